@@ -41,19 +41,19 @@ class WatchedFiles(Generic[T]):
         self._lock = threading.Lock()
         self._stamp = _stamp_of(paths)
         self._content = self._read_at(self._stamp)
-        self._next_look = clock() + interval
+        self._next_poll = clock() + interval
 
     def current(self) -> T:
         """Returns the content, at most `interval` seconds old: the very same object until the
         content changes."""
         with self._lock:
             now = self._clock()
-            if now >= self._next_look:
-                self._next_look = now + self._interval
-                self._look()
+            if now >= self._next_poll:
+                self._next_poll = now + self._interval
+                self._poll()
             return self._content
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         stamp = _stamp_of(self._paths)
         if stamp == self._stamp:
             return

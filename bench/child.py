@@ -16,7 +16,7 @@ class Child:
             text=True,
         )
 
-    async def hear(self) -> str:
+    async def read(self) -> str:
         """Its next line."""
         assert self._process.stdout is not None
         line = await asyncio.to_thread(self._process.stdout.readline)
@@ -27,7 +27,7 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        return await self.hear()
+        return await self.read()
 
     async def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

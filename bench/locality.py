@@ -108,16 +108,16 @@ class _Load:
 
     def __init__(self, rows: Sequence[TraceRow], num_workers: int) -> None:
         names = [f"worker-{i}" for i in range(num_workers)]
-        homes = list(_homes(rows, names))
+        entries = list(_entries(rows, names))
         self._index, self._sets = LocalityIndex(2 * NUM_INDEXED), _Sets()
-        self.index_bytes = _fill(self._index, homes)
-        self.sets_bytes = _fill(self._sets, homes)
+        self.index_bytes = _fill(self._index, entries)
+        self.sets_bytes = _fill(self._sets, entries)
         source = random.Random(0)
-        long = [home for home in homes if len(home.row.block_ids or ()) >= NUM_PROMPT_BLOCKS]
+        long = [entry for entry in entries if len(entry.row.block_ids or ()) >= NUM_PROMPT_BLOCKS]
         self._prompts = [
-            home.hashes[:NUM_PROMPT_BLOCKS] for home in source.choices(long, k=NUM_LOOKUPS)
+            entry.hashes[:NUM_PROMPT_BLOCKS] for entry in source.choices(long, k=NUM_LOOKUPS)
         ]
-        unseen = homes[-1].copy + 1
+        unseen = entries[-1].copy + 1
         self._batches = [
             (source.choice(names), chain_of(row, unseen))
             for row in source.sample(rows, NUM_BATCHES)
@@ -149,7 +149,7 @@ class _Load:
 
 
 @dataclass(frozen=True, slots=True)
-class _Home:
+class _Entry:
     """Workers that hold a request of a copy of the trace."""
 
     worker: str
@@ -161,7 +161,7 @@ class _Home:
         return chain_of(self.row, self.copy)
 
 
-def _homes(rows: Sequence[TraceRow], names: Sequence[str]) -> Iterator[_Home]:
+def _entries(rows: Sequence[TraceRow], names: Sequence[str]) -> Iterator[_Entry]:
     """Stores copies of the trace until there are enough blocks. All requests of a copy share their
     first block, so that this block alone decides no placement."""
     index = LocalityIndex(2 * NUM_INDEXED)
@@ -171,19 +171,19 @@ def _homes(rows: Sequence[TraceRow], names: Sequence[str]) -> Iterator[_Home]:
         matches = {w: n for w, n in index.match(hashes).items() if n > 1}
         worker = max(matches, key=matches.__getitem__, default=names[number % len(names)])
         index.apply(worker, 1, KvEvents(stored=hashes))
-        yield _Home(worker, row, copy)
+        yield _Entry(worker, row, copy)
         if len(index) >= NUM_INDEXED:
             return
 
 
-def _fill(index: "LocalityIndex | _Sets", homes: Sequence[_Home]) -> float:
+def _fill(index: "LocalityIndex | _Sets", entries: Sequence[_Entry]) -> float:
     """Stores all of it; returns the bytes that a block takes."""
     seen: set[tuple[int, int]] = set()
-    for home in homes:
-        seen.update((home.copy, block_id) for block_id in home.row.block_ids or ())
+    for entry in entries:
+        seen.update((entry.copy, block_id) for block_id in entry.row.block_ids or ())
     tracemalloc.start()
-    for home in homes:
-        index.apply(home.worker, 1, KvEvents(stored=home.hashes))
+    for entry in entries:
+        index.apply(entry.worker, 1, KvEvents(stored=entry.hashes))
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return num_bytes / len(seen)

@@ -33,7 +33,7 @@ _SOURCE = random.Random(1)
 _ENDS_WITHIN = 15.0  # seconds, for a worker that has handed everything over
 
 
-class Fate(Enum):
+class Fault(Enum):
     """Disturbance of a decode worker."""
 
     DRAINED = auto()
@@ -62,7 +62,7 @@ def run(repeats: int) -> list[Row]:
             ) as cluster,
             Client(cluster.address, admin_address=cluster.admin_address) as client,
         ):
-            _disturbed(cluster, client, CONTEXTS[0], Fate.KILLED)
+            _disturbed(cluster, client, CONTEXTS[0], Fault.KILLED)
             return [
                 row
                 for context in CONTEXTS
@@ -72,12 +72,12 @@ def run(repeats: int) -> list[Row]:
 
 def _rows(cluster: LocalCluster, client: Client, context: int, repeats: int) -> list[Row]:
     """All cases in turns."""
-    runs: dict[Fate, list[Run]] = {fate: [] for fate in Fate}
+    runs: dict[Fault, list[Run]] = {fault: [] for fault in Fault}
     for _ in range(repeats):
-        for fate, of_fate in runs.items():
-            of_fate.append(_disturbed(cluster, client, context, fate))
-    drained, with_blocks, without = (statistics.median(r.gap for r in runs[f]) for f in Fate)
-    ttft = statistics.median(r.ttft for of_fate in runs.values() for r in of_fate)
+        for fault, of_fault in runs.items():
+            of_fault.append(_disturbed(cluster, client, context, fault))
+    drained, with_blocks, without = (statistics.median(r.gap for r in runs[f]) for f in Fault)
+    ttft = statistics.median(r.ttft for of_fault in runs.values() for r in of_fault)
     name = f"gap at {context} tokens"
     return [
         Row(
@@ -102,7 +102,7 @@ def _rows(cluster: LocalCluster, client: Client, context: int, repeats: int) -> 
     ]
 
 
-def _disturbed(cluster: LocalCluster, client: Client, context: int, fate: Fate) -> Run:
+def _disturbed(cluster: LocalCluster, client: Client, context: int, fault: Fault) -> Run:
     prompt = [_SOURCE.randrange(3, VOCAB_SIZE) for _ in range(context)]
     generation = client.generate(prompt, _PARAMS)
     began = time.perf_counter()
@@ -112,10 +112,10 @@ def _disturbed(cluster: LocalCluster, client: Client, context: int, fate: Fate) 
         moments += [time.perf_counter()] * len(chunk.token_ids)
         if len(moments) >= KILLED_AT and not victim:
             victim = _name_of_decoder(cluster, generation)
-            if fate is Fate.FLUSHED_AND_KILLED:
+            if fault is Fault.FLUSHED_AND_KILLED:
                 client.flush_cache()
             killed_at = len(moments)
-            cluster.kill(victim, signal.SIGTERM if fate is Fate.DRAINED else signal.SIGKILL)
+            cluster.kill(victim, signal.SIGTERM if fault is Fault.DRAINED else signal.SIGKILL)
     gap = max(b - a for a, b in zip(moments[killed_at - 1 :], moments[killed_at:], strict=False))
     assert generation.finished is not None
     assert generation.finished.usage.num_migrations == 1, "the answer was complete before the kill"

@@ -15,7 +15,7 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.decayed_counter import DecayedCounter
-from baton_router.placement.cost_model import PULL
+from baton_router.placement.cost_model import FETCH
 from baton_router.placement.placement import place
 from baton_router.placement.policy import PolicyName, policy_named
 from baton_router.placement.prefix_source import with_sources
@@ -31,14 +31,14 @@ class Replayed:
     Attributes:
         num_reused_blocks: blocks found on the worker that the prompt was placed on.
         num_computed_blocks: the others, by worker.
-        num_lent_blocks: of those that were reused, what another worker has lent.
+        num_fetched_blocks: of those that were reused, those fetched from another worker.
         first_tokens: seconds from each arrival to the end of its prefill.
         chosen: which worker each prompt was placed on.
     """
 
     num_reused_blocks: int
     num_computed_blocks: tuple[int, ...]
-    num_lent_blocks: int
+    num_fetched_blocks: int
     first_tokens: tuple[float, ...]
     chosen: tuple[str, ...]
 
@@ -71,12 +71,12 @@ class _Worker:
         )
 
     def take(
-        self, num_blocks: int, turn: int, now: float, tokens_per_second: float, pull: float
+        self, num_blocks: int, turn: int, now: float, tokens_per_second: float, fetch: float
     ) -> float:
-        """Computes so many blocks behind what is pulled in so many seconds; returns when that is
+        """Computes so many blocks after fetching for so many seconds; returns when that is
         done."""
         num_tokens = num_blocks * MOONCAKE_BLOCK_SIZE
-        self.free_at = max(self.free_at, now) + pull + num_tokens / tokens_per_second
+        self.free_at = max(self.free_at, now) + fetch + num_tokens / tokens_per_second
         self.num_computed_blocks += num_blocks
         self.last_turn = turn
         self.recent.add(num_tokens, now)
@@ -89,17 +89,17 @@ def replay(
     num_workers: int,
     tokens_per_second: float,
     *,
-    lends: bool = False,
+    fetches: bool = False,
 ) -> Replayed:
     """Places each request when it arrives; what it computes can be reused from then on.
 
     Args:
-        lends: workers get what they lack from each other, where the policy finds that worth it.
+        fetches: workers get what they lack from each other, where the policy finds that worth it.
     """
     index = LocalityIndex()
     workers = {name: _Worker(name) for name in (f"prefill-{i}" for i in range(num_workers))}
     chosen_policy = policy_named(policy)
-    num_reused, num_lent, first_tokens, all_chosen = 0, 0, [], []
+    num_reused, num_fetched, first_tokens, all_chosen = 0, 0, [], []
     for turn, row in enumerate(rows, 1):
         hashes = chain_of(row)
         matches, now = index.match(hashes), row.arrival
@@ -107,22 +107,22 @@ def replay(
             worker.candidate(matches.get(worker.name, 0), now, tokens_per_second)
             for worker in workers.values()
         ]
-        candidates = with_sources(candidates) if lends else candidates
+        candidates = with_sources(candidates) if fetches else candidates
         placement = place(
             str(turn), row.num_prompt_tokens, [*candidates, _DECODE], policy=chosen_policy
         )
         assert placement is not None, "no worker is available"
         chosen = workers[placement.prefill]
         num_cached = matches.get(placement.source or chosen.name, 0)
-        pull = placement.chosen[0].terms.get(PULL, 0.0)
-        done = chosen.take(len(hashes) - num_cached, turn, now, tokens_per_second, pull)
+        fetch = placement.chosen[0].terms.get(FETCH, 0.0)
+        done = chosen.take(len(hashes) - num_cached, turn, now, tokens_per_second, fetch)
         first_tokens.append(done - now)
         all_chosen.append(chosen.name)
         num_reused += num_cached
-        num_lent += num_cached - matches.get(chosen.name, 0)
+        num_fetched += num_cached - matches.get(chosen.name, 0)
         index.apply(chosen.name, 1, KvEvents(stored=hashes))
     computed = tuple(worker.num_computed_blocks for worker in workers.values())
-    return Replayed(num_reused, computed, num_lent, tuple(first_tokens), tuple(all_chosen))
+    return Replayed(num_reused, computed, num_fetched, tuple(first_tokens), tuple(all_chosen))
 
 
 def chain_of(row: TraceRow, copy: int = 0) -> tuple[BlockHash, ...]:

@@ -112,7 +112,7 @@ async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) ->
         ]
         direct, through_relay, *through_routers = channels
         stub = decode_pb2_grpc.DecodeStub(direct)
-        ways = {
+        paths = {
             "direct": MessagePath(lambda n: stub.Generate(_decode(n)), _tokens),
             "relay": MessagePath(
                 _relayed(through_relay, STREAM), _tokens, lambda: relay.ask("cpu")
@@ -120,12 +120,12 @@ async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) ->
             "relay of two calls": MessagePath(_relayed(through_relay, ADMIT), _tokens),
         }
         for (name, process), channel in zip(routers.items(), through_routers, strict=True):
-            ways[name] = MessagePath(routed(channel), shown, cpu_of(process))
-            await until_ready(ways[name])
-        bench = _Bench(worker, ways)
-        figures: dict[str, Figures] = {name: Figures() for name in ways}
+            paths[name] = MessagePath(routed(channel), shown, cpu_of(process))
+            await until_ready(paths[name])
+        bench = _Bench(worker, paths)
+        figures: dict[str, Figures] = {name: Figures() for name in paths}
         for i in range(repeats + 1):
-            of = figures if i else {name: Figures() for name in ways}  # the first is a warm-up
+            of = figures if i else {name: Figures() for name in paths}  # the first is a warm-up
             await bench.hop(of)
             await bench.latency(of)
             await bench.admission(of)
@@ -137,32 +137,32 @@ async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) ->
 async def child(*arguments: str) -> AsyncIterator[tuple[Child, str]]:
     child = Child("bench.router_worker", *arguments)
     try:
-        yield child, await child.hear()
+        yield child, await child.read()
     finally:
         await child.close()
 
 
 class _Bench:
-    def __init__(self, worker: Child, ways: dict[str, MessagePath]) -> None:
+    def __init__(self, worker: Child, paths: dict[str, MessagePath]) -> None:
         self._worker = worker
-        self._ways = ways
+        self._paths = paths
 
     async def hop(self, figures: dict[str, Figures]) -> None:
         """Messages of one token as fast as they go, in several streams, less what streams of one
         message take: what it takes to open one is `admission`."""
-        await self._tell(pace=0, gather=0)
+        await self._configure(interval=0, gather=0)
         for name in ("relay", "router"):
-            way = self._ways[name]
-            elapsed, cpu = await _streams(way, NUM_MESSAGES // NUM_STREAMS)
+            path = self._paths[name]
+            elapsed, cpu = await _streams(path, NUM_MESSAGES // NUM_STREAMS)
             figures[name].add("messages/s", NUM_MESSAGES / elapsed)
-            _, opening = await _streams(way, 1)
+            _, opening = await _streams(path, 1)
             figures[name].add("hop", 1e6 * (cpu - opening) / (NUM_MESSAGES - NUM_STREAMS))
 
     async def latency(self, figures: dict[str, Figures]) -> None:
         """One slow stream: from the worker's sending to the client's having, message by message."""
-        await self._tell(pace=PACED_SECONDS, gather=0)
+        await self._configure(interval=PACED_SECONDS, gather=0)
         for name in ("direct", "relay", "router", "coalescing"):
-            moments = await read(self._ways[name], NUM_PACED)
+            moments = await read(self._paths[name], NUM_PACED)
             sent = json.loads(await self._worker.ask("sent"))
             delays = sorted(1e3 * (m - s) for m, s in zip(moments[1:], sent[1:], strict=False))
             gaps = sorted(1e3 * (b - a) for a, b in pairwise(moments))
@@ -172,38 +172,38 @@ class _Bench:
 
     async def admission(self, figures: dict[str, Figures]) -> None:
         """Requests one by one until they are accepted, then many at once to their only token."""
-        await self._tell(pace=0, gather=0)
+        await self._configure(interval=0, gather=0)
         for name in ("relay of two calls", "router"):
-            way = self._ways[name]
-            waits = [1e3 * await _accepted(way) for _ in range(NUM_REQUESTS)]
+            path = self._paths[name]
+            waits = [1e3 * await _accepted(path) for _ in range(NUM_REQUESTS)]
             figures[name].add("admission", statistics.median(waits))
             began = time.perf_counter()
-            await asyncio.gather(*(_in_a_row(way) for _ in range(NUM_AT_ONCE)))
+            await asyncio.gather(*(_in_a_row(path) for _ in range(NUM_AT_ONCE)))
             total = NUM_AT_ONCE * (NUM_REQUESTS // NUM_AT_ONCE)
             figures[name].add("requests/s", total / (time.perf_counter() - began))
 
     async def coalescing(self, figures: dict[str, Figures]) -> None:
         """Streams of a worker faster than messages are, singly and gathered."""
         for name, gather in (("router", 0.0), ("coalescing", GATHER_SECONDS)):
-            await self._tell(pace=FAST_SECONDS, gather=gather)
+            await self._configure(interval=FAST_SECONDS, gather=gather)
             began = time.perf_counter()
             for _ in range(NUM_ROUNDS):
                 await asyncio.gather(
-                    *(read(self._ways[name], NUM_FAST) for _ in range(NUM_STREAMS))
+                    *(read(self._paths[name], NUM_FAST) for _ in range(NUM_STREAMS))
                 )
             rate = NUM_ROUNDS * NUM_STREAMS * NUM_FAST / (time.perf_counter() - began)
             figures[name].add("tokens/s", rate)
 
-    async def _tell(self, pace: float, gather: float) -> None:
-        await self._worker.ask(f"pace {pace}")
+    async def _configure(self, interval: float, gather: float) -> None:
+        await self._worker.ask(f"pace {interval}")
         await self._worker.ask(f"gather {gather}")
 
 
-async def read(way: MessagePath, num_tokens: int) -> list[float]:
+async def read(path: MessagePath, num_tokens: int) -> list[float]:
     """Reads one stream to its end; when each message of tokens came."""
     moments, received = [], 0
-    async for message in way.call(num_tokens):
-        count = way.count(message)
+    async for message in path.call(num_tokens):
+        count = path.count(message)
         if count:
             moments.append(time.monotonic())
             received += count
@@ -211,32 +211,32 @@ async def read(way: MessagePath, num_tokens: int) -> list[float]:
     return moments
 
 
-async def _streams(way: MessagePath, num_tokens: int) -> tuple[float, float]:
+async def _streams(path: MessagePath, num_tokens: int) -> tuple[float, float]:
     """Reads several streams at once; the seconds and the CPU seconds in the middle it took."""
-    assert way.cpu is not None, "what is measured"
-    before, began = float(await way.cpu()), time.perf_counter()
-    await asyncio.gather(*(read(way, num_tokens) for _ in range(NUM_STREAMS)))
-    return time.perf_counter() - began, float(await way.cpu()) - before
+    assert path.cpu is not None, "what is measured"
+    before, began = float(await path.cpu()), time.perf_counter()
+    await asyncio.gather(*(read(path, num_tokens) for _ in range(NUM_STREAMS)))
+    return time.perf_counter() - began, float(await path.cpu()) - before
 
 
-async def _accepted(way: MessagePath) -> float:
+async def _accepted(path: MessagePath) -> float:
     """Seconds until the first message of a request, which is then read to its end."""
     began = time.perf_counter()
-    moments = [time.perf_counter() async for _message in way.call(1)]
+    moments = [time.perf_counter() async for _message in path.call(1)]
     return moments[0] - began
 
 
-async def _in_a_row(way: MessagePath) -> None:
+async def _in_a_row(path: MessagePath) -> None:
     for _ in range(NUM_REQUESTS // NUM_AT_ONCE):
-        await read(way, 1)
+        await read(path, 1)
 
 
-async def until_ready(way: MessagePath) -> None:
+async def until_ready(path: MessagePath) -> None:
     """Until the router knows the workers, and answers."""
     async with asyncio.timeout(_READY_SECONDS):
         while True:
             try:
-                await read(way, 2)
+                await read(path, 2)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.1)
             else:

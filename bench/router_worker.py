@@ -41,7 +41,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeSer
     """Answers every request with `max_tokens` tokens."""
 
     def __init__(self) -> None:
-        self.pace = 0.0
+        self.interval = 0.0
         self.gather = 0.0
         self.sent: list[float] = []
 
@@ -86,12 +86,12 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeSer
         """Waits until the next message may go; how many tokens it has."""
         if self.gather and position:
             await asyncio.sleep(self.gather)
-        if not self.pace:
+        if not self.interval:
             return 1
-        await asyncio.sleep(began + position * self.pace - time.monotonic())
+        await asyncio.sleep(began + position * self.interval - time.monotonic())
         if not self.gather:
             return 1
-        count = int((time.monotonic() - began) / self.pace) + 1 - position
+        count = int((time.monotonic() - began) / self.interval) + 1 - position
         return min(max(count, 1), num_tokens - position)
 
 
@@ -194,7 +194,7 @@ async def _answer_lines(endpoint: str, worker: ScriptedWorker | None) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         match line.split():
             case ["pace", seconds] if worker:
-                worker.pace = float(seconds)
+                worker.interval = float(seconds)
                 print("ok", flush=True)
             case ["gather", seconds] if worker:
                 worker.gather = float(seconds)

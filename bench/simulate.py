@@ -38,7 +38,7 @@ from bench.steps import VOCAB_SIZE, WORKER_FLAGS, measure
 TRACE = "mooncake_conversation.jsonl"
 NUM_WORKERS = 1000
 AIM_SECONDS = 300.0
-NUM_MADE_UP = 100
+NUM_SYNTHETIC = 100
 
 LOADS = (0.3, 0.6, 0.9)
 NUM_REQUESTS = 80
@@ -66,10 +66,10 @@ def _speed_rows() -> list[Row]:
         rows.append(Row(case, seconds, "s of one core", "the aim", AIM_SECONDS, aim, 1.0))
     setup = Setup(machine=h200_8b(), num_prefill=4, num_decode=4)
     fast, slow = (
-        _seconds_of(replace(setup, fast_forward=fast_forward), _made_up())
+        _seconds_of(replace(setup, fast_forward=fast_forward), _synthetic())
         for fast_forward in (True, False)
     )
-    case = f"{NUM_MADE_UP} requests on 4 + 4 workers"
+    case = f"{NUM_SYNTHETIC} requests on 4 + 4 workers"
     rows.append(Row(case, fast, "s of one core", "single steps", slow, slow / fast, None))
     return rows
 
@@ -80,10 +80,10 @@ def _seconds_of(setup: Setup, rows: Sequence[TraceRow]) -> float:
     return time.process_time() - start
 
 
-def _made_up() -> list[TraceRow]:
+def _synthetic() -> list[TraceRow]:
     """Prompts of 1 to 24 blocks, a second apart in the mean."""
     source, now, rows = random.Random(0), 0.0, []
-    for i in range(NUM_MADE_UP):
+    for i in range(NUM_SYNTHETIC):
         num_blocks = source.randint(1, 24)
         ids = (0, *(1 + 100 * i + b for b in range(num_blocks - 1)))
         rows.append(TraceRow(now, 512 * num_blocks, source.randint(20, 700), ids))

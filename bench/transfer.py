@@ -150,14 +150,14 @@ class _Claimant:
     async def __aenter__(self) -> Self:
         self._source = Child("bench.transfer_source", str(self._block_bytes))
         self._bare_server = Child("bench.transfer_bare")
-        self._bare_reader = Child("bench.transfer_bare", await self._bare_server.hear())
-        self._endpoint, raw_port = json.loads(await self._source.hear())
+        self._bare_reader = Child("bench.transfer_bare", await self._bare_server.read())
+        self._endpoint, raw_port = json.loads(await self._source.read())
         self._raw = socket.create_connection(("127.0.0.1", raw_port))
         self._nixl: tuple[Child, BareReader] | None = None
         if is_installed():
             child = Child("bench.transfer_nixl")
             memory = _bytes_of(self._pool)
-            self._nixl = child, BareReader(memory, self._block_bytes, await child.hear())
+            self._nixl = child, BareReader(memory, self._block_bytes, await child.read())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ NUM_BYTES = 256 * 2**20
 SERVICE, METHOD = "bare", "Pull"
 
 
-async def pull(request: bytes, _context: Any) -> AsyncIterator[bytes]:
+async def fetch(request: bytes, _context: Any) -> AsyncIterator[bytes]:
     """Messages of the size that is asked for, always the same."""
     size = int(request)
     message = os.urandom(2**16) * (size // 2**16)
@@ -26,7 +26,7 @@ async def pull(request: bytes, _context: Any) -> AsyncIterator[bytes]:
 
 
 def add_to_server(server: Any) -> None:
-    handlers: dict[str, Any] = {METHOD: grpc.unary_stream_rpc_method_handler(pull)}
+    handlers: dict[str, Any] = {METHOD: grpc.unary_stream_rpc_method_handler(fetch)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 

@@ -96,18 +96,18 @@ async def main(block_bytes: int, tls: TlsFolder | None) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     loop.run_in_executor(None, _serve_raw, listener)
     async with AsyncExitStack() as stack:
-        keeper = await stack.enter_async_context(HandleServer([pool]))
+        handle_server = await stack.enter_async_context(HandleServer([pool]))
         nixl = NixlSource([pool], "lo")
-        served = ServedPools([pool], pairing_of(pool), EPOCH, keeper.door, nixl)
+        served = ServedPools([pool], pairing_of(pool), EPOCH, handle_server.endpoint, nixl)
         own = {} if tls is None else tls.own("worker")
         server = Server(ServingSettings.model_validate({n: str(path) for n, path in own.items()}))
         server.add(add_to_server, KvTransferService(table, lambda: served))
         server.add(lambda _, to: transfer_bare.add_to_server(to), None)
         await server.start()
         print(json.dumps([server.endpoint, listener.getsockname()[1]]), flush=True)
-        keeping = set()
+        tasks = set()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            keeping.add(asyncio.create_task(_keep(table, bytes.fromhex(line.strip()), pool)))
+            tasks.add(asyncio.create_task(_keep(table, bytes.fromhex(line.strip()), pool)))
             print("ready", flush=True)
         os._exit(0)  # the thread of the raw socket waits for one more reader
 

@@ -52,7 +52,7 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
         "over TLS": (secured, _channels(tls.to_worker("worker"))),
     }
     rates: dict[str, list[float]] = {}
-    endpoints = {how: json.loads(await child.hear())[0] for how, (child, _) in channels.items()}
+    endpoints = {how: json.loads(await child.read())[0] for how, (child, _) in channels.items()}
     fetchers = {
         (connector, how): KvFetcher(
             [pool], pairing_of(pool), CLAIMANT, one.get, connector=connector, nixl_devices="lo"

@@ -27,7 +27,7 @@ EPOCH = 1
 
 _BATCH = 512  # blocks that a worker stores at once
 _CHURN = 0.05  # of its blocks are replaced once it is full
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 def rows(repeats: int) -> list[Row]:
@@ -78,7 +78,7 @@ async def _publish_one(
 
 async def _publish(publisher: EventPublisher, events: KvEvents) -> None:
     publisher.publish(events)
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_TIMEOUT):
         while publisher.published < publisher.sequence:  # noqa: ASYNC110 - looks from outside
             await asyncio.sleep(0)
 
@@ -93,7 +93,7 @@ async def _seconds_to_warm(url: str, held: dict[str, set[BlockHash]]) -> float:
             subscriber.follow(worker, EPOCH)
         subscriber.start()
         stack.push_async_callback(subscriber.stop)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             while not knows(index, held):  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.005)
         return time.perf_counter() - began

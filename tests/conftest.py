@@ -79,7 +79,7 @@ def _is_property(item: pytest.Item) -> bool:
 
 def _show_seed(item: pytest.Item) -> None:
     """Adds the seed to the report of a failure."""
-    said = randomness.how_to_repeat(item.nodeid, randomness.CHOSEN_SEED)
+    said = randomness.repeat_hint(item.nodeid, randomness.CHOSEN_SEED)
     item.add_report_section("setup", "seed", said)
 
 

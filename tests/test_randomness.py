@@ -12,8 +12,8 @@ from hypothesis import core, given, settings
 from tests.support.randomness import (
     VARIABLE,
     header,
-    how_to_repeat,
     hypothesis_settings,
+    repeat_hint,
     rng_of,
     seed_in,
     seed_of,
@@ -88,5 +88,5 @@ def test_failure_shows_the_seed_that_repeats_it(tmp_path: Path):
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert header(123) in done.stdout
-    assert how_to_repeat("test_it.py::test_draws", 123) in done.stdout
+    assert repeat_hint("test_it.py::test_draws", 123) in done.stdout
     assert str(rng_of("test_it.py::test_draws", 123).random()) in done.stdout

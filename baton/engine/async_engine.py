@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 Command = Callable[[], None]
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class StreamWatcher(Protocol):
@@ -56,7 +56,7 @@ class StreamWatcher(Protocol):
     def allocated(self) -> None:
         """Notes that the blocks for external KV are allocated."""
 
-    def brought(self) -> None:
+    def fetch_ended(self) -> None:
         """Notes that the external KV has arrived or will not: the request waits for compute."""
 
     def preempted(self, mode: Preemption, times: StepTimes) -> None:
@@ -104,19 +104,19 @@ class SequenceStream:
         return event
 
     async def updates(
-        self, turn: Callable[[], Awaitable[None]] | None = None
+        self, throttle: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncIterator[list[SequenceUpdate]]:
         """Yields the updates of the request until all its sequences have finished; updates that
         came since the last batch are in one batch.
 
         Args:
-            turn: awaited once there is an update; updates that come meanwhile join its batch.
+            throttle: awaited once there is an update; updates that come meanwhile join its batch.
         """
         num_running = _num_finishing(self._request)
         while num_running:
             batch = [_as_update(await self._next())]
-            if turn is not None:
-                await turn()
+            if throttle is not None:
+                await throttle()
             while self._events and not isinstance(self._events[0], BatonError):
                 batch.append(_as_update(self._events.popleft()))
             num_running -= sum(update.finish_reason is not None for update in batch)
@@ -136,14 +136,14 @@ class SequenceStream:
             lambda: self._engine.engine.commit_external(request_id, token_id, logprob)
         )
         if self.watcher is not None:
-            self.watcher.brought()
+            self.watcher.fetch_ended()
 
     def fail_external(self) -> None:
         """Has the sequence computed here: its KV will not come, and its blocks have no writer."""
         request_id = self._request.request_id
         self._engine.submit(lambda: self._engine.engine.fail_external(request_id))
         if self.watcher is not None:
-            self.watcher.brought()
+            self.watcher.fetch_ended()
 
     def suspend(self) -> None:
         """Suspends the only sequence after its next token. Its last update says so, unless it has
@@ -191,7 +191,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         # A separate pool, so that slow grammars block nothing else.
         self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
-        self._questions: set[asyncio.Future[Any]] = set()
+        self._queries: set[asyncio.Future[Any]] = set()
         self._failed = False
         self._stopped = False
 
@@ -314,14 +314,14 @@ class AsyncEngine:
 
     async def flush_cache(self) -> int:
         """Drops every cached prefix. Returns how many blocks were cached."""
-        return await self._ask(self.engine.flush_cache)
+        return await self._query(self.engine.flush_cache)
 
     @asynccontextmanager
     async def pinned(self, name: str, hashes: Sequence[BlockHash]) -> AsyncIterator[Tables]:
         """Pins the longest cached run of these blocks during the `with` block: yields a table per
         cache group, empty if nothing is cached. The name must be new."""
         try:
-            yield await self._ask(lambda: self.engine.pin(name, hashes))
+            yield await self._query(lambda: self.engine.pin(name, hashes))
         finally:
             self.submit(lambda: self.engine.unpin(name))
 
@@ -339,13 +339,13 @@ class AsyncEngine:
         if self._stopped:
             raise UnavailableError("the worker has stopped")
 
-    async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Returns the result of `question`, computed in the engine's thread between two steps."""
+    async def _query(self, query: Callable[[], _Result]) -> _Result:
+        """Returns the result of `query`, computed in the engine's thread between two steps."""
         self._check_running()
-        done: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._questions.add(done)
-        done.add_done_callback(self._questions.discard)
-        self.submit(lambda: self._call_soon(_resolve, done, question()))
+        done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+        self._queries.add(done)
+        done.add_done_callback(self._queries.discard)
+        self.submit(lambda: self._call_soon(_resolve, done, query()))
         return await done
 
     # The engine's thread.
@@ -427,12 +427,12 @@ class AsyncEngine:
     def _fail_streams(self, error: BatonError) -> None:
         for stream in self._streams.values():
             stream.push(error)
-        for question in self._questions:
-            if not question.done():
-                question.set_exception(error)
+        for query in self._queries:
+            if not query.done():
+                query.set_exception(error)
 
 
-def _resolve(done: "asyncio.Future[_Answer]", answer: _Answer) -> None:
+def _resolve(done: "asyncio.Future[_Result]", answer: _Result) -> None:
     if not done.done():
         done.set_result(answer)
 

@@ -86,8 +86,8 @@ class Engine:
         self._committed: list[SequenceProgress] = []
         self._leaving: set[str] = set()
         self._flushed = False
-        asked = config.async_scheduling
-        self._is_async = device.type == "cuda" if asked is None else asked
+        configured = config.async_scheduling
+        self._is_async = device.type == "cuda" if configured is None else configured
         self._ahead: tuple[StepPlan, Launched] | None = None
 
     @classmethod
@@ -422,7 +422,7 @@ class Engine:
         before it waits for this one's tokens, so that the device is not idle."""
         start = time.perf_counter()
         plan, launched = self._ahead or self._launch()
-        self._ahead = self._launch_behind(plan, launched)
+        self._ahead = self._launch_ahead(plan, launched)
         with self._clock.sample():
             result = launched.fetch()
         seconds = time.perf_counter() - start
@@ -448,13 +448,11 @@ class Engine:
         plan = self._scheduler.schedule()
         return plan, self._runner.launch(plan)
 
-    def _launch_behind(
-        self, plan: StepPlan, launched: Launched
-    ) -> tuple[StepPlan, Launched] | None:
-        if not self._is_async or self._leaving or not self._runner.may_run_behind(plan):
+    def _launch_ahead(self, plan: StepPlan, launched: Launched) -> tuple[StepPlan, Launched] | None:
+        if not self._is_async or self._leaving or not self._runner.can_launch_ahead(plan):
             return None
-        behind = self._scheduler.schedule_ahead(plan)
-        return None if behind is None else (behind, self._runner.launch(behind, launched))
+        ahead = self._scheduler.schedule_ahead(plan)
+        return None if ahead is None else (ahead, self._runner.launch(ahead, launched))
 
     def _draft(self) -> None:
         """Proposes draft tokens for the sequences that speculate."""

@@ -119,17 +119,17 @@ class ModelRunner:
         """Computes a plan and returns its result."""
         return self.launch(plan).fetch()
 
-    def may_run_behind(self, plan: StepPlan) -> bool:
+    def can_launch_ahead(self, plan: StepPlan) -> bool:
         """Returns True if the next step could be launched before this one's tokens are known."""
         batch_slots = plan.sample_slots
         return not (self._sampler.needs_history(batch_slots) or self._grammars.applies(batch_slots))
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, behind: Launched | None = None) -> Launched:
+    def launch(self, plan: StepPlan, previous: Launched | None = None) -> Launched:
         """Launches a plan on the device. Does not wait if the plan only samples tokens.
 
         Args:
-            behind: the step before, if its tokens are not in the `BatchSlots` arrays yet.
+            previous: the step before, if its tokens are not in the `BatchSlots` arrays yet.
         """
         with self._clock.forward():
             if plan.has_memory_operations:
@@ -141,52 +141,52 @@ class ModelRunner:
             self._encode(plan)
             if not plan.num_tokens:
                 return Launched(plan.sample_slots, None, lambda: _NOTHING)
-            logits = self._forward(plan, behind)
+            logits = self._forward(plan, previous)
         with self._clock.sample():
             if len(logits) == len(plan.sample_rows):
                 return self._sample(plan, logits)
             result = self._choose(plan, logits)
             return Launched(plan.sample_slots, None, lambda: result)
 
-    def _forward(self, plan: StepPlan, behind: Launched | None) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor:
         """Returns the logits that the plan asks for, from a CUDA graph if possible."""
         if self._graphs is not None and plan.is_pure_decode:
             ragged = RaggedBatch.of_decodes(
                 plan.decode_slots, plan.decode_starts, self._batch_slots.block_tables
             )
-            token_ids = self._token_ids(ragged, plan.decode_slots, plan.decode_starts, behind)
+            token_ids = self._token_ids(ragged, plan.decode_slots, plan.decode_starts, previous)
             replayed = self._graphs.run(token_ids, self._upload(plan.decode_starts), ragged)
             if replayed is not None:
                 return replayed
-        inputs = self.inputs(plan, behind)
+        inputs = self.inputs(plan, previous)
         return self._model.forward(
             inputs.token_ids, inputs.positions, inputs.batch, inputs.logit_rows
         )
 
-    def inputs(self, plan: StepPlan, behind: Launched | None = None) -> ModelInputs:
+    def inputs(self, plan: StepPlan, previous: Launched | None = None) -> ModelInputs:
         """Returns the model's inputs: the step's tokens, the attention batch, and the slots of new
         K and V. The plan computes at least one token."""
         batch_slots, starts = plan.decode_slots, plan.decode_starts
         tables = self._batch_slots.block_tables
-        if not plan.spans:
+        if not plan.chunks:
             ragged = RaggedBatch.of_decodes(batch_slots, starts, tables)
         else:
-            spans = np.array(
-                [(s.sequence.batch_slot, s.start, s.end - s.start) for s in plan.spans], np.int64
+            chunks = np.array(
+                [(s.sequence.batch_slot, s.start, s.end - s.start) for s in plan.chunks], np.int64
             ).T
             ragged = RaggedBatch(
-                np.concatenate([batch_slots, spans[0]]),
-                np.concatenate([starts, spans[1]]),
-                np.concatenate([np.ones_like(batch_slots), spans[2]]),
+                np.concatenate([batch_slots, chunks[0]]),
+                np.concatenate([starts, chunks[1]]),
+                np.concatenate([np.ones_like(batch_slots), chunks[2]]),
                 len(batch_slots),
                 tables,
             )
         batch = self._attention.prepare(ragged)
         rows = plan.sample_rows
-        if plan.spans:
+        if plan.chunks:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
         return ModelInputs(
-            self._token_ids(ragged, batch.token_slots, batch.positions, behind),
+            self._token_ids(ragged, batch.token_slots, batch.positions, previous),
             self._upload(batch.positions),
             batch,
             self._upload(rows),
@@ -197,16 +197,16 @@ class ModelRunner:
         ragged: RaggedBatch,
         batch_slots: Int64Array,
         positions: Int64Array,
-        behind: Launched | None,
+        previous: Launched | None,
     ) -> torch.Tensor:
         """Returns token ids from the batch slots, those of decodes from the step before."""
-        num_chosen = 0 if behind is None else ragged.num_decodes
+        num_chosen = 0 if previous is None else ragged.num_decodes
         given = self._batch_slots.token_ids[
             batch_slots[num_chosen:], positions[num_chosen:]
         ].astype(np.int64)
-        if behind is None or not num_chosen:
+        if previous is None or not num_chosen:
             return self._upload(given)
-        chosen = self._tokens_of(behind, batch_slots[:num_chosen])
+        chosen = self._tokens_of(previous, batch_slots[:num_chosen])
         return torch.cat([chosen, self._upload(given)]) if given.size else chosen
 
     def _tokens_of(self, step: Launched, batch_slots: Int64Array) -> torch.Tensor:
@@ -289,7 +289,7 @@ class ModelRunner:
             plan.num_beam_candidates,
         )
         logprobs = None
-        if any(s.sequence.request.params.logprobs for s in plan.spans if s.sequence.request.beams):
+        if any(s.sequence.request.params.logprobs for s in plan.chunks if s.sequence.request.beams):
             chosen = torch.from_numpy(token_ids).to(logits.device)
             logprobs = logits.log_softmax(-1, dtype=torch.float32).gather(-1, chosen).cpu().numpy()
         return replace(result, beam_token_ids=token_ids, beam_scores=scores, beam_logprobs=logprobs)
@@ -298,10 +298,10 @@ class ModelRunner:
         """Returns log-probabilities of prompt tokens, by the index of their range."""
         scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         row = 0
-        for i, span in enumerate(plan.spans):
-            if span.scored:
-                targets = span.sequence.tokens[span.scored.start : span.scored.stop]
-                k = span.sequence.request.params.prompt_logprobs or 0
+        for i, chunk in enumerate(plan.chunks):
+            if chunk.scored:
+                targets = chunk.sequence.tokens[chunk.scored.start : chunk.scored.stop]
+                k = chunk.sequence.request.params.prompt_logprobs or 0
                 found = score(logits[row : row + len(targets)], targets.astype(np.int64), k)
                 scores[i] = tuple(
                     TokenLogprobs(logprob, tuple(ids), tuple(logprobs))
@@ -320,11 +320,11 @@ def _scored_rows(plan: StepPlan) -> Int64Array:
     """Returns the rows of the flat batch whose logits give prompt log-probabilities."""
     rows: list[int] = []
     begin = len(plan.decode_slots)
-    for span in plan.spans:
-        if span.scored:
-            first = begin - span.start - 1  # of the token before position 0
-            rows += range(first + span.scored.start, first + span.scored.stop)
-        begin += span.end - span.start
+    for chunk in plan.chunks:
+        if chunk.scored:
+            first = begin - chunk.start - 1  # of the token before position 0
+            rows += range(first + chunk.scored.start, first + chunk.scored.stop)
+        begin += chunk.end - chunk.start
     return np.array(rows, np.int64)
 
 

@@ -24,7 +24,7 @@ class Coalescer:
         """Seconds until the next message may be sent; 0 or less if it may be sent now."""
         return self._next - time.monotonic()
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Waits until the next message may be sent, and counts it as sent."""
         wait = self.wait
         if wait > 0:

@@ -50,7 +50,7 @@ class WorkerMetrics:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._totals = RoleTotals()
-        worker.on_new_life(self._settle)
+        worker.on_new_epoch(self._count_roles)
 
     def collect(self) -> Iterable[Metric]:
         worker = self._worker
@@ -73,7 +73,7 @@ class WorkerMetrics:
             yield from self._blocks(stats)
             yield from self._counted()
 
-    def _settle(self) -> None:
+    def _count_roles(self) -> None:
         """Adds what was counted since the last call to the totals of the worker's present role."""
         if not self._worker.is_ready:
             return
@@ -101,10 +101,10 @@ class WorkerMetrics:
             _DRAFTED: {(): stats.num_drafted_tokens},
             _ACCEPTED: {(): stats.num_accepted_tokens},
         }
-        self._totals.settle(self._worker.role, totals)
+        self._totals.add(self._worker.role, totals)
 
     def _counted(self) -> Iterable[Metric]:
-        self._settle()
+        self._count_roles()
         for name, (text, labels) in _COUNTED.items():
             values = self._totals.of(name)
             if name == _HITS:

@@ -44,7 +44,7 @@ class RequestSpans:
         self._stream = stream
         self._context = otel_context.get_current()
         self._common = {"baton.worker": worker, "baton.attempt.id": request.request_id}
-        self._told_until = request.arrival_time
+        self._covered_until = request.arrival_time
         self._prefills = request.purpose is Purpose.PREFILL or request.kv_source is KvSource.LOCAL
         self._num_computed: int | None = None
         self._is_fetching = False
@@ -70,8 +70,8 @@ class RequestSpans:
         self._wait_until(time.monotonic())
         self._is_fetching = True  # covered by the transfer's own span
 
-    def brought(self) -> None:
-        self._told_until = time.monotonic()
+    def fetch_ended(self) -> None:
+        self._covered_until = time.monotonic()
         self._is_fetching = False
 
     def preempted(self, mode: Preemption, times: StepTimes) -> None:
@@ -86,21 +86,21 @@ class RequestSpans:
             self._computed_chunk(update, times)
         else:
             self._wait_until(times.started)
-            self._decode = self._begin_decode(self._told_until, times)
+            self._decode = self._begin_decode(self._covered_until, times)
             self._decode.stepped(update, times)
 
     def _computed_chunk(self, update: SequenceUpdate, times: StepTimes) -> None:
-        if self._num_computed is None or times.started - self._told_until > _BETWEEN_STEPS:
+        if self._num_computed is None or times.started - self._covered_until > _BETWEEN_STEPS:
             self._wait_until(times.started)
         begin = update.num_cached_tokens if self._num_computed is None else self._num_computed
         end = max(begin, min(update.num_computed_tokens, len(self._request.token_ids)))
-        told = {
+        details = {
             "baton.prefill.begin": begin,
             "baton.prefill.end": end,
             "baton.prefill.num_cached_tokens": update.num_cached_tokens,
             **_times(times.spent),
         }
-        self._tell("prefill.chunk", times.ended, told)
+        self._record_span("prefill.chunk", times.ended, details)
         self._num_computed = end
         if update.token_id is not None and self._request.purpose is not Purpose.PREFILL:
             self._decode = self._begin_decode(times.ended, times)
@@ -112,15 +112,15 @@ class RequestSpans:
 
     def _wait_until(self, moment: float, error: BaseException | None = None) -> None:
         name = "prefill.queue" if self._prefills else "decode.queue"
-        self._tell(name, moment, {}, error)
+        self._record_span(name, moment, {}, error)
 
-    def _tell(
-        self, name: str, until: float, told: Attributes, error: BaseException | None = None
+    def _record_span(
+        self, name: str, until: float, details: Attributes, error: BaseException | None = None
     ) -> None:
         """Records a span from the end of the previous one to `until`."""
-        began, self._told_until = self._told_until, max(until, self._told_until)
+        began, self._covered_until = self._covered_until, max(until, self._covered_until)
         if until > began:
-            attributes = {**self._common, **told}
+            attributes = {**self._common, **details}
             past_stage(name, began, until, attributes, error, self._context)
 
 
@@ -157,14 +157,14 @@ class _Decode:
         """Ends the span now."""
         now = time.monotonic()
         spent = self._after.since(self._before)
-        told = {
+        details = {
             "baton.decode.num_tokens": self._num_tokens,
             "baton.decode.num_steps": spent.num_steps,
             **_times(spent),
             "baton.time.stream_wait": max(0.0, now - self._began - spent.seconds),
             "baton.decode.finish_reasons": [reason.name.lower() for reason in self._reasons],
         }
-        self._span.set_attributes(told)
+        self._span.set_attributes(details)
         if error is not None and not self._reasons:  # else the stream was read to its end
             failed(self._span, error)
         self._span.end(wall_ns(now))
@@ -181,8 +181,8 @@ class _Decode:
         if reason is FinishReason.SUSPENDED:
             self._event("migration", times.ended, {"baton.num_given_tokens": update.position + 1})
 
-    def _event(self, name: str, moment: float, told: Attributes) -> None:
-        self._span.add_event(name, told, wall_ns(moment))
+    def _event(self, name: str, moment: float, details: Attributes) -> None:
+        self._span.add_event(name, details, wall_ns(moment))
 
 
 def _times(spent: TimeSpent) -> dict[str, AttributeValue]:

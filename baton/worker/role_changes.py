@@ -63,21 +63,21 @@ class RoleChanges:
         return worker.epoch
 
     async def _run(self, role: Role) -> None:
-        worker, patience = self._worker, self._worker.settings.drain_timeout_s
+        worker, timeout = self._worker, self._worker.settings.drain_timeout_s
         logger.info("draining, to change to the %s role", role)
         await worker.pause()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 await worker.idle()
         except TimeoutError:
             await worker.resume()
             raise DeadlineExceededError(
-                f"{worker.num_calls} calls did not end within drain_timeout_s = {patience:g}; the "
+                f"{worker.num_calls} calls did not end within drain_timeout_s = {timeout:g}; the "
                 f"worker stays in the {worker.role} role"
             ) from None
-        if worker.is_leaving:
+        if worker.is_shutting_down:
             raise UnavailableError(f"worker {worker.id} is draining for good")
-        await worker.begin_life(role)
+        await worker.begin_epoch(role)
         logger.info("changed to the %s role, in epoch %d", role, worker.epoch)
 
     def _done(self, change: "asyncio.Task[None]") -> None:

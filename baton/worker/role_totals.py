@@ -10,19 +10,19 @@ Totals = Mapping[str, Mapping[Labels, float]]
 
 
 class RoleTotals:
-    """Counters by role. Call `settle` before a role ends, and before they are read."""
+    """Counters by role. Call `add` before a role ends, and before they are read."""
 
     def __init__(self) -> None:
-        self._settled: dict[tuple[str, Labels], float] = {}
+        self._counted: dict[tuple[str, Labels], float] = {}
         self._by_role: dict[str, dict[Labels, float]] = {}
 
-    def settle(self, role: Role, totals: Totals) -> None:
+    def add(self, role: Role, totals: Totals) -> None:
         """Adds the growth of `totals` since the last call to the counters of `role`."""
         for name, values in totals.items():
             in_roles = self._by_role.setdefault(name, {})
             for labels, total in values.items():
-                grown = total - self._settled.get((name, labels), 0)
-                self._settled[name, labels] = total
+                grown = total - self._counted.get((name, labels), 0)
+                self._counted[name, labels] = total
                 in_roles[role, *labels] = in_roles.get((role, *labels), 0) + grown
 
     def of(self, name: str) -> dict[Labels, float]:

@@ -80,12 +80,12 @@ class Worker:
         self.round_trips = RoundTrips()
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
-        self._on_new_life: list[Callable[[], None]] = []
+        self._on_new_epoch: list[Callable[[], None]] = []
         self._components: dict[object, object] = {}
         self._load_reports: list[Callable[[], Mapping[str, int]]] = []
         self._metrics_endpoint = ""
         self._first_role = role
-        self._is_leaving = False
+        self._is_shutting_down = False
         self._is_paused = False
         self._failed = asyncio.Event()
         self._publisher: EventPublisher | None = None
@@ -103,12 +103,12 @@ class Worker:
     @property
     def is_draining(self) -> bool:
         """True if it takes no new work, for good or until it has changed its role."""
-        return self._is_leaving or self._is_paused
+        return self._is_shutting_down or self._is_paused
 
     @property
-    def is_leaving(self) -> bool:
+    def is_shutting_down(self) -> bool:
         """True if it will never take new work again."""
-        return self._is_leaving
+        return self._is_shutting_down
 
     @property
     def redis_answers(self) -> bool:
@@ -152,9 +152,9 @@ class Worker:
         It sets up what needs the engine; closing the stack must undo it."""
         self._on_load.append(callback)
 
-    def on_new_life(self, callback: Callable[[], None]) -> None:
+    def on_new_epoch(self, callback: Callable[[], None]) -> None:
         """Registers `callback`, called when an incarnation ends and one in another role begins."""
-        self._on_new_life.append(callback)
+        self._on_new_epoch.append(callback)
 
     def component(self, kind: "Callable[[Worker], _Component]") -> _Component:
         """Returns this worker's `kind`, such as the KV exchange that both roles share.
@@ -193,20 +193,20 @@ class Worker:
 
     async def drain(self) -> None:
         """Stops taking new work, for good."""
-        if not self._is_leaving:
-            self._is_leaving = True
+        if not self._is_shutting_down:
+            self._is_shutting_down = True
             logger.info("draining: no new requests are accepted")
-            await self._tell()
+            await self._publish_state()
 
     async def pause(self) -> None:
-        """Stops taking new work until `resume` or `begin_life`."""
+        """Stops taking new work until `resume` or `begin_epoch`."""
         self._is_paused = True
-        await self._tell()
+        await self._publish_state()
 
     async def resume(self) -> None:
         """Resumes taking new work after `pause`, unless it is leaving."""
         self._is_paused = False
-        await self._tell()
+        await self._publish_state()
 
     async def idle(self) -> None:
         """Waits until no call is in flight."""
@@ -214,14 +214,14 @@ class Worker:
             for server in self._servers:
                 await server.wait_idle()
 
-    async def begin_life(self, role: Role) -> None:
+    async def begin_epoch(self, role: Role) -> None:
         """Takes work in `role` after `pause`, under a new epoch. No call may be in flight.
 
         Cached blocks stay, and are published again.
         """
         assert self._is_paused, "work may come meanwhile"
         assert self.num_calls == 0, "a call of the life before"
-        for callback in self._on_new_life:
+        for callback in self._on_new_epoch:
             callback()
         self.role, self.epoch = role, max(new_epoch(), self.epoch + 1)
         former = self._publisher
@@ -232,7 +232,7 @@ class Worker:
         if former is not None:
             await former.stop()
 
-    async def _tell(self) -> None:
+    async def _publish_state(self) -> None:
         """Publishes readiness and role."""
         if self._registration is not None:
             self._registration.update(self._record())
@@ -287,19 +287,19 @@ class Worker:
         for callback in self._on_load:
             await callback(stack)
         if redis is not None:
-            await self._join(redis, stack)
-        await self._tell()
+            await self._register(redis, stack)
+        await self._publish_state()
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
 
-    async def _join(self, redis: Redis, stack: AsyncExitStack) -> None:
+    async def _register(self, redis: Redis, stack: AsyncExitStack) -> None:
         stack.push_async_callback(redis.aclose)
         self._publisher = EventPublisher(redis, self.id, self.epoch)
         self._registration = Registration(redis, self._record())
         self._publisher.start()
         self._registration.start()
-        stack.push_async_callback(self._leave)
+        stack.push_async_callback(self._deregister)
 
-    async def _leave(self) -> None:
+    async def _deregister(self) -> None:
         assert self._registration is not None
         assert self._publisher is not None
         await self._registration.stop()

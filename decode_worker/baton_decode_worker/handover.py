@@ -20,7 +20,7 @@ from baton_kvtransfer.lease_table import LeaseTable
 REMIND_INTERVAL = 1.0
 
 
-class Departure:
+class Migration:
     """Running request that may migrate, with the claim on its blocks after the router's order."""
 
     def __init__(self, stream: SequenceStream, leases: LeaseTable, block_size: int) -> None:
@@ -46,7 +46,7 @@ class Departure:
         `released` after its blocks were fetched; for a running one, if the worker `drains`, a
         reminder to migrate it. Raises the reason if the lease breaks."""
         if last.finish_reason is FinishReason.SUSPENDED:
-            async for response in self._lend(last):
+            async for response in self._lease_blocks(last):
                 yield response
         elif last.finish_reason is None and drains and self._is_reminder_due():
             yield wire.draining()
@@ -59,44 +59,44 @@ class Departure:
         self._next_reminder = now + REMIND_INTERVAL
         return True
 
-    async def _lend(self, last: SequenceUpdate) -> AsyncIterator[pb.DecodeGenerateResponse]:
+    async def _lease_blocks(self, last: SequenceUpdate) -> AsyncIterator[pb.DecodeGenerateResponse]:
         """Leases the blocks of the suspended sequence until its claimant has them; frees none."""
-        assert self._claim is not None, "stopped without having been told to"
-        assert last.token_id is not None, "stopped without a token to go on with"
-        extent = BlockRange(last.num_computed_tokens, self._block_size)
-        with self._leases.open(self._claim, extent) as lease:
-            lease.advance(last.block_ids, extent.num_blocks)
+        assert self._claim is not None, "suspended without an order"
+        assert last.token_id is not None, "suspended without a token to resume after"
+        blocks = BlockRange(last.num_computed_tokens, self._block_size)
+        with self._leases.open(self._claim, blocks) as lease:
+            lease.advance(last.block_ids, blocks.num_blocks)
             lease.complete(FirstToken(last.position, last.token_id), lambda: None)
-            yield wire.suspended(extent.num_tokens, self._claim.lease_id)
+            yield wire.suspended(blocks.num_tokens, self._claim.lease_id)
             await run_until(lease.over(), self._stream.failure())
             yield wire.released()
 
 
-class Departures:
+class Migrations:
     """Running requests that may migrate, by id."""
 
     def __init__(self, leases: LeaseTable, block_size: int) -> None:
         self._leases = leases
         self._block_size = block_size
-        self._running: dict[str, Departure] = {}
+        self._running: dict[str, Migration] = {}
 
     @contextmanager
-    def open(self, request: EngineRequest, stream: SequenceStream) -> Iterator[Departure | None]:
+    def open(self, request: EngineRequest, stream: SequenceStream) -> Iterator[Migration | None]:
         """Registers a running request for the duration of the `with` block. Yields None for one
         with several sequences, which cannot migrate."""
         if request.params.num_sequences > 1:
             yield None
             return
-        departure = Departure(stream, self._leases, self._block_size)
-        self._running[request.request_id] = departure
+        migration = Migration(stream, self._leases, self._block_size)
+        self._running[request.request_id] = migration
         try:
-            yield departure
+            yield migration
         finally:
             del self._running[request.request_id]
 
     def order(self, request_id: str, claim: Claim) -> None:
         """Suspends a request for migration. Raises `NotFoundError` if it does not run, and the
-        errors of `Departure.order`."""
+        errors of `Migration.order`."""
         if request_id not in self._running:
             raise NotFoundError(f"no request {request_id!r} runs here that could be handed over")
         self._running[request_id].order(claim)

@@ -22,7 +22,7 @@ from baton.worker.wire import engine_request
 from baton.worker.worker import Worker
 from baton_decode_worker import wire
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
-from baton_decode_worker.handover import Departures
+from baton_decode_worker.handover import Migrations
 from baton_decode_worker.settings import DecodeSettings
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.exchange.exchange import KvExchange
@@ -43,7 +43,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._exchange = worker.component(KvExchange)
         self._admit_factor = worker.settings.admit_factor
         self._capacity: Capacity | None = None
-        self._departures = Departures(
+        self._migrations = Migrations(
             self._exchange.leases, worker.settings.engine_config().block_size
         )
         worker.on_load(self._open)
@@ -108,7 +108,7 @@ class DecodeService(pb_grpc.DecodeServicer):
                 yield response
 
     async def HandOver(self, request: pb.HandOverRequest, _context: Any) -> pb.HandOverResponse:
-        self._departures.order(request.request_id, claim_of(request))
+        self._migrations.order(request.request_id, claim_of(request))
         return pb.HandOverResponse()
 
     async def _answer(
@@ -119,8 +119,8 @@ class DecodeService(pb_grpc.DecodeServicer):
         reason, that the only sequence migrated or was preempted."""
         worker, params, gathered = self._worker, wanted.params, []
         is_begun = wanted.kv_source is KvSource.EXTERNAL
-        with self._departures.open(wanted, stream) as departure:
-            async for batch in stream.updates(None if params.is_ranked else Coalescer().turn):
+        with self._migrations.open(wanted, stream) as migration:
+            async for batch in stream.updates(None if params.is_ranked else Coalescer().acquire):
                 if not is_begun:
                     done, step = worker.engine.work_done, stream.first_step
                     assert step is not None, "an update of no step"
@@ -132,8 +132,8 @@ class DecodeService(pb_grpc.DecodeServicer):
                     continue
                 for response in wire.responses(batch, params):
                     yield response
-                if departure is not None:
-                    following = departure.follow(batch[-1], drains=worker.is_draining)
+                if migration is not None:
+                    following = migration.follow(batch[-1], drains=worker.is_draining)
                     async for response in following:
                         yield response
         if params.is_ranked:

@@ -57,8 +57,8 @@ TILE_FIELDS: Final = len(PrefillTile._fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Scheduled ranges of some or all sequences of a step: `[num_spans]` each.
+class Ranges:
+    """Scheduled ranges of some or all sequences of a step: `[num_ranges]` each.
 
     Attributes:
         batch_slots: row of each sequence in the block tables.
@@ -73,12 +73,12 @@ class Spans:
     first_tokens: IntArray
 
     @classmethod
-    def of_batch(cls, batch_slots: IntArray, starts: IntArray, num_queries: IntArray) -> "Spans":
+    def of_batch(cls, batch_slots: IntArray, starts: IntArray, num_queries: IntArray) -> "Ranges":
         """Returns all sequences of a batch, whose tokens are contiguous in this order."""
         return cls(batch_slots, starts, num_queries, np.cumsum(num_queries) - num_queries)
 
-    def __getitem__(self, at: Any) -> "Spans":
-        return Spans(
+    def __getitem__(self, at: Any) -> "Ranges":
+        return Ranges(
             self.batch_slots[at], self.starts[at], self.num_queries[at], self.first_tokens[at]
         )
 
@@ -91,7 +91,7 @@ class SharedPrefix:
     """Shared prefix: sequences that begin with the same blocks.
 
     Attributes:
-        members: indices of their spans.
+        members: indices of their ranges.
         num_tokens: tokens that their contexts have in common, a multiple of the split.
     """
 
@@ -126,7 +126,7 @@ class SplitPlan:
 
 
 def plan_splits(
-    spans: Spans,
+    ranges: Ranges,
     split_tokens: int,
     tile_keys: int,
     tokens_per_item: int,
@@ -138,19 +138,19 @@ def plan_splits(
 
     Args:
         tokens_per_item: number of tokens of one sequence that a program holds.
-        shared: prefixes that are attended once for all their members; not with a window. A span
+        shared: prefixes that are attended once for all their members; not with a window. A range
             is a member of at most one, and all its tokens see the whole prefix.
     """
     assert window is None or not shared, "a prefix out of the window is not seen by all"
     first = [prefix.members for prefix in shared]
-    rest = np.setdiff1d(np.arange(len(spans)), np.concatenate([*first, np.empty(0, np.int64)]))
+    rest = np.setdiff1d(np.arange(len(ranges)), np.concatenate([*first, np.empty(0, np.int64)]))
     order = np.concatenate([*first, rest]).astype(np.int64)
-    done = np.zeros(len(spans), np.int64)  # splits of each span that shared items cover
+    done = np.zeros(len(ranges), np.int64)  # splits of each range that shared items cover
     for prefix in shared:
         assert prefix.num_tokens % split_tokens == 0, "a shared prefix ends within a split"
-        assert (spans.starts[prefix.members] >= prefix.num_tokens - 1).all(), "not all see it"
+        assert (ranges.starts[prefix.members] >= prefix.num_tokens - 1).all(), "not all see it"
         done[prefix.members] = prefix.num_tokens // split_tokens
-    units, owners = _cut(spans[order], tokens_per_item)
+    units, owners = _cut(ranges[order], tokens_per_item)
     last_keys = units.starts + units.num_queries - 1
     seen_begins = np.zeros_like(last_keys) if window is None else last_keys - window + 1
     begins = np.maximum(seen_begins - units.num_queries + 1, 0)
@@ -176,7 +176,7 @@ def plan_splits(
     slot_counts = np.repeat(num_splits, units.num_queries)
     return SplitPlan(
         _rows(items),
-        _plan_shared(spans, split_tokens, shared, tokens_per_shared_item),
+        _plan_shared(ranges, split_tokens, shared, tokens_per_shared_item),
         (units.first_tokens[of] + number).astype(np.int32),
         (units.starts[of] + number).astype(np.int32),
         np.concatenate([[0], np.cumsum(slot_counts)]).astype(np.int32),
@@ -184,18 +184,18 @@ def plan_splits(
 
 
 def _plan_shared(
-    spans: Spans, split_tokens: int, shared: Sequence[SharedPrefix], tokens_per_item: int
+    ranges: Ranges, split_tokens: int, shared: Sequence[SharedPrefix], tokens_per_item: int
 ) -> Int32Array:
     items, first_member = [np.empty((0, ITEM_FIELDS), np.int32)], 0
     for prefix in shared:
-        num_members = int(spans.num_queries[prefix.members].sum())
+        num_members = int(ranges.num_queries[prefix.members].sum())
         offsets = np.arange(0, num_members, tokens_per_item)
         for slot in range(prefix.num_tokens // split_tokens):
             begin, end = slot * split_tokens, (slot + 1) * split_tokens
             item = SplitItem(
                 first_member=first_member + offsets,
                 num_members=np.minimum(num_members - offsets, tokens_per_item),
-                batch_slot=spans.batch_slots[prefix.members[0]],
+                batch_slot=ranges.batch_slots[prefix.members[0]],
                 begin=begin,
                 end=end,
                 seen_begin=begin,
@@ -207,11 +207,11 @@ def _plan_shared(
     return np.concatenate(items)
 
 
-def plan_tiles(spans: Spans, tokens_per_tile: int) -> Int32Array:
+def plan_tiles(ranges: Ranges, tokens_per_tile: int) -> Int32Array:
     """Returns the work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, rows of `PrefillTile`, the
     longest contexts first, so that no long tile runs last.
     """
-    tiles, _ = _cut(spans, tokens_per_tile)
+    tiles, _ = _cut(ranges, tokens_per_tile)
     tiles = tiles[np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")]
     return _rows(
         PrefillTile(
@@ -228,15 +228,15 @@ def _rows(fields: SplitItem | PrefillTile) -> Int32Array:
     return np.stack(np.broadcast_arrays(*fields), axis=1).astype(np.int32)
 
 
-def _cut(spans: Spans, num_tokens: int) -> tuple[Spans, IntArray]:
-    """Cuts spans into pieces of at most `num_tokens`. Returns them with each one's span index."""
-    of, number = _expand(-(-spans.num_queries // num_tokens))
+def _cut(ranges: Ranges, num_tokens: int) -> tuple[Ranges, IntArray]:
+    """Cuts ranges into pieces of at most `num_tokens`. Returns them, and the range of each."""
+    of, number = _expand(-(-ranges.num_queries // num_tokens))
     offsets = number * num_tokens
-    pieces = Spans(
-        spans.batch_slots[of],
-        spans.starts[of] + offsets,
-        np.minimum(spans.num_queries[of] - offsets, num_tokens),
-        spans.first_tokens[of] + offsets,
+    pieces = Ranges(
+        ranges.batch_slots[of],
+        ranges.starts[of] + offsets,
+        np.minimum(ranges.num_queries[of] - offsets, num_tokens),
+        ranges.first_tokens[of] + offsets,
     )
     return pieces, of
 

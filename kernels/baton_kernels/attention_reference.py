@@ -5,17 +5,17 @@ Their tests compare with it.
 import torch
 
 from baton_kernels.attention_inputs import PagedKv, ScoreRule
-from baton_kernels.attention_plan import Spans
+from baton_kernels.attention_plan import Ranges
 
 
 def reference_attention(
-    query: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor, spans: Spans
+    query: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor, ranges: Ranges
 ) -> torch.Tensor:
-    """Returns `[num_tokens, num_heads, head_dim]` in float64; zero for tokens outside all spans."""
+    """Returns `[num_tokens, num_heads, head_dim]` in float64; zero for tokens in no range."""
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
-    for i in range(len(spans)):
-        batch_slot, start = int(spans.batch_slots[i]), int(spans.starts[i])
-        first, count = int(spans.first_tokens[i]), int(spans.num_queries[i])
+    for i in range(len(ranges)):
+        batch_slot, start = int(ranges.batch_slots[i]), int(ranges.starts[i])
+        first, count = int(ranges.first_tokens[i]), int(ranges.num_queries[i])
         keys, values = _context(kv, tables[batch_slot], start + count)
         tokens = slice(first, first + count)
         out[tokens] = _attend(query[tokens].double(), keys, values, start, rule)
@@ -42,11 +42,11 @@ def _attend(
     scores = torch.einsum("qhd,khd->hqk", query, keys) * rule.scale
     if rule.softcap is not None:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    asked = start + torch.arange(len(query), device=query.device)[:, None]
+    positions = start + torch.arange(len(query), device=query.device)[:, None]
     keys_at = torch.arange(len(keys), device=query.device)
-    hidden = keys_at > asked
+    hidden = keys_at > positions
     if rule.window is not None:
-        hidden |= keys_at <= asked - rule.window
+        hidden |= keys_at <= positions - rule.window
     scores = scores.masked_fill(hidden, -torch.inf)
     if rule.sinks is not None:
         sinks = rule.sinks.double()[:, None, None].expand(-1, len(query), 1)

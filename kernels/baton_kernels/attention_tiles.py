@@ -143,7 +143,7 @@ def load_rows(base, offsets, HEAD_DIM: tl.constexpr, TILE_DIM: tl.constexpr):
 
 
 @triton.jit
-def nothing_seen(ROWS: tl.constexpr, TILE_DIM: tl.constexpr):
+def empty_accumulators(ROWS: tl.constexpr, TILE_DIM: tl.constexpr):
     """Returns the state of rows that have seen no key."""
     acc = tl.zeros([ROWS, TILE_DIM], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)

@@ -47,7 +47,7 @@ def _restrict_kernel(
 
 
 @triton.jit
-def _relent_kernel(
+def _unmask_kernel(
     scores, scores_stride, rows, words, words_stride, has_any, num_words, vocab_size,
     NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def restrict(scores: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) ->
     options = {"num_warps": _NUM_WARPS, "enable_fp_fusion": FP_FUSION}
     grid = (num_masks, num_tiles)
     _restrict_kernel[grid](*given, num_words, vocab_size, **constants, **options)
-    _relent_kernel[grid](
+    _unmask_kernel[grid](
         *given, num_words, vocab_size,
         BLOCK_TILES=triton.next_power_of_2(num_tiles), **constants, **options,
     )  # fmt: skip
@@ -131,7 +131,7 @@ VARIANTS: Final = (
     ),
     Variant(
         "restrict, where nothing is left",
-        _relent_kernel,
+        _unmask_kernel,
         _SIGNATURE | {"BLOCK_TILES": "constexpr"},
         {"NUM_TILES": 32, "BLOCK_TILES": 32, "WORDS": _WORDS},
         _NUM_WARPS,

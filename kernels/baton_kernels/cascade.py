@@ -9,14 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from baton_kernels.attention_plan import IntArray, SharedPrefix, Spans
+from baton_kernels.attention_plan import IntArray, Ranges, SharedPrefix
 
 # Bytes that a GPU reads from its L2 cache, which has the blocks after the first member's read, in
 # the time of the additional kernel launch that a shared prefix takes.
 _LAUNCH_BYTES: Final = 16 * 2**20
 
 
-def pays(num_members: int, num_tokens: int, members_per_tile: int, token_bytes: int) -> bool:
+def is_faster(num_members: int, num_tokens: int, members_per_tile: int, token_bytes: int) -> bool:
     """Returns whether attending once over a prefix is faster; depends on shapes alone.
 
     Args:
@@ -28,7 +28,7 @@ def pays(num_members: int, num_tokens: int, members_per_tile: int, token_bytes: 
 
 
 def find_shared(
-    spans: Spans,
+    ranges: Ranges,
     tables: IntArray,
     block_size: int,
     split_tokens: int,
@@ -42,20 +42,20 @@ def find_shared(
     """
     return [
         prefix
-        for prefix in _prefixes(spans, tables, block_size, split_tokens)
-        if pays(len(prefix.members), prefix.num_tokens, members_per_tile, token_bytes)
+        for prefix in _prefixes(ranges, tables, block_size, split_tokens)
+        if is_faster(len(prefix.members), prefix.num_tokens, members_per_tile, token_bytes)
     ]
 
 
 def _prefixes(
-    spans: Spans, tables: IntArray, block_size: int, split_tokens: int
+    ranges: Ranges, tables: IntArray, block_size: int, split_tokens: int
 ) -> Iterator[SharedPrefix]:
-    candidates = np.flatnonzero((spans.starts >= split_tokens) & (spans.num_queries > 0))
-    firsts = tables[spans.batch_slots[candidates], 0]
+    candidates = np.flatnonzero((ranges.starts >= split_tokens) & (ranges.num_queries > 0))
+    firsts = tables[ranges.batch_slots[candidates], 0]
     for first in np.unique(firsts):
         members = candidates[firsts == first]
-        num_blocks = int(spans.starts[members].min()) // block_size
-        rows = tables[spans.batch_slots[members], :num_blocks]
+        num_blocks = int(ranges.starts[members].min()) // block_size
+        rows = tables[ranges.batch_slots[members], :num_blocks]
         differing = np.flatnonzero((rows != rows[0]).any(axis=0))
         common = int(differing[0]) if len(differing) else num_blocks
         num_tokens = common * block_size // split_tokens * split_tokens

@@ -110,7 +110,7 @@ def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
     )
 
 
-def judge(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
+def inspect(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
     """Compiles one variant for one target and returns its resource usage and faults."""
     compiled = compile_variant(variant, capability, fp_fusion)
     registers, stack, static, local = _resources(compiled.asm["cubin"])
@@ -125,7 +125,7 @@ def judge(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
 def run(job: Job) -> Usage:
     """Judges the job's variant, in any process."""
     variant = variants(job.module)[job.index]
-    return judge(variant, job.capability, importlib.import_module(job.module).FP_FUSION)
+    return inspect(variant, job.capability, importlib.import_module(job.module).FP_FUSION)
 
 
 def has_bf16_mma(ptx: str, ttgir: str) -> bool:

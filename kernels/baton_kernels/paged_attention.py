@@ -13,8 +13,8 @@ import torch
 from baton_kernels.attention_inputs import PagedKv, ScoreRule
 from baton_kernels.attention_plan import (
     Int32Array,
+    Ranges,
     SharedPrefix,
-    Spans,
     SplitPlan,
     plan_splits,
     plan_tiles,
@@ -47,7 +47,7 @@ class AttentionArrays:
 
 
 def plan_attention(
-    spans: Spans,
+    ranges: Ranges,
     group: int,
     tiling: AttentionTiling,
     window: int | None = None,
@@ -59,10 +59,10 @@ def plan_attention(
         group: number of query heads per KV head.
         shared: shared prefixes of sequences with few tokens each; not with a window.
     """
-    is_few = spans.num_queries <= tiling.decode.num_tokens(group)
-    number = np.cumsum(is_few) - 1  # index of a span among those with few tokens
+    is_few = ranges.num_queries <= tiling.decode.num_tokens(group)
+    number = np.cumsum(is_few) - 1  # index of a range among those with few tokens
     splits = plan_splits(
-        spans[is_few],
+        ranges[is_few],
         tiling.split_tokens,
         tiling.decode.keys,
         tiling.decode.num_tokens(group),
@@ -70,7 +70,7 @@ def plan_attention(
         [SharedPrefix(number[prefix.members], prefix.num_tokens) for prefix in shared],
         tiling.shared.num_tokens(group),
     )
-    return AttentionPlan(splits, plan_tiles(spans[~is_few], tiling.prefill.num_tokens(group)))
+    return AttentionPlan(splits, plan_tiles(ranges[~is_few], tiling.prefill.num_tokens(group)))
 
 
 def paged_attention(

@@ -19,10 +19,10 @@ from baton_kernels.attention_plan_arrays import SplitArrays
 from baton_kernels.attention_tiles import (
     FP_FUSION,
     attend,
+    empty_accumulators,
     finish,
     load_sinks,
     merge,
-    nothing_seen,
     score_scale,
 )
 from baton_kernels.attention_tiling import Tiling, num_programs, tile_dim
@@ -80,7 +80,7 @@ def split_kernel(
         token = tl.load(members + member, mask=held, other=0).to(tl.int64)
         queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
         inside = held[:, None] & (columns < HEAD_DIM)[None, :]
-        acc, row_max, row_sum = nothing_seen(ROWS, TILE_DIM)
+        acc, row_max, row_sum = empty_accumulators(ROWS, TILE_DIM)
         acc, row_max, row_sum = attend(
             acc,
             row_max,
@@ -138,7 +138,7 @@ def merge_kernel(
     columns = tl.arange(0, TILE_DIM)
     begin = tl.load(first_slots + member)
     end = tl.load(first_slots + member + 1)
-    acc, row_max, row_sum = nothing_seen(1, TILE_DIM)
+    acc, row_max, row_sum = empty_accumulators(1, TILE_DIM)
     for first in range(begin, end, AT_ONCE):
         # Unrolled, so that the loads of several are in flight together.
         for i in tl.static_range(AT_ONCE):

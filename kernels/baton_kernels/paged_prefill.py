@@ -14,10 +14,10 @@ from baton_kernels.attention_plan import TILE_FIELDS, PrefillTile
 from baton_kernels.attention_tiles import (
     FP_FUSION,
     attend,
+    empty_accumulators,
     finish,
     load_sinks,
     merge,
-    nothing_seen,
     score_scale,
 )
 from baton_kernels.attention_tiling import Tiling, tile_dim
@@ -83,7 +83,7 @@ def prefill_kernel(
         seen_begin = start + num_tokens - WINDOW
     end = start + num_tokens
 
-    acc, row_max, row_sum = nothing_seen(ROWS, TILE_DIM)
+    acc, row_max, row_sum = empty_accumulators(ROWS, TILE_DIM)
     if SPLIT is None:
         acc, row_max, row_sum = attend(
             acc, row_max, row_sum, tile_query, last_keys, head_keys, head_values, table,
@@ -92,7 +92,7 @@ def prefill_kernel(
         )  # fmt: skip
     else:
         for edge in range(begin // SPLIT * SPLIT, end, SPLIT):
-            part_acc, part_max, part_sum = nothing_seen(ROWS, TILE_DIM)
+            part_acc, part_max, part_sum = empty_accumulators(ROWS, TILE_DIM)
             part_acc, part_max, part_sum = attend(
                 part_acc, part_max, part_sum, tile_query, last_keys, head_keys, head_values, table,
                 tl.maximum(begin, edge), tl.minimum(end, edge + SPLIT), seen_begin, start + 1,

@@ -127,18 +127,18 @@ class KvFetcher:
     async def _take(
         self, handoff: Handoff, handle: Handle, num_held: int, deadline: float
     ) -> tuple[FirstToken | None, TransferReport]:
-        way = await self._sources.way(handle.source_endpoint, handle.source_epoch)
-        connector = way.receiver.connector
+        transport = await self._sources.transport(handle.source_endpoint, handle.source_epoch)
+        connector = transport.receiver.connector
         is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)
         integrity = handle.integrity.of(connector, is_on_gpu=is_on_gpu)
         request = fetch_request(
             handle, self._worker_id, self._pairing, num_held, connector, integrity
         )
         fetch = _fetch(self._channel_to(handle.source_endpoint))
-        handoff.ask()
+        handoff.request()
         call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
         try:
-            await self._receive(call, handoff, way.receiver, integrity)
+            await self._receive(call, handoff, transport.receiver, integrity)
             prefilled_at = time.monotonic()
             confirmation = pb.ConfirmRequest(
                 lease_id=handle.lease_id,
@@ -154,7 +154,7 @@ class KvFetcher:
             call.cancel()
         exposed = time.monotonic() - prefilled_at
         report = TransferReport(
-            handoff.num_blocks, handoff.num_bytes, exposed, connector, way.reason
+            handoff.num_blocks, handoff.num_bytes, exposed, connector, transport.reason
         )
         return handoff.acknowledge(), report
 

@@ -29,23 +29,23 @@ class Handoff:
     ) -> None:
         self._layouts = layouts
         self._tables = allocation.block_ids
-        self._extent = BlockRange(num_tokens, layouts[0].block_size)
-        assert all(len(table) == self._extent.num_blocks for table in self._tables)
-        self._due = [self._extent.due(x.window, allocation.num_hit_blocks) for x in layouts]
+        self._blocks = BlockRange(num_tokens, layouts[0].block_size)
+        assert all(len(table) == self._blocks.num_blocks for table in self._tables)
+        self._due = [self._blocks.due(x.window, allocation.num_hit_blocks) for x in layouts]
         self.state = LeaseState.CREATED
         self.generation = 0
         self.num_blocks = 0
         self.num_bytes = 0
         self.first_token: FirstToken | None = None
 
-    def ask(self) -> None:
-        self._apply(ClaimantEvent.ASKED)
+    def request(self) -> None:
+        self._apply(ClaimantEvent.REQUESTED)
 
     def open(self, generation: int, num_blocks: int) -> None:
         """Applies the manifest. Raises `DataLossError` for another number of blocks."""
-        if num_blocks != self._extent.num_blocks:
+        if num_blocks != self._blocks.num_blocks:
             raise DataLossError(
-                f"the lease has {num_blocks} blocks; {self._extent.num_blocks} were allocated for "
+                f"the lease has {num_blocks} blocks; {self._blocks.num_blocks} were allocated for "
                 "it"
             )
         self._apply(ClaimantEvent.MANIFEST)

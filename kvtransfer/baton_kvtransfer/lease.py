@@ -42,7 +42,7 @@ class Lease:
     """Lease on the blocks of one sequence, with the number of them that are filled.
 
     Attributes:
-        extent: block range of the whole sequence.
+        blocks: block range of the whole sequence.
         generation: unique to this lease in this process; the confirmation must have it.
         block_ids: block table per cache group, at least of the filled blocks; `NULL_BLOCK` for
             blocks that have left a sliding window.
@@ -54,10 +54,10 @@ class Lease:
     """
 
     def __init__(
-        self, claim: Claim, extent: BlockRange, generation: int, time_limit: float, clock: Clock
+        self, claim: Claim, blocks: BlockRange, generation: int, time_limit: float, clock: Clock
     ) -> None:
         self.claim = claim
-        self.extent = extent
+        self.blocks = blocks
         self.generation = generation
         self.state = LeaseState.CREATED
         self.is_claimed = False
@@ -106,7 +106,7 @@ class Lease:
             return
         self._free = free
         self.is_complete, self.first_token = True, first_token
-        self.num_filled = self.extent.num_blocks
+        self.num_filled = self.blocks.num_blocks
         if self.deadline is None:
             self.deadline = self._clock.time() + self.time_limit
             self._timer = self._clock.call_at(self.deadline, self.expire_if_due)

@@ -56,7 +56,7 @@ class SourceEvent(Enum):
 class ClaimantEvent(Enum):
     """Event of a handoff at the claimant, which fetches the blocks."""
 
-    ASKED = auto()
+    REQUESTED = auto()
     MANIFEST = auto()  # the source announced the number of blocks
     BLOCKS = auto()
     RESULT = auto()  # the source has sent all blocks
@@ -139,7 +139,7 @@ read blocks that a retraction would free."""
 
 _C = ClaimantEvent
 CLAIMANT: Table = {
-    (_S.CREATED, _C.ASKED): Step(_S.COMPUTING),
+    (_S.CREATED, _C.REQUESTED): Step(_S.COMPUTING),
     (_S.COMPUTING, _C.MANIFEST): Step(_S.TRANSFERRING),
     (_S.TRANSFERRING, _C.BLOCKS): Step(_S.TRANSFERRING, (_A.STORE,)),
     (_S.TRANSFERRING, _C.RESULT): Step(_S.READY, (_A.CONFIRM,)),

@@ -58,14 +58,14 @@ class LeaseTable:
             raise AlreadyExistsError("a lease with this id is here, or was; an id is used once")
 
     @contextmanager
-    def open(self, claim: Claim, extent: BlockRange) -> Iterator[Lease]:
+    def open(self, claim: Claim, blocks: BlockRange) -> Iterator[Lease]:
         """Opens a lease for the duration of the `with` block, after which it is over in any case.
 
         Raises `AlreadyExistsError` for an id that is or was in use.
         """
         self.check_new(claim.lease_id)
         generation = next(self._generations)
-        lease = Lease(claim, extent, generation, self._time_limit, self._clock())
+        lease = Lease(claim, blocks, generation, self._time_limit, self._clock())
         self._used[claim.lease_id] = claim
         self._leases[claim] = lease
         awaited = self._awaited.get(claim)

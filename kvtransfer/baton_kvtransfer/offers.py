@@ -16,13 +16,13 @@ class Description:
 
     Attributes:
         epoch: incarnation of the source.
-        door: socket that passes the descriptors of its shared memory, on one host.
+        shm: socket that passes the descriptors of its shared memory, on one host.
         nixl: its NIXL agent.
         ipc: CUDA IPC handles of its GPU memory.
     """
 
     epoch: int
-    door: HandleEndpoint | str = _NOT_OFFERED
+    shm: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED
 
@@ -30,7 +30,7 @@ class Description:
 def description_to_message(description: Description) -> pb.DescribeResponse:
     offers = [
         pb.KvOffer(connector=pb.CONNECTOR_GRPC),
-        _shm_offer(description.door),
+        _shm_offer(description.shm),
         _nixl_offer(description.nixl),
         _ipc_offer(description.ipc),
     ]
@@ -39,7 +39,7 @@ def description_to_message(description: Description) -> pb.DescribeResponse:
 
 def description_of(message: pb.DescribeResponse) -> Description:
     """Returns the message as plain data; ignores offers of connectors that it does not know."""
-    door: HandleEndpoint | str = _NOT_OFFERED
+    shm: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED
     for offer in message.offers:
@@ -47,7 +47,7 @@ def description_of(message: pb.DescribeResponse) -> Description:
         match offer.connector:
             case pb.CONNECTOR_SHM:
                 there = HandleEndpoint(offer.address, offer.host, tuple(offer.num_blocks))
-                door = offer.problem or there
+                shm = offer.problem or there
             case pb.CONNECTOR_NIXL:
                 regions = tuple(_region(region, count) for region, count in counted)
                 nixl = offer.problem or NixlOffer(offer.metadata, regions)
@@ -57,17 +57,17 @@ def description_of(message: pb.DescribeResponse) -> Description:
                     for region, count in counted
                 )
                 ipc = offer.problem or IpcOffer(offer.host, places)
-    return Description(message.epoch, door, nixl, ipc)
+    return Description(message.epoch, shm, nixl, ipc)
 
 
-def _shm_offer(door: HandleEndpoint | str) -> pb.KvOffer:
-    if isinstance(door, str):
-        return pb.KvOffer(connector=pb.CONNECTOR_SHM, problem=door)
+def _shm_offer(shm: HandleEndpoint | str) -> pb.KvOffer:
+    if isinstance(shm, str):
+        return pb.KvOffer(connector=pb.CONNECTOR_SHM, problem=shm)
     return pb.KvOffer(
         connector=pb.CONNECTOR_SHM,
-        address=door.address,
-        host=door.host,
-        num_blocks=door.num_blocks,
+        address=shm.address,
+        host=shm.host,
+        num_blocks=shm.num_blocks,
     )
 
 

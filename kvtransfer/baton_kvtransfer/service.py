@@ -40,7 +40,7 @@ class ServedPools:
     """Pools that claimants fetch from, one per cache group, with the transports they offer.
 
     Attributes:
-        door: socket that passes the descriptors of shared memory; or the reason for none.
+        shm: socket that passes the descriptors of shared memory; or the reason for none.
         nixl: NIXL agent of the pools; or the reason for none.
         ipc: CUDA IPC handles of the pools; or the reason for none.
     """
@@ -48,7 +48,7 @@ class ServedPools:
     pools: Sequence[KvPool]
     pairing: Pairing
     epoch: int
-    door: HandleEndpoint | str = "its pools are not in shared memory"
+    shm: HandleEndpoint | str = "its pools are not in shared memory"
     nixl: NixlSource | str = "the other worker does not offer it"
     ipc: IpcOffer | str = "the pools of the other worker are not on a GPU"
 
@@ -70,7 +70,7 @@ class KvTransferService:
             nixl = served.nixl
         elif pb.CONNECTOR_NIXL in request.connectors:
             nixl = await served.nixl.offer()
-        description = Description(served.epoch, served.door, nixl, served.ipc)
+        description = Description(served.epoch, served.shm, nixl, served.ipc)
         return description_to_message(description)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[Event]:
@@ -129,7 +129,7 @@ def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
     if connector is Connector.GRPC:
         return PayloadSender()
     offered = {
-        Connector.SHM: served.door,
+        Connector.SHM: served.shm,
         Connector.NIXL: served.nixl,
         Connector.CUDA_IPC: served.ipc,
     }[connector]
@@ -142,11 +142,11 @@ async def _stream(
     lease: Lease, pools: Sequence[KvPool], sender: Sender, num_held: int
 ) -> AsyncIterator[Event]:
     """Yields the manifest, blocks as they are filled, and the result."""
-    num_blocks = lease.extent.num_blocks
+    num_blocks = lease.blocks.num_blocks
     if num_held > num_blocks:
         raise NotFoundError(f"{num_held} blocks are held of a lease of {num_blocks}")
     yield pb.FetchResponse(manifest=pb.Manifest(generation=lease.generation, num_blocks=num_blocks))
-    due = [lease.extent.due(pool.layout.window, num_held) for pool in pools]
+    due = [lease.blocks.due(pool.layout.window, num_held) for pool in pools]
     sent = num_held
     while not lease.is_complete or sent < num_blocks:
         await lease.filled_beyond(sent)

@@ -76,9 +76,9 @@ class Sources:
         self._nixl_problem = nixl_problem
         self._cuda = cuda or DriverMemory()
         self._socket_dir = socket_dir
-        self._ways: dict[_Source, asyncio.Task[Transport]] = {}
+        self._transports: dict[_Source, asyncio.Task[Transport]] = {}
 
-    async def way(self, endpoint: str, epoch: int) -> Transport:
+    async def transport(self, endpoint: str, epoch: int) -> Transport:
         """Returns the transport of the source at `endpoint`, in its incarnation `epoch`.
 
         Raises the errors of `describe`, and `FailedPreconditionError` if the source has another
@@ -88,20 +88,20 @@ class Sources:
             return Transport(PayloadReceiver(), "no other is allowed here")
         source = endpoint, epoch
         self._drop_if_lost(source)
-        if source not in self._ways:
-            self._ways[source] = asyncio.create_task(self._choose(source))
-            self._ways[source].add_done_callback(partial(self._forget_failed, source))
-        return await asyncio.shield(self._ways[source])
+        if source not in self._transports:
+            self._transports[source] = asyncio.create_task(self._choose(source))
+            self._transports[source].add_done_callback(partial(self._forget_failed, source))
+        return await asyncio.shield(self._transports[source])
 
     def lost(self, endpoint: str, epoch: int) -> None:
         """Closes the transport of a source that could not be reached."""
-        way = self._ways.get((endpoint, epoch))
-        if way is not None and way.done():
+        transport = self._transports.get((endpoint, epoch))
+        if transport is not None and transport.done():
             self._drop((endpoint, epoch))
 
     def close(self) -> None:
         """Closes all transports. Idempotent."""
-        for source in tuple(self._ways):
+        for source in tuple(self._transports):
             self._drop(source)
         self._nixl.close()
 
@@ -148,8 +148,8 @@ class Sources:
         if connector is Connector.SHM:
             if not self._on_cpu:
                 raise UnavailableError("the pools of this worker are not in host memory")
-            door, layouts = _offered(described.door), [pool.layout for pool in self._pools]
-            receiver = await _opened(partial(shm_claimant.attach, door, layouts, self._socket_dir))
+            shm, layouts = _offered(described.shm), [pool.layout for pool in self._pools]
+            receiver = await _opened(partial(shm_claimant.attach, shm, layouts, self._socket_dir))
             receiver.watch(partial(self._drop, source))
             return receiver, "both are on one host and of one user"
         if self._nixl_problem:
@@ -165,34 +165,34 @@ class Sources:
         logger.info("fetching from %s by %s: %s", source[0], receiver.connector.value, reason)
         return Transport(receiver, reason, expires)
 
-    def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Transport]") -> None:
+    def _forget_failed(self, source: _Source, choice: "asyncio.Task[Transport]") -> None:
         """Removes a choice that failed, so that the next fetch asks the source again."""
-        failed = choosing.cancelled() or choosing.exception() is not None
-        if failed and self._ways.get(source) is choosing:
-            del self._ways[source]
+        failed = choice.cancelled() or choice.exception() is not None
+        if failed and self._transports.get(source) is choice:
+            del self._transports[source]
 
     def _forget_others(self, source: _Source) -> None:
         """Drops other epochs of the same endpoint, which has one incarnation at a time."""
-        for other in tuple(self._ways):
-            if other != source and other[0] == source[0] and self._ways[other].done():
+        for other in tuple(self._transports):
+            if other != source and other[0] == source[0] and self._transports[other].done():
                 self._drop(other)
 
     def _drop_if_lost(self, source: _Source) -> None:
-        choosing = self._ways.get(source)
-        if choosing is None or not choosing.done() or choosing.cancelled():
+        choice = self._transports.get(source)
+        if choice is None or not choice.done() or choice.cancelled():
             return
-        if choosing.exception() is not None:
+        if choice.exception() is not None:
             return
-        chosen, now = choosing.result(), asyncio.get_running_loop().time()
+        chosen, now = choice.result(), asyncio.get_running_loop().time()
         if not chosen.receiver.is_open or now >= chosen.expires:
             self._drop(source)
 
     def _drop(self, source: _Source) -> None:
-        choosing = self._ways.pop(source)
-        if not choosing.done():
-            choosing.cancel()
-        elif not choosing.cancelled() and choosing.exception() is None:
-            choosing.result().receiver.close()
+        choice = self._transports.pop(source)
+        if not choice.done():
+            choice.cancel()
+        elif not choice.cancelled() and choice.exception() is None:
+            choice.result().receiver.close()
 
 
 _Opened = TypeVar("_Opened", bound=Receiver)

@@ -20,10 +20,10 @@ from baton_kvtransfer.lease_machine import LeaseState
 from baton_kvtransfer.lease_table import LeaseTable
 
 # Seconds between two checks for a deadlock, which counts if two in succession find it.
-LOOK_INTERVAL = 0.1
+POLL_INTERVAL = 0.1
 
 
-class Keeper:
+class LeaseRetention:
     """Lease retention of one prefill worker, for leases whose prompts are computed."""
 
     def __init__(self, leases: LeaseTable) -> None:
@@ -56,20 +56,20 @@ class Keeper:
         """Waits until the lease is claimed and returns False, or reclaims it and returns True if a
         deadlock over blocks is found first. No claim can come between the finding and the reclaim.
         """
-        jammed_at = None
+        deadlocked_at = None
         while not lease.is_claimed:
             try:
-                async with asyncio.timeout(LOOK_INTERVAL):
+                async with asyncio.timeout(POLL_INTERVAL):
                     await lease.claimed()
             except TimeoutError:
-                is_jammed = self._is_jammed(engine)
-                if is_jammed and jammed_at == engine.num_steps and not lease.is_claimed:
+                is_deadlocked = self._is_deadlocked(engine)
+                if is_deadlocked and deadlocked_at == engine.num_steps and not lease.is_claimed:
                     lease.retract()
                     return True
-                jammed_at = engine.num_steps if is_jammed else None
+                deadlocked_at = engine.num_steps if is_deadlocked else None
         return False
 
-    def _is_jammed(self, engine: AsyncEngine) -> bool:
+    def _is_deadlocked(self, engine: AsyncEngine) -> bool:
         """Returns whether no sequence runs, although some wait here and a claimant for blocks."""
         stats = engine.stats()
         computes = stats.num_running + stats.num_awaiting_kv > 0
@@ -84,6 +84,6 @@ class Keeper:
         with engine.open(again) as stream:
             async for updates in stream.updates():
                 last = updates[-1]
-                lease.advance(last.block_ids, last.num_computed_tokens // lease.extent.block_size)
+                lease.advance(last.block_ids, last.num_computed_tokens // lease.blocks.block_size)
             lease.complete(token, lambda: engine.close_stream(request.request_id))
             await run_until(lease.over(), stream.failure())

@@ -11,7 +11,7 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
 
 # Seconds after which the prefix is computed instead.
-PULL_TIMEOUT = 10.0
+FETCH_TIMEOUT = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
     )
 
 
-async def pull(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> None:
+async def fetch_prefix(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> None:
     """Fetches the blocks of `source`, after which the sequence continues; if that fails, has the
     sequence compute them. Raises only an error that ends the sequence meanwhile.
     """
@@ -51,7 +51,7 @@ async def pull(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> No
 
 async def _fetched(fetcher: KvFetcher, source: Handle, allocation: ExternalAllocation) -> bool:
     try:
-        _, report = await fetcher.fetch(source, allocation, PULL_TIMEOUT)
+        _, report = await fetcher.fetch(source, allocation, FETCH_TIMEOUT)
     except Exception as error:
         logger.info("no remote prefix fetch from %s: %s", source.source_worker, error)
         return False

@@ -28,8 +28,8 @@ from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.wire import first_token_to_message, lease_id_of
-from baton_prefill_worker.lease_keeper import Keeper
-from baton_prefill_worker.prefix_pull import pull, source_of
+from baton_prefill_worker.lease_keeper import LeaseRetention
+from baton_prefill_worker.prefix_pull import fetch_prefix, source_of
 
 
 class PrefillService(pb_grpc.PrefillServicer):
@@ -38,7 +38,7 @@ class PrefillService(pb_grpc.PrefillServicer):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._exchange = worker.component(KvExchange)
-        self._keeper = Keeper(self._exchange.leases)
+        self._lease_retention = LeaseRetention(self._exchange.leases)
 
     async def Prefill(
         self, request: pb.PrefillRequest, context: Any
@@ -56,16 +56,16 @@ class PrefillService(pb_grpc.PrefillServicer):
         )
         _check_single(wanted)
         grammar = await engine.compile_grammar(wanted.params)
-        extent = BlockRange(len(wanted.token_ids), engine.block_size)
+        blocks = BlockRange(len(wanted.token_ids), engine.block_size)
         # The blocks are freed after the lease has ended, however this call ends.
         with (
             engine.open(wanted, grammar) as stream,
             request_spans(self._worker.id, wanted, stream),
-            self._exchange.leases.open(claim, extent) as lease,
+            self._exchange.leases.open(claim, blocks) as lease,
         ):
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             if source is not None:
-                await pull(stream, self._exchange.fetcher, source)
+                await fetch_prefix(stream, self._exchange.fetcher, source)
             last: SequenceUpdate | None = None
             num_scored = 1  # The first token of a prompt has no log-probability.
             async for updates in stream.updates():
@@ -73,7 +73,7 @@ class PrefillService(pb_grpc.PrefillServicer):
                     assert stream.first_step is not None, "an update of no step"
                     yield _started(updates[0], wanted, stream.first_step)
                 last = updates[-1]
-                lease.advance(last.block_ids, last.num_computed_tokens // extent.block_size)
+                lease.advance(last.block_ids, last.num_computed_tokens // blocks.block_size)
                 for update in updates:
                     if update.prompt_logprobs:
                         yield _prompt_logprobs(num_scored, update.prompt_logprobs, wanted)
@@ -82,13 +82,13 @@ class PrefillService(pb_grpc.PrefillServicer):
             token = _first_token(last)
             # A sequence that finishes with its first token needs no handoff; its lease ends with
             # this call.
-            goes_on = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
-            is_handed_over = goes_on and request.decode_worker
+            resumes = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
+            is_handed_over = resumes and request.decode_worker
             if is_handed_over:
                 lease.complete(token, lambda: engine.close_stream(wanted.request_id))
             yield _result(token, last, engine.work_done)
             if is_handed_over:
-                await self._keeper.until_released(engine, stream, wanted, lease, token)
+                await self._lease_retention.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
 
 

@@ -83,7 +83,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         if subject is None:
             raise InvalidArgumentError("subject", "is missing; set request or request_id")
         if subject == "request_id":
-            return admin_wire.explanation(self._placer.recall(request.request_id, tenant.name))
+            return admin_wire.explanation(self._placer.decision_of(request.request_id, tenant.name))
         good = await self._intake.read(request.request, self._fleet.max_model_len, tenant)
         return admin_wire.explanation(self._placer.explain(work_of(good, good.received)))
 
@@ -101,7 +101,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetInfo(
         self, _request: admin_pb2.GetInfoRequest, _context: Any
     ) -> admin_pb2.GetInfoResponse:
-        return build_info.info(has_redis=True, redis_answers=self._fleet.hears_redis, worker=None)
+        return build_info.info(has_redis=True, redis_answers=self._fleet.is_redis_up, worker=None)
 
     async def Drain(
         self, _request: admin_pb2.DrainRequest, _context: Any

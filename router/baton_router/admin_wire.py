@@ -44,17 +44,17 @@ def _phase(timings: Timings) -> admin_pb2.RequestPhase.ValueType:
 
 def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
     """Returns a whole decision. If there was no choice, its candidates have no terms."""
-    question, placement = decision.question, decision.placement
+    inputs, placement = decision.inputs, decision.placement
     if placement is None:
-        excluded = [Scored(c, {}, 0.0, 0) for c in question.candidates]
+        excluded = [Scored(c, {}, 0.0, 0) for c in inputs.candidates]
         message = pb.Placement(candidates=map(candidate_to_message, excluded))
     else:
         message = placement_to_message(placement, placement.scored)
         for single in placement.alone:
             message.candidates.append(candidate_to_message(single, computes_prompt=True))
     return admin_pb2.ExplainPlacementResponse(
-        request_id=question.request_id,
-        num_tokens=question.num_tokens,
+        request_id=inputs.request_id,
+        num_tokens=inputs.num_tokens,
         policy=decision.rules.policy,
         placement=message,
         reason=why(decision),

@@ -26,7 +26,7 @@ def test_one_sequence_in_eight_changes_in_each_step():
     plans = [load.step()[1] for _ in range(NUM_STEPS)]
     num_rows = sum(len(plan.decode_slots) for plan in plans)
     num_started = sum(len(plan.external) for plan in plans)
-    num_ended = sum(len(plan.forgotten) for plan in plans)
+    num_ended = sum(len(plan.released) for plan in plans)
     num_grown = sum(len({b for g, b in plan.cleared if g == 0}) for plan in plans)
     assert num_rows / NUM_STEPS == pytest.approx(32, rel=0.05)
     assert num_started / num_rows == pytest.approx(1 / 32, rel=0.1)

@@ -86,10 +86,10 @@ class _LooksAnew(Cluster):
     """Takes nothing from what it has seen or decided before."""
 
     def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
-        self._look_anew()
+        self._refresh_views()
         for worker in self.workers:
             worker.seen.clear()
-        return self._decided_anew(job, refused)
+        return self._redecide(job, refused)
 
 
 @pytest.mark.parametrize("kind", KINDS)

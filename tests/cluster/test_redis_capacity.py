@@ -20,7 +20,7 @@ from tests.support.waiting import until
 PAGE = ROOT / "docs" / "operations.md"
 NUM_BLOCKS = 50_000
 BLOCKS_PER_BATCH = 32
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 
 
 def promised() -> dict[str, int]:
@@ -51,7 +51,7 @@ class Cache:
             self._blocks += stored
             self._publisher.publish(KvEvents(stored=stored, removed=removed))
             # As an engine's steps come: not all at once.
-            await until(self._is_published, _PATIENCE, "the events' way to Redis")
+            await until(self._is_published, _TIMEOUT, "the events' way to Redis")
 
     def _is_published(self) -> bool:
         return self._publisher.published == self._publisher.sequence
@@ -85,7 +85,7 @@ async def test_blocks_cost_redis_at_most_what_the_page_says(supported_server):
         subscriber.start()
         subscriber.follow("w", 1)
         full = NUM_BLOCKS - BLOCKS_PER_BATCH
-        await until(lambda: index.num_blocks("w") >= full, _PATIENCE, "the router's start")
+        await until(lambda: index.num_blocks("w") >= full, _TIMEOUT, "the router's start")
         sent = figure(server, "stats", "total_net_output_bytes") - sent
         check(sent / NUM_BLOCKS, bounds, "sent to each router")
         await subscriber.stop()
@@ -97,7 +97,7 @@ async def test_record_costs_redis_at_most_what_the_page_says(supported_server):
     async with connected(server) as redis:
         worker = Registration(redis, record(1))
         worker.start()
-        await until(lambda: server.ask("SCARD", workers_key()) == 1, _PATIENCE, "registration")
+        await until(lambda: server.ask("SCARD", workers_key()) == 1, _TIMEOUT, "registration")
         keys = workers_key(), record_key(worker.record.id)
         # Of all its fields: by default Redis weighs five of them, chosen at random.
         exactly = ("SAMPLES", 0)

@@ -32,7 +32,7 @@ thrifty  tokens_per_minute=100
 """
 
 
-class HandleEndpoint:
+class TenantFiles:
     """The files of a router with tenants, and who has a token for it."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,11 +40,11 @@ class HandleEndpoint:
         self.tokens = {tenant: token for tenant, (token, _) in made.items()}
         self._lines = {tenant: line for tenant, (_, line) in made.items()}
         self._file = folder / "tokens"
-        self.let_in(*TENANTS)
+        self.write_tokens(*TENANTS)
         (folder / "allowances").write_text(ALLOWANCES)
         self.flags = {"tenants_file": self._file, "allowances": folder / "allowances"}
 
-    def let_in(self, *tenants: str) -> None:
+    def write_tokens(self, *tenants: str) -> None:
         """These, and nobody else."""
         new = self._file.with_suffix(".new")
         new.write_text("".join(f"{self._lines[tenant]}\n" for tenant in tenants))
@@ -52,13 +52,13 @@ class HandleEndpoint:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> HandleEndpoint:
-    return HandleEndpoint(Path(tmp_path_factory.mktemp("door")))
+def tenant_files(tmp_path_factory: pytest.TempPathFactory) -> TenantFiles:
+    return TenantFiles(Path(tmp_path_factory.mktemp("door")))
 
 
 @pytest.fixture(scope="module")
-def guarded(door: HandleEndpoint, single_shape: LocalCluster) -> Iterator[SecondRouter]:
-    with second_router(single_shape, http=True, **door.flags) as running:
+def guarded(tenant_files: TenantFiles, single_shape: LocalCluster) -> Iterator[SecondRouter]:
+    with second_router(single_shape, http=True, **tenant_files.flags) as running:
         yield running
 
 
@@ -105,23 +105,23 @@ async def test_a_stranger_is_told_nothing(guarded, token):
         assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_token_that_is_revoked_is_refused_without_a_restart(guarded, door):
-    token = door.tokens["fired"]
+async def test_a_token_that_is_revoked_is_refused_without_a_restart(guarded, tenant_files):
+    token = tenant_files.tokens["fired"]
     async with client_of(guarded, token) as client, http_of(guarded, token) as http:
         assert await client.generate("def", SHORT).text()
         assert (await http.get("/v1/models")).status_code == 200
-        door.let_in(*(tenant for tenant in TENANTS if tenant != "fired"))
+        tenant_files.write_tokens(*(tenant for tenant in TENANTS if tenant != "fired"))
         async with asyncio.timeout(10.0):
             while (await http.get("/v1/models")).status_code == 200:  # noqa: ASYNC110 - from outside
                 await asyncio.sleep(0.1)
         with pytest.raises(UnauthenticatedError, match="not known here"):
             await client.generate("def", SHORT).text()
-    async with client_of(guarded, door.tokens["free"]) as client:
+    async with client_of(guarded, tenant_files.tokens["free"]) as client:
         assert await client.generate("def", SHORT).text()
 
 
-async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded, door):
-    token = door.tokens["few"]
+async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded, tenant_files):
+    token = tenant_files.tokens["few"]
     async with client_of(guarded, token) as client, http_of(guarded, token) as http:
         answer = await http.post("/v1/completions", json=completion())
         assert answer.status_code == 200
@@ -145,21 +145,21 @@ async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded
         async with openai.AsyncOpenAI(base_url=url, api_key=token, max_retries=0) as ai:
             with pytest.raises(openai.RateLimitError):
                 await ai.completions.create(model="tiny", prompt="def", max_tokens=4)
-    async with client_of(guarded, door.tokens["free"]) as client:
+    async with client_of(guarded, tenant_files.tokens["free"]) as client:
         assert await client.generate("def", SHORT).text()
     await until_nothing_is_held(guarded)
 
 
-async def test_requests_that_are_no_good_count_as_well(guarded, door):
+async def test_requests_that_are_no_good_count_as_well(guarded, tenant_files):
     too_long = {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 4000}]}
-    async with http_of(guarded, door.tokens["clumsy"]) as http:
+    async with http_of(guarded, tenant_files.tokens["clumsy"]) as http:
         codes = [(await http.post("/v1/chat/completions", json=too_long)).status_code for _ in "ab"]
     assert codes == [400, 429]
 
 
-async def test_tokens_that_were_not_used_are_given_back_and_too_many_refused(guarded, door):
+async def test_tokens_that_were_not_used_are_given_back_and_too_many_refused(guarded, tenant_files):
     ids = list(range(10, 50))
-    async with client_of(guarded, door.tokens["thrifty"]) as client:
+    async with client_of(guarded, tenant_files.tokens["thrifty"]) as client:
         # Of the sixty that it may come to, one; then of seventy.
         generation = client.generate(ids[:10], SamplingParams(max_tokens=50, ignore_eos=True))
         await anext(generation)

@@ -20,7 +20,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
-from tests.support.cluster.door import Cut, HandleEndpoint, Trouble, door_to
+from tests.support.cluster.faulty_router import Disconnect, Fault, FaultyRouter, faulty_router
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.repository import ROOT
 
@@ -57,12 +57,12 @@ async def said_by(
 ) -> list[dict[str, object]]:
     """What a program says that has HOST:PORT and PROMPT behind its command line, and that it has
     behaved."""
-    troubles: list[Trouble] = [
+    faults: list[Fault] = [
         OverloadedError("too much to do", RETRY_AFTER),
         UnavailableError("no worker is there"),
-        Cut(after=6),
+        Disconnect(after=6),
     ]
-    async with door_to(cluster.address, troubles, time.monotonic) as (door, address):
+    async with faulty_router(cluster.address, faults, time.monotonic) as (proxy, address):
         process = await asyncio.create_subprocess_exec(
             *map(str, command),
             address,
@@ -80,22 +80,22 @@ async def said_by(
                 process.kill()
                 await process.wait()
         assert process.returncode == 0, err.decode()
-        check_manners(door)
+        check_manners(proxy)
     await until_nothing_is_held(cluster)
     return [json.loads(line) for line in out.splitlines()]
 
 
-def check_manners(door: HandleEndpoint) -> None:
+def check_manners(proxy: FaultyRouter) -> None:
     """Refused twice and lost once, then answered, called off, and late."""
-    assert len(door.seen) == 6
-    first, _, lost, resumed, *_ = door.seen
+    assert len(proxy.seen) == 6
+    first, _, lost, resumed, *_ = proxy.seen
     # It asks again when it was told to, and no sooner.
-    assert door.came_at[1] - door.came_at[0] >= RETRY_AFTER
-    for call in door.seen:
+    assert proxy.times[1] - proxy.times[0] >= RETRY_AFTER
+    for call in proxy.seen:
         assert call.metadata["authorization"] == "Bearer a secret"
         assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", str(call.metadata["traceparent"]))
         assert call.seconds_left is not None
-    traces = [call.metadata["traceparent"] for call in door.seen]
+    traces = [call.metadata["traceparent"] for call in proxy.seen]
     assert traces[0] == traces[1] == traces[2] == traces[3]
     assert first.seconds_left is not None
     assert resumed.seconds_left is not None
@@ -104,7 +104,7 @@ def check_manners(door: HandleEndpoint) -> None:
     # What came before the stream was cut is not asked for again.
     assert len(resumed.request.continue_from) == 2
     assert sum(len(one.ids) for one in resumed.request.continue_from) > 0
-    assert door.num_left == 2
+    assert proxy.num_left == 2
 
 
 async def check_said(cluster: LocalCluster, said: Sequence[dict[str, object]]) -> None:

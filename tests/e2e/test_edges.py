@@ -17,7 +17,7 @@ from baton.serving.network_topology import CONNECTIONS, WORKERS
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 Found = set[tuple[str, str, str | None]]
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 
 
 def connections(cluster: LocalCluster, kv_ports: dict[int, str]) -> Found:
@@ -65,7 +65,7 @@ async def test_processes_connect_to_whom_the_list_says_and_to_nobody_else(secure
     }
     prompt = "def common(prefix):\n    return prefix\n\n\n" * 8
     async with AsyncClient(secured.address, tls=secured.tls.to_router()) as client:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while not wanted <= seen:
             assert time.monotonic() < deadline, f"no connection of {wanted - seen}"
             prompt += await client.generate(prompt, SamplingParams(max_tokens=24)).text()

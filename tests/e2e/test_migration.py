@@ -20,7 +20,7 @@ from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.scraped import scrape
 from tests.support.cluster.watch import load_of, until_nothing_is_held
 from tests.support.cluster.ways import CODE, SEEDED, THREE_WAYS, answer_of, check_same
-from tests.support.cluster.wide import listed, made_whole, name_of
+from tests.support.cluster.wide import listed, name_of, restored
 from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
@@ -323,7 +323,7 @@ async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
     generation = client.generate(prompt_of(30, seed=13), PLAIN)
     seen = await told(generation, 10, killer(pair, "decode"))
     assert seen.token_ids == undisturbed
-    made_whole(pair)
+    restored(pair)
     await until_nothing_is_held(pair)
     await until_observed(lambda: router.num_fds() <= before, within=5.0, what="that all are closed")
 

@@ -16,7 +16,7 @@ from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import REDIS, Network
 from tests.support.cluster.shapes import Networked
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.wide import listed, made_whole, name_of
+from tests.support.cluster.wide import listed, name_of, restored
 from tests.support.proxy import Damage, corrupted, duplicated, ended, once, reordered, truncated
 from tests.support.waiting import until_observed
 
@@ -37,7 +37,7 @@ async def cluster(networked_shape: Networked) -> AsyncIterator[LocalCluster]:
     """All links are whole before and after, and descriptors are what they were."""
     cluster, network = networked_shape.cluster, networked_shape.network
     network.heal()
-    made_whole(cluster)
+    restored(cluster)
     async with AsyncClient(cluster.address) as client:  # each has talked with each
         for i in range(8):
             await client.generate(prompt_of(20, seed=900 + i), FEW).token_ids()
@@ -92,7 +92,7 @@ async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
     decode = (await placed(cluster, generation))["decode"]
     for _ in range(5):
         await anext(generation)
-    with network.cut("router", decode, direction):
+    with network.partition("router", decode, direction):
         assert await generation.token_ids() == undisturbed
         await until_nothing_is_held(cluster, within=SILENCE)
     assert generation.finished.usage.num_migrations >= 1
@@ -107,7 +107,7 @@ async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
     generation = client.generate(prompt, FEW)
     names = await placed(cluster, generation)
     there = "router" if link.startswith("router") else names["decode"]
-    with network.cut(there, names["prefill"], direction):
+    with network.partition(there, names["prefill"], direction):
         tokens = await generation.token_ids()
         await until_nothing_is_held(cluster, within=SILENCE)
     # Of one that only its router does not hear, the decode worker may have had all by then.

@@ -21,7 +21,7 @@ from tests.e2e.test_prefix_sharing import (
     test_the_next_turn_of_a_conversation_computes_only_what_is_new,
 )
 from tests.support.cluster import shapes
-from tests.support.cluster.wide import made_whole
+from tests.support.cluster.wide import restored
 
 __all__ = [
     "test_a_client_that_leaves_during_a_drain_leaves_nothing",
@@ -43,7 +43,7 @@ def over_nixl() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def pair(over_nixl: LocalCluster) -> LocalCluster:
-    return made_whole(over_nixl)
+    return restored(over_nixl)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(executable_path=driver)
     open_browser = webdriver.Chrome(options=options, service=service)
-    open_browser.set_page_load_timeout(PATIENCE)
+    open_browser.set_page_load_timeout(TIMEOUT)
     yield open_browser
     open_browser.quit()
 
@@ -59,7 +59,7 @@ def page(browser: webdriver.Chrome, cluster: LocalCluster) -> Iterator[webdriver
 
 
 def eventually(browser: webdriver.Chrome, condition: Any) -> Any:
-    return WebDriverWait(browser, PATIENCE, poll_frequency=0.05).until(lambda _: condition())
+    return WebDriverWait(browser, TIMEOUT, poll_frequency=0.05).until(lambda _: condition())
 
 
 def ask(page: webdriver.Chrome, prompt: str, **options: str) -> WebElement:

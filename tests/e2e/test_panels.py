@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(180)]
 BOARDS = ROOT / "helm" / "baton" / "dashboards"
 # In place of what Grafana fills in.
 FILLED_IN = {"$__rate_interval": "20s", "$instance": ".*"}
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -72,7 +72,7 @@ async def test_no_panel_is_empty_and_no_rule_fails(cluster: LocalCluster, tmp_pa
         empty = [*queries(), *((f"rule: {name}", name) for name in recorded)]
         assert len(empty) > 50
         async with load(cluster):
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TIMEOUT
             while empty and time.monotonic() < deadline:
                 await asyncio.sleep(1.0)
                 empty = [

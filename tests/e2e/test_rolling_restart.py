@@ -60,16 +60,16 @@ def whole(rolling_shape: Pools) -> Pools:
 
 async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, questions):
     busy: set[str] = set()
-    async with under_load(whole, questions, NUM_READERS) as toll:
+    async with under_load(whole, questions, NUM_READERS) as tally:
         for process in [*whole.workers, *whole.routers]:
             await until_observed(lambda p=process: is_busy(p), what=f"work for {process.name}")
             busy.add(process.name)
             await whole.replace(process)
-            await toll.more(NUM_READERS)
-    print(f"\n{toll}; seconds from SIGTERM to the end: {whole.drains}")
-    assert toll.failures == {}
+            await tally.more(NUM_READERS)
+    print(f"\n{tally}; seconds from SIGTERM to the end: {whole.drains}")
+    assert tally.failures == {}
     assert busy == set(whole.drains)
-    assert toll.num_migrations > 0
+    assert tally.num_migrations > 0
     await until_nothing_is_held(whole.cluster)
     assert not is_busy(whole.routers[1])
 
@@ -79,13 +79,13 @@ async def test_redis_is_replaced_under_load_and_so_are_workers_behind_it(whole, 
     """The new one is empty: what it has to know, it is told again."""
     redis = whole.cluster.redis
     assert redis is not None
-    async with under_load(whole, questions, NUM_READERS) as toll:
+    async with under_load(whole, questions, NUM_READERS) as tally:
         await whole.run(redis.stop)
-        await toll.more(NUM_READERS)
+        await tally.more(NUM_READERS)
         await whole.run(redis.start)
         for name in ("prefill-0", "decode-0"):
             await whole.replace(whole.cluster.process(name))
-    assert toll.failures == {}
+    assert tally.failures == {}
     await until_nothing_is_held(whole.cluster)
 
 

@@ -59,7 +59,7 @@ class Router:
                 stderr=log,
             )
 
-    def beliefs(self) -> Any:
+    def fleet_view(self) -> Any:
         """What it says of itself when asked."""
         self._probe.unlink(missing_ok=True)
         self._process.send_signal(signal.SIGUSR1)
@@ -146,7 +146,7 @@ async def test_two_routers_come_to_the_same_and_count_nothing_that_is_over(crowd
     await until_observed(lambda: subscriber.is_warm, what="a third reader")
 
     def agree() -> bool:
-        one, two = (router.beliefs() for router in routers)
+        one, two = (router.fleet_view() for router in routers)
         return one == two and one["blocks"] == contents(index)
 
     try:
@@ -154,7 +154,7 @@ async def test_two_routers_come_to_the_same_and_count_nothing_that_is_over(crowd
     finally:
         await subscriber.stop()
         await reader.aclose()
-    found = routers[0].beliefs()
+    found = routers[0].fleet_view()
     assert found["epochs"] == epochs
     assert found["counters"] == {worker: [0, 0, 0] for worker in epochs}
     assert all(len(blocks) > 10 for blocks in found["blocks"].values()), "there is something to it"

@@ -23,7 +23,7 @@ from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.shapes import Traced, tenants_file
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS, name_of
-from tests.support.serving.otlp_receiver import Collector, Told, collector_that
+from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collector_that
 
 pytestmark = pytest.mark.e2e
 
@@ -48,7 +48,7 @@ def collector(traced_shape: Traced) -> Collector:
     return traced_shape.collector
 
 
-def named(spans: list[Told], name: str) -> list[Told]:
+def named(spans: list[ReceivedSpan], name: str) -> list[ReceivedSpan]:
     return [span for span in spans if span.name == name]
 
 
@@ -58,7 +58,7 @@ def logged(cluster: LocalCluster, name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def share_told(spans: list[Told]) -> float:
+def share_told(spans: list[ReceivedSpan]) -> float:
     """How much of the time of the first span the others cover together."""
     root, *others = spans
     covered, until = 0.0, root.start
@@ -69,7 +69,7 @@ def share_told(spans: list[Told]) -> float:
     return covered / root.seconds
 
 
-def check_tree(spans: list[Told]) -> None:
+def check_tree(spans: list[ReceivedSpan]) -> None:
     """One root, and each other span is its child; but what the source of a transfer does, which is
     part of that."""
     root = spans[0]

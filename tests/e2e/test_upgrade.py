@@ -20,14 +20,14 @@ from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import (
     Pools,
     Question,
-    Toll,
+    Tally,
     clear_question,
     is_busy,
     questions_of,
     under_load,
 )
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.serving.otlp_receiver import Collector, Told, collecting
+from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,27 +85,27 @@ async def test_every_process_is_replaced_by_another_version_and_nothing_is_lost(
 ):
     with shapes.rolling(worker_drain_s=1.0) as running:
         early, late = (of_role(running, role) for role in roles_from(first))
-        async with under_load(running, questions, NUM_READERS) as toll:
+        async with under_load(running, questions, NUM_READERS) as tally:
             async with going_on(running, long) as answers:
                 if first == "decode":
-                    await upgrade(running, running.routers, newer, toll)
-                await upgrade(running, early, newer, toll)
+                    await upgrade(running, running.routers, newer, tally)
+                await upgrade(running, early, newer, tally)
                 check_gap(running)
                 before = len(collector.spans)
-                await toll.more(2 * NUM_READERS)
+                await tally.more(2 * NUM_READERS)
                 check_gap(running)
                 assert not named(collector.spans[before:], "kv.send"), "nobody is of one version"
-                await upgrade(running, late, newer, toll)
+                await upgrade(running, late, newer, tally)
             if first == "prefill":
-                await upgrade(running, running.routers, newer, toll)
-            await toll.more(2 * NUM_READERS)
-        assert toll.failures == {}
+                await upgrade(running, running.routers, newer, tally)
+            await tally.more(2 * NUM_READERS)
+        assert tally.failures == {}
         assert answers
         assert set(answers) == {long.answer[0]}
         assert {w.version for w in listed(running)} == {NEW}
         await until_nothing_is_held(running.cluster)
         assert not is_busy(running.routers[1])
-    print(f"\n{toll}; {len(answers)} long answers; seconds to the end: {running.drains}")
+    print(f"\n{tally}; {len(answers)} long answers; seconds to the end: {running.drains}")
     check_transfers(collector.spans)
     # Some went on in a version other than that in which they began.
     went_on = [r for r in decoded_in(collector.spans).values() if r == {OLD, NEW}]
@@ -121,11 +121,11 @@ def of_role(running: Pools, role: str) -> list[Process]:
     return [process for process in running.workers if process.role == role]
 
 
-async def upgrade(running: Pools, processes: list[Process], packages: Path, toll: Toll) -> None:
+async def upgrade(running: Pools, processes: list[Process], packages: Path, tally: Tally) -> None:
     """One after the other, as they are busy."""
     for process in processes:
         await running.replace(process, packages)
-        await toll.more(NUM_READERS)
+        await tally.more(NUM_READERS)
 
 
 @asynccontextmanager
@@ -171,11 +171,11 @@ def check_gap(running: Pools) -> None:
         assert said in explained.reason
 
 
-def named(spans: list[Told], name: str) -> list[Told]:
+def named(spans: list[ReceivedSpan], name: str) -> list[ReceivedSpan]:
     return [span for span in spans if span.name == name]
 
 
-def check_transfers(spans: list[Told]) -> None:
+def check_transfers(spans: list[ReceivedSpan]) -> None:
     """Blocks went from each version to itself, and between the two it was not even tried."""
     claims = {span.span_id: span for span in named(spans, "kv.transfer")}
     sent = named(spans, "kv.send")
@@ -184,7 +184,7 @@ def check_transfers(spans: list[Told]) -> None:
     assert [c.reason for c in claims.values() if "version" in c.reason] == []
 
 
-def decoded_in(spans: list[Told]) -> dict[str, set[str]]:
+def decoded_in(spans: list[ReceivedSpan]) -> dict[str, set[str]]:
     """The versions in which each request was decoded."""
     found: dict[str, set[str]] = {}
     for span in named(spans, "decode"):

@@ -47,7 +47,7 @@ class Counting:
         output = self.engine.step()
         if self.engine._ahead is not None:
             self.num_behind += 1
-            self.num_with_prompts += bool(self.engine._ahead[0].spans)
+            self.num_with_prompts += bool(self.engine._ahead[0].chunks)
         return output
 
 

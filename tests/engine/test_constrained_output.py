@@ -29,7 +29,7 @@ from tests.support.engine.engines import (
     output_of,
     request,
 )
-from tests.support.engine.kinds import KINDS, told
+from tests.support.engine.kinds import KINDS, transcript
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.streams import assert_empty, read, running
 
@@ -374,7 +374,7 @@ def test_grammars_among_requests_of_every_kind(checkpoints, plain, expected, way
     alone_of = {}
     for kind, params in others.items():
         plain.add_request(request(kind, prompts["free 0"], params))
-        alone_of[kind] = told(drain(plain)[kind])
+        alone_of[kind] = transcript(drain(plain)[kind])
     engine = load(checkpoints["tiny"], **{**WAYS[way], "num_blocks": 27})
     keys = ["words 0", *others, "json 1", "sentence 2", "free 1", "digits 0", "ebnf 1"]
     for key in keys:
@@ -384,7 +384,7 @@ def test_grammars_among_requests_of_every_kind(checkpoints, plain, expected, way
     updates = drain(engine)
     for key in keys:
         if key in others:
-            assert told(updates[key]) == alone_of[key]
+            assert transcript(updates[key]) == alone_of[key]
         else:
             assert output_of(updates[key])[0] == expected[key]
     assert engine.stats().num_preemptions > 0

@@ -112,8 +112,8 @@ def choose(
     )
     logits = chain.logits[torch.from_numpy(columns[batch_slots, lengths - 1]).long()]
     tokens = sampler.sample(logits, batch_slots, plan.sample_indices, lengths, columns).token_ids
-    for span in plan.spans:
-        for row in range(span.first_row, span.first_row + span.num_drafts):
+    for chunk in plan.chunks:
+        for row in range(chunk.first_row, chunk.first_row + chunk.num_drafts):
             draft = int(columns[batch_slots[row], lengths[row]])
             tokens[row] = accept(int(tokens[row]), draft, logits[row])
     return tokens

@@ -16,7 +16,7 @@ from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, request
-from tests.support.engine.kinds import GREEDY, KINDS, told
+from tests.support.engine.kinds import GREEDY, KINDS, transcript
 from tests.support.engine.prompts import random_prompt, sharing_prompts
 
 ROOM = {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 64}
@@ -94,7 +94,7 @@ def assert_each_as_alone(
         )
     updates = drain(engine)
     for kind in KINDS:
-        assert told(updates[kind]) == told(expected[kind]), kind
+        assert transcript(updates[kind]) == transcript(expected[kind]), kind
         assert numbers(updates[kind]) == pytest.approx(numbers(expected[kind]), abs=3e-4), kind
     assert_idle(engine)
 
@@ -308,6 +308,6 @@ def test_in_any_configuration_and_order_of_arrival_each_gets_what_it_gets_alone(
         if not to_come and not engine.has_work:
             break
     for name, kind in here.items():
-        assert told(updates[name]) == told(expected[kind]), (kind, settings)
+        assert transcript(updates[name]) == transcript(expected[kind]), (kind, settings)
         assert numbers(updates[name]) == pytest.approx(numbers(expected[kind]), abs=3e-4), kind
     assert_idle(engine)

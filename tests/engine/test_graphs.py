@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 
 from baton.engine.attention.interface import RaggedBatch
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step, ladder
+from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 
 CPU = torch.device("cpu")
 
@@ -100,7 +100,7 @@ def test_a_step_without_room_is_left_to_others():
 
 @given(st.integers(1, 2000))
 def test_the_ladder_reaches_the_largest_batch_in_small_steps(max_rows):
-    sizes = ladder(max_rows)
+    sizes = capture_sizes(max_rows)
     assert sizes[0] == 1
     assert sizes[-1] == max_rows
     assert all(small < large <= max(2 * small, small + 8) for small, large in pairwise(sizes))

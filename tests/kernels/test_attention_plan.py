@@ -8,25 +8,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kernels.attention_plan import SharedPrefix, Spans, SplitItem, plan_splits, plan_tiles
+from baton_kernels.attention_plan import Ranges, SharedPrefix, SplitItem, plan_splits, plan_tiles
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.attention_tiling import choose_tiling
-from baton_kernels.cascade import find_shared, pays
+from baton_kernels.cascade import find_shared, is_faster
 
 SPLIT, KEYS = 64, 16
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=8)
 
 
-def batch(spans: list[tuple[int, int]]) -> Spans:
-    starts, counts = (np.array(column) for column in zip(*spans, strict=True))
-    return Spans.of_batch(np.arange(len(spans)) + 3, starts, counts)
+def batch(ranges: list[tuple[int, int]]) -> Ranges:
+    starts, counts = (np.array(column) for column in zip(*ranges, strict=True))
+    return Ranges.of_batch(np.arange(len(ranges)) + 3, starts, counts)
 
 
 @given(SPANS, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2))
 def test_the_slots_of_a_token_cover_what_it_sees_once_and_in_order(
-    spans: list[tuple[int, int]], tokens_per_item: int, window: int | None, num_shared: int
+    ranges: list[tuple[int, int]], tokens_per_item: int, window: int | None, num_shared: int
 ) -> None:
-    asked = batch(spans)
+    asked = batch(ranges)
     members = np.flatnonzero(asked.starts >= SPLIT * num_shared)
     shared = []
     if num_shared and len(members) and window is None:
@@ -54,16 +54,16 @@ def test_the_slots_of_a_token_cover_what_it_sees_once_and_in_order(
 
 @given(SPANS, st.integers(1, 16))
 def test_tiles_cover_every_token_once_and_begin_with_the_longest(
-    spans: list[tuple[int, int]], tokens_per_tile: int
+    ranges: list[tuple[int, int]], tokens_per_tile: int
 ) -> None:
-    asked = batch(spans)
+    asked = batch(ranges)
     tiles = plan_tiles(asked, tokens_per_tile).tolist()
     found = {}
     for first, count, batch_slot, position in tiles:
         assert 1 <= count <= tokens_per_tile
         found |= {first + i: (batch_slot, position + i) for i in range(count)}
     expected = [
-        (3 + i, start + step) for i, (start, count) in enumerate(spans) for step in range(count)
+        (3 + i, start + step) for i, (start, count) in enumerate(ranges) for step in range(count)
     ]
     assert [found[token] for token in range(len(expected))] == expected
     assert sum(count for _, count, _, _ in tiles) == len(expected)
@@ -86,11 +86,11 @@ def test_splits_are_a_matter_of_the_model_and_in_the_deterministic_mode_of_nothi
 
 def test_sharing_pays_where_it_saves_more_reading_than_a_launch_takes() -> None:
     token_bytes = 2 * 8 * 128 * 2
-    assert not pays(1, 10**6, 16, token_bytes)
-    assert not pays(2, 512, 16, token_bytes)
-    assert pays(64, 512, 16, token_bytes)
-    assert pays(2, 32768, 16, token_bytes)
-    assert not pays(64, 512, 1, token_bytes)
+    assert not is_faster(1, 10**6, 16, token_bytes)
+    assert not is_faster(2, 512, 16, token_bytes)
+    assert is_faster(64, 512, 16, token_bytes)
+    assert is_faster(2, 32768, 16, token_bytes)
+    assert not is_faster(64, 512, 1, token_bytes)
 
 
 def test_shared_prefixes_are_found_in_the_tables() -> None:
@@ -99,26 +99,26 @@ def test_shared_prefixes_are_found_in_the_tables() -> None:
     tables[[0, 2, 5], 8:12] = [[9, 10, 11, 12], [9, 10, 11, 13], [9, 10, 14, 15]]
     tables[[1, 3], :12] = np.arange(20, 32)
     tables[4, :12] = np.arange(40, 52)
-    spans = Spans.of_batch(np.array([5, 4, 2, 3, 0, 1]), np.full(6, 190), np.ones(6, np.int64))
-    shared = find_shared(spans, tables, 16, SPLIT, 16, 2**20)
+    ranges = Ranges.of_batch(np.array([5, 4, 2, 3, 0, 1]), np.full(6, 190), np.ones(6, np.int64))
+    shared = find_shared(ranges, tables, 16, SPLIT, 16, 2**20)
     found = [(prefix.members.tolist(), prefix.num_tokens) for prefix in shared]
     assert found == [([0, 2, 4], 128), ([3, 5], 192 - SPLIT)]
-    assert find_shared(spans, tables, 16, SPLIT, 16, 1) == []
+    assert find_shared(ranges, tables, 16, SPLIT, 16, 1) == []
 
 
 @pytest.mark.parametrize("start", [63, 64, 65])
 def test_a_prefix_ends_before_the_first_token_that_asks(start: int) -> None:
     tables = np.tile(np.arange(1, 9, dtype=np.int32), (2, 1))
-    spans = Spans.of_batch(np.arange(2), np.array([start, 100]), np.ones(2, np.int64))
-    shared = find_shared(spans, tables, 16, SPLIT, 16, 2**30)
+    ranges = Ranges.of_batch(np.arange(2), np.array([start, 100]), np.ones(2, np.int64))
+    shared = find_shared(ranges, tables, 16, SPLIT, 16, 2**30)
     assert [prefix.num_tokens for prefix in shared] == ([64] if start >= 64 else [])
 
 
 @given(SPANS, st.integers(0, 3), st.integers(0, 3))
 def test_a_packed_plan_holds_its_arrays_aligned_and_nobody_behind_them(
-    spans: list[tuple[int, int]], more_items: int, more_members: int
+    ranges: list[tuple[int, int]], more_items: int, more_members: int
 ) -> None:
-    plan = plan_splits(batch(spans), SPLIT, KEYS, 4)
+    plan = plan_splits(batch(ranges), SPLIT, KEYS, 4)
     num_members = len(plan.members)
     capacity = SplitCapacity(len(plan.items) + more_items, 0, num_members + more_members)
     arrays = SplitArrays.view(torch.from_numpy(pack(plan, capacity)), capacity)

@@ -63,14 +63,14 @@ def test_bf16_goes_through_the_tensor_cores_and_float32_does_not(capability: int
 
 
 def test_a_good_variant_has_no_fault() -> None:
-    usage = tool.judge(linear("bf16"), 90, fp_fusion=True)
+    usage = tool.inspect(linear("bf16"), 90, fp_fusion=True)
     assert usage.faults == ()
     assert 0 < usage.registers <= 255
     assert usage.dynamic_shared > 0
 
 
 def test_a_variant_that_spills_is_at_fault() -> None:
-    usage = tool.judge(HOARDING, 80, fp_fusion=True)
+    usage = tool.inspect(HOARDING, 80, fp_fusion=True)
     assert usage.spilled_bytes > 0
     assert f"spills {usage.spilled_bytes} bytes of registers per thread" in usage.faults[0]
 
@@ -80,13 +80,13 @@ def test_a_variant_that_takes_too_much_shared_memory_is_at_fault() -> None:
     large = dataclasses.replace(
         linear("bf16"), constants=linear("bf16").constants | tiles, num_stages=4
     )
-    usage = tool.judge(large, 90, fp_fusion=True)
+    usage = tool.inspect(large, 90, fp_fusion=True)
     assert any("of shared memory" in fault and "than sm_90 has" in fault for fault in usage.faults)
 
 
 def test_a_variant_without_the_matrix_instructions_it_needs_is_at_fault() -> None:
     pretender = dataclasses.replace(linear("fp16"), needs_mma="bf16")
-    usage = tool.judge(pretender, 80, fp_fusion=True)
+    usage = tool.inspect(pretender, 80, fp_fusion=True)
     assert usage.faults == (
         "has no bf16 matrix instruction in its PTX, so it does not use tensor cores",
     )

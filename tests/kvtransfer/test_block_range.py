@@ -13,10 +13,10 @@ windows = st.none() | st.integers(1, 40)
 def test_what_is_due_holds_every_token_that_the_last_one_sees_and_no_block_more(
     num_tokens, block_size, window, num_held
 ):
-    extent = BlockRange(num_tokens, block_size)
+    blocks = BlockRange(num_tokens, block_size)
     first_seen = 0 if window is None else max(0, num_tokens - window)
     seen = {token // block_size for token in range(first_seen, num_tokens)}
-    assert set(extent.due(window, num_held)) == {b for b in seen if b >= num_held}
+    assert set(blocks.due(window, num_held)) == {b for b in seen if b >= num_held}
 
 
 @given(num_tokens=st.integers(1, 60), block_size=sizes, window=windows)

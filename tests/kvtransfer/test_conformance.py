@@ -207,7 +207,7 @@ async def test_it_can_be_called_off_at_every_step(way):
         baseline = len(open_files())
         await until(lambda: not ends.leases._awaited and len(ends.leases) == 0, within=5.0)
         assert len(open_files()) <= baseline
-        assert len(ends.doorkeeper._readers) == (1 if way[0] == "shm" else 0)
+        assert len(ends.handle_server._readers) == (1 if way[0] == "shm" else 0)
 
 
 STAGES = {

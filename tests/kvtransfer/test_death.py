@@ -22,7 +22,6 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import FirstToken, Handle
 from baton_kvtransfer.lease_machine import LeaseState
 from tests.support.failures import failure_of
-from tests.support.kvtransfer.far_sides import PATIENCE, FarSide, FarSides
 from tests.support.kvtransfer.held import (
     abstract_sockets,
     num_mapped,
@@ -44,6 +43,7 @@ from tests.support.kvtransfer.loopback import (
     pool_of,
     transfer,
 )
+from tests.support.kvtransfer.remote_peers import TIMEOUT, RemotePeer, RemotePeers
 from tests.support.waiting import until
 
 NUM_BLOCKS = 600
@@ -76,13 +76,13 @@ async def claimant_by(connector: Any) -> AsyncIterator[tuple[list[KvPool], Chann
     await channels.close()
 
 
-def handle_to(source: FarSide, lease_id: bytes = LEASE) -> Handle:
+def handle_to(source: RemotePeer, lease_id: bytes = LEASE) -> Handle:
     return Handle("source", source.about[0], EPOCH, lease_id, PAIRING, NUM_TOKENS, ())
 
 
 @pytest.fixture(scope="module")
-def far_side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarSides]:
-    sides = FarSides(tmp_path_factory.mktemp("far"))
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePeers]:
+    sides = RemotePeers(tmp_path_factory.mktemp("far"))
     yield sides
     sides.close()
 
@@ -90,33 +90,33 @@ def far_side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarSides]:
 async def failure_of_one_heard(call: Callable[[], Any]) -> BatonError:
     """Of the first call that its peer has heard: one that stood still closes, as it goes on, the
     connection whose pings it has not answered."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while isinstance(failure := await failure_of(call()), UnavailableError):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     return failure
 
 
-async def reach(stage: str, source: FarSide, targets: list[Any]) -> None:
+async def reach(stage: str, source: RemotePeer, targets: list[Any]) -> None:
     """Brings a fetch that has begun to a stage."""
     if stage == "before its prefill":
         return
-    await source.tell("open", LEASE.hex(), NUM_TOKENS)
+    await source.call("open", LEASE.hex(), NUM_TOKENS)
     if stage == "before the first block":
         return
-    await source.tell("advance", THERE, COUNT // 2)
+    await source.call("advance", THERE, COUNT // 2)
     half = filled_pool(NUM_BLOCKS, HYBRID[0])
     await until(
         lambda: (
             contents(targets[0], HERE[0][: COUNT // 2]) == contents(half, THERE[0][: COUNT // 2])
         ),
-        PATIENCE,
+        TIMEOUT,
     )
     if stage == "amid the blocks":
         return
-    await source.tell("hold_confirmations")
-    await source.tell("advance", THERE, COUNT)
-    await source.tell("complete")
-    assert await source.hear() == "held"
+    await source.call("hold_confirmations")
+    await source.call("advance", THERE, COUNT)
+    await source.call("complete")
+    assert await source.receive() == "held"
 
 
 STAGES = [
@@ -129,25 +129,25 @@ STAGES = [
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
 async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
-    far_side, connector, stage, signum
+    peers, connector, stage, signum
 ):
     files, mapped, shared = len(open_files()), num_mapped(), shared_files()
     segments = orphaned_segments()
-    await source_is_gone(far_side, connector, stage, signum)
+    await source_is_gone(peers, connector, stage, signum)
     await until(lambda: num_mapped() <= mapped, BOUND)
     await until(lambda: len(open_files()) <= files + 2, BOUND)  # what gRPC starts once and keeps
     assert shared_files() == shared
     assert orphaned_segments() <= segments
 
 
-async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing(far_side):
+async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing(peers):
     mapped = num_mapped()
-    await source_is_gone(far_side, "shm", "amid the blocks", signal.SIGKILL)
+    await source_is_gone(peers, "shm", "amid the blocks", signal.SIGKILL)
     await until(lambda: num_mapped() <= mapped, BOUND)
 
 
-async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum: int) -> None:
-    async with claimant_by(connector) as (targets, _, fetcher), far_side("source") as source:
+async def source_is_gone(peers: RemotePeers, connector: Any, stage: str, signum: int) -> None:
+    async with claimant_by(connector) as (targets, _, fetcher), peers("source") as source:
         own = num_mapped()
         address = source.about[1]
         fetching = asyncio.create_task(fetcher.fetch(handle_to(source), allocation(*HERE), 30.0))
@@ -169,9 +169,9 @@ async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum:
 
 @pytest.mark.parametrize("connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)])
 async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(
-    far_side, connector
+    peers, connector
 ):
-    async with claimant_by(connector) as (_, _, fetcher), far_side("source") as source:
+    async with claimant_by(connector) as (_, _, fetcher), peers("source") as source:
         source.signal(signal.SIGSTOP)
         handle = handle_to(source)
         started = asyncio.get_running_loop().time()
@@ -181,16 +181,16 @@ async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_so
 
 
 @pytest.mark.slow
-async def test_a_source_that_was_stopped_for_a_moment_goes_on(far_side):
-    async with claimant_by("auto") as (targets, _, fetcher), far_side("source") as source:
+async def test_a_source_that_was_stopped_for_a_moment_goes_on(peers):
+    async with claimant_by("auto") as (targets, _, fetcher), peers("source") as source:
         handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
         await reach("amid the blocks", source, targets)
         source.signal(signal.SIGSTOP)
         await asyncio.sleep(0.5)
         source.signal(signal.SIGCONT)
-        await source.tell("advance", THERE, COUNT)
-        await source.tell("complete")
+        await source.call("advance", THERE, COUNT)
+        await source.call("complete")
         token, _ = await fetching
     assert token == FirstToken(0, 42)
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
@@ -199,16 +199,16 @@ async def test_a_source_that_was_stopped_for_a_moment_goes_on(far_side):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
-async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(far_side, connector):
-    async with claimant_by(connector) as (targets, channels, fetcher), far_side("source") as source:
+async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(peers, connector):
+    async with claimant_by(connector) as (targets, channels, fetcher), peers("source") as source:
         handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
         await reach("amid the blocks", source, targets)
         source.signal(signal.SIGSTOP)
         assert isinstance(await failure_of(fetching), UnavailableError)
         source.signal(signal.SIGCONT)
-        await source.tell("advance", THERE, COUNT)
-        await source.tell("complete")
+        await source.call("advance", THERE, COUNT)
+        await source.call("complete")
         late = ConfirmRequest(lease_id=LEASE, generation=1, claimant=CLAIMANT)
         stub = KvTransferStub(channels.get(source.about[0]))
         assert isinstance(
@@ -221,16 +221,16 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(far_
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["before the first block", "amid the blocks"])
 async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goes_on(
-    far_side, stage, monkeypatch
+    peers, stage, monkeypatch
 ):
     """Over TCP the source has a part in every read, and an answer of it comes however late."""
     monkeypatch.setenv("UCX_TLS", "tcp")
-    async with claimant_by("nixl") as (targets, _, fetcher), far_side("source") as source:
+    async with claimant_by("nixl") as (targets, _, fetcher), peers("source") as source:
         handle = handle_to(source)
-        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), PATIENCE))
+        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), TIMEOUT))
         await reach(stage, source, targets)
         reader = fetcher._sources._nixl
-        await until(lambda: reader._agent is not None, PATIENCE)
+        await until(lambda: reader._agent is not None, TIMEOUT)
         agent = reader._agent
         # The blocks are announced and the source stops before it can answer a read of them.
         begin, asked = agent.read, asyncio.Event()
@@ -243,8 +243,8 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
             return begin(*arguments)
 
         agent.read = stop_and_read
-        announced = asyncio.create_task(source.tell("advance", THERE, COUNT))
-        async with asyncio.timeout(PATIENCE):
+        announced = asyncio.create_task(source.call("advance", THERE, COUNT))
+        async with asyncio.timeout(TIMEOUT):
             await asked.wait()
         started = loop.time()
         assert isinstance(await failure_of(fetching), UnavailableError)
@@ -263,11 +263,11 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
         for target in targets:
             target.content.zero_()
         lease_id = bytes([9]) * 16
-        await source.tell("open", lease_id.hex(), NUM_TOKENS)
-        await source.tell("advance", THERE, COUNT)
-        await source.tell("complete")
+        await source.call("open", lease_id.hex(), NUM_TOKENS)
+        await source.call("advance", THERE, COUNT)
+        await source.call("complete")
         handle = handle_to(source, lease_id)
-        await fetcher.fetch(handle, allocation(*HERE), PATIENCE)
+        await fetcher.fetch(handle, allocation(*HERE), TIMEOUT)
         for target in targets:
             target.content[0].fill_(7)
         read = [target.content.clone() for target in targets]
@@ -283,31 +283,31 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
 async def test_a_claimant_that_is_killed_ends_the_lease_and_nothing_of_it_is_left(
-    far_side, connector, stage
+    peers, connector, stage
 ):
-    await claimant_is_killed(far_side, connector, stage)
+    await claimant_is_killed(peers, connector, stage)
 
 
-async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease(far_side):
-    await claimant_is_killed(far_side, "shm", "amid the blocks")
+async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease(peers):
+    await claimant_is_killed(peers, "shm", "amid the blocks")
 
 
-async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> None:
-    async with transfer(NUM_BLOCKS, layouts=HYBRID) as ends, far_side("claimant") as claimant:
+async def claimant_is_killed(peers: RemotePeers, connector: str, stage: str) -> None:
+    async with transfer(NUM_BLOCKS, layouts=HYBRID) as ends, peers("claimant") as claimant:
         readers = 1 if connector == "shm" else 0
         if stage == "early":
             await tell_to_fetch(claimant, connector, ends.endpoint)
-            await until(lambda: ends.leases._awaited, PATIENCE)
+            await until(lambda: ends.leases._awaited, TIMEOUT)
             files = len(open_files())
             claimant.signal(signal.SIGKILL)
             await until(lambda: not ends.leases._awaited, BOUND)
-            await until(lambda: not ends.doorkeeper._readers, BOUND)
+            await until(lambda: not ends.handle_server._readers, BOUND)
             assert len(open_files()) <= files
             return
         with ends.lease_of(NUM_TOKENS, LEASE) as lease:
             await tell_to_fetch(claimant, connector, ends.endpoint)
-            await until(lambda: lease.is_claimed, PATIENCE)
-            assert len(ends.doorkeeper._readers) == readers
+            await until(lambda: lease.is_claimed, TIMEOUT)
+            assert len(ends.handle_server._readers) == readers
             lease.advance(THERE, COUNT // 2 if stage == "amid the blocks" else COUNT)
             await asyncio.sleep(0.05)
             claimant.signal(signal.SIGKILL)
@@ -315,12 +315,12 @@ async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> 
                 async with asyncio.timeout(BOUND):
                     await lease.over()
             assert lease.state is LeaseState.FAILED
-            await until(lambda: not ends.doorkeeper._readers, BOUND)
+            await until(lambda: not ends.handle_server._readers, BOUND)
         assert len(ends.leases) == 0
 
 
-async def tell_to_fetch(claimant: FarSide, connector: str, endpoint: str) -> None:
-    await claimant.tell("fetch", connector, endpoint, LEASE.hex(), NUM_TOKENS, HERE)
+async def tell_to_fetch(claimant: RemotePeer, connector: str, endpoint: str) -> None:
+    await claimant.call("fetch", connector, endpoint, LEASE.hex(), NUM_TOKENS, HERE)
 
 
 @pytest.mark.parametrize(
@@ -328,13 +328,13 @@ async def tell_to_fetch(claimant: FarSide, connector: str, endpoint: str) -> Non
     [("grpc", "shm", "auto"), pytest.param(("nixl", "nixl"), marks=pytest.mark.slow)],
     ids=str,
 )
-async def test_both_sides_in_processes_of_their_own(far_side, connectors):
+async def test_both_sides_in_processes_of_their_own(peers, connectors):
     """The whole of it, so that what the other tests kill is known to work."""
-    async with far_side("source") as source, far_side("claimant") as claimant:
+    async with peers("source") as source, peers("claimant") as claimant:
         for turn, connector in enumerate(connectors):
             lease_id = bytes([turn]).hex() * 16
-            await source.tell("open", lease_id, NUM_TOKENS)
-            await source.tell("advance", THERE, COUNT)
-            await source.tell("complete")
-            await claimant.tell("fetch", connector, source.about[0], lease_id, NUM_TOKENS, HERE)
-            assert await claimant.hear() == "fetched"
+            await source.call("open", lease_id, NUM_TOKENS)
+            await source.call("advance", THERE, COUNT)
+            await source.call("complete")
+            await claimant.call("fetch", connector, source.about[0], lease_id, NUM_TOKENS, HERE)
+            assert await claimant.receive() == "fetched"

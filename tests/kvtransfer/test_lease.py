@@ -174,7 +174,7 @@ async def test_blocks_that_were_filled_stay_filled():
 async def test_tables_grow_with_what_is_computed_and_lose_what_a_window_has_passed():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
-        assert lease.extent.num_blocks == 3
+        assert lease.blocks.num_blocks == 3
         lease.advance(((1,), (4,)), 1)
         assert lease.state is LeaseState.COMPUTING
         lease.advance(((1, 2), (4, 5)), 1)

@@ -142,7 +142,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        if self.claimant.apply(ClaimantEvent.ASKED):
+        if self.claimant.apply(ClaimantEvent.REQUESTED):
             self.messages.append(SourceEvent.CLAIMED)
 
     @rule(event=st.sampled_from([ClaimantEvent.TIMED_OUT, ClaimantEvent.BROKEN]))

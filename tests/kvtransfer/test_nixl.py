@@ -186,7 +186,7 @@ async def test_agents_that_were_left_are_few_and_end_in_time(monkeypatch):
     st.builds(NixlOffer, st.binary(), st.lists(REGIONS).map(tuple)) | PROBLEMS,
     st.builds(IpcOffer, st.text(), st.lists(IPC_REGIONS).map(tuple)) | PROBLEMS,
 )
-def test_a_description_arrives_as_it_was(epoch, door, nixl, ipc):
-    description = Description(epoch, door, nixl, ipc)
+def test_a_description_arrives_as_it_was(epoch, shm, nixl, ipc):
+    description = Description(epoch, shm, nixl, ipc)
     message = description_to_message(description).SerializeToString()
     assert description_of(DescribeResponse.FromString(message)) == description

@@ -38,10 +38,10 @@ class Pools:
             for offset in range(size):
                 source = self._slots[move.group, move.source, offset]
                 self._slots[move.group, move.target, offset] = source
-        for span in plan.spans:
-            sequence = span.sequence
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
             for group, tables in enumerate(scheduler.batch_slots.block_tables):
-                for position in range(span.start, span.end):
+                for position in range(chunk.start, chunk.end):
                     block_id = int(tables[sequence.batch_slot, position // size])
                     assert block_id != NULL_BLOCK, "computed into no block"
                     content = int(sequence.tokens[0]), position
@@ -59,23 +59,23 @@ class Source:
 
     def __init__(self, request: Request, windows: Windows, block_size: int) -> None:
         self._first_token = request.token_ids[0]
-        self._extent = BlockRange(len(request.token_ids), block_size)
-        self._due = [self._extent.due(window, 0) for window in windows]
+        self._blocks = BlockRange(len(request.token_ids), block_size)
+        self._due = [self._blocks.due(window, 0) for window in windows]
         self._tables: tuple[tuple[int, ...], ...] = ()
         self._num_filled = 0
         self.is_complete = False
 
     def take(self, progress: SequenceProgress) -> None:
         self._tables = progress.block_ids
-        self._num_filled = progress.num_computed_tokens // self._extent.block_size
+        self._num_filled = progress.num_computed_tokens // self._blocks.block_size
         if progress.token_ids:
-            self._num_filled, self.is_complete = self._extent.num_blocks, True
-            assert progress.num_computed_tokens == self._extent.num_tokens
-            assert {len(table) for table in self._tables} == {self._extent.num_blocks}
+            self._num_filled, self.is_complete = self._blocks.num_blocks, True
+            assert progress.num_computed_tokens == self._blocks.num_tokens
+            assert {len(table) for table in self._tables} == {self._blocks.num_blocks}
 
     def check(self, pools: Pools) -> None:
         """Everything that could be read now is what a claimant expects."""
-        size, num_tokens = self._extent.block_size, self._extent.num_tokens
+        size, num_tokens = self._blocks.block_size, self._blocks.num_tokens
         for group, (due, table) in enumerate(zip(self._due, self._tables, strict=False)):
             for i in range(due.start, self._num_filled):
                 positions = range(i * size, min((i + 1) * size, num_tokens))

@@ -44,13 +44,13 @@ from tests.support.repository import ROOT
 TIMEOUT = 10.0
 
 
-async def attached(door, layouts=HYBRID):
-    return await asyncio.to_thread(attach, door, layouts)
+async def attached(shm, layouts=HYBRID):
+    return await asyncio.to_thread(attach, shm, layouts)
 
 
-async def refusal(door, layouts=HYBRID) -> str:
+async def refusal(shm, layouts=HYBRID) -> str:
     with pytest.raises(UnavailableError) as caught:
-        await attached(door, layouts)
+        await attached(shm, layouts)
     return str(caught.value)
 
 
@@ -60,17 +60,17 @@ def two_pools() -> list[KvPool]:
 
 async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
     pools = two_pools()
-    async with HandleServer(pools) as keeper:
+    async with HandleServer(pools) as server:
         mapped = num_mapped()
-        receiver = await attached(keeper.door)
+        receiver = await attached(server.endpoint)
         gone = asyncio.Event()
         receiver.watch(gone.set)
-        assert (len(keeper._readers), num_mapped()) == (1, mapped + 2)
-        other = await attached(keeper.door)
-        assert len(keeper._readers) == 2
+        assert (len(server._readers), num_mapped()) == (1, mapped + 2)
+        other = await attached(server.endpoint)
+        assert len(server._readers) == 2
         other.close()
         async with asyncio.timeout(2.0):
-            while len(keeper._readers) > 1:  # noqa: ASYNC110 - looks from outside
+            while len(server._readers) > 1:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.005)
     async with asyncio.timeout(2.0):
         await gone.wait()
@@ -84,10 +84,10 @@ async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
 
 
 async def test_the_door_is_gone_with_its_keeper():
-    async with HandleServer(two_pools()) as keeper:
-        assert any(keeper.door.address in name for name in abstract_sockets())
-    assert not any(keeper.door.address in name for name in abstract_sockets())
-    assert "refused" in await refusal(keeper.door)
+    async with HandleServer(two_pools()) as server:
+        assert any(server.endpoint.address in name for name in abstract_sockets())
+    assert not any(server.endpoint.address in name for name in abstract_sockets())
+    assert "refused" in await refusal(server.endpoint)
 
 
 async def test_pools_of_memory_of_their_own_have_no_door():
@@ -97,29 +97,29 @@ async def test_pools_of_memory_of_their_own_have_no_door():
 
 
 async def test_a_worker_on_another_host_is_not_tried():
-    async with HandleServer(two_pools()) as keeper:
-        assert "another host" in await refusal(replace(keeper.door, host="elsewhere"))
-        assert not keeper._readers
+    async with HandleServer(two_pools()) as server:
+        assert "another host" in await refusal(replace(server.endpoint, host="elsewhere"))
+        assert not server._readers
 
 
 @pytest.mark.parametrize("side", [source_side, shm_claimant], ids=["source", "claimant"])
 async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypatch):
     monkeypatch.setattr(side, "is_same_user", lambda _connection: False)
-    async with HandleServer(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as server:
         files = len(open_files())
-        await refusal(keeper.door)
+        await refusal(server.endpoint)
         await asyncio.sleep(0.01)
-        assert not keeper._readers
+        assert not server._readers
         assert len(open_files()) <= files
 
 
 async def test_pools_of_another_number_or_size_are_not_mapped():
-    async with HandleServer(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as server:
         mapped = num_mapped()
-        assert "2 pools" in await refusal(keeper.door, HYBRID[:1])
-        assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(5, 6)))
-        assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(4, 5)))
-        assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(5, 2**40)))
+        assert "2 pools" in await refusal(server.endpoint, HYBRID[:1])
+        assert "bytes where" in await refusal(replace(server.endpoint, num_blocks=(5, 6)))
+        assert "bytes where" in await refusal(replace(server.endpoint, num_blocks=(4, 5)))
+        assert "bytes where" in await refusal(replace(server.endpoint, num_blocks=(5, 2**40)))
         assert num_mapped() == mapped
 
 
@@ -135,9 +135,9 @@ async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
             with connection:
                 connection.sendall(greeting)
 
-        async with HandleServer(two_pools()) as keeper:
+        async with HandleServer(two_pools()) as server:
             answering = asyncio.create_task(asyncio.to_thread(answer))
-            assert "0 descriptors for 2" in await refusal(replace(keeper.door, address=name))
+            assert "0 descriptors for 2" in await refusal(replace(server.endpoint, address=name))
             await answering
 
 
@@ -145,8 +145,8 @@ async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
 async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
     pools, target = two_pools(), filled_pool(5, HYBRID[0])
     before = contents(target, (1, 2, 3, 4, 5))
-    async with HandleServer(pools) as keeper:
-        receiver = await attached(keeper.door)
+    async with HandleServer(pools) as server:
+        receiver = await attached(server.endpoint)
         for integrity in (Integrity.FENCE, Integrity.CHECKSUMS):
             with pytest.raises(DataLossError):
                 await receiver.receive(
@@ -157,8 +157,8 @@ async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blo
 
 
 async def test_blocks_without_checksums_are_data_loss_where_they_should_have_them():
-    async with HandleServer(two_pools()) as keeper:
-        receiver = await attached(keeper.door)
+    async with HandleServer(two_pools()) as server:
+        receiver = await attached(server.endpoint)
         run, target = BlockBatch(0, 0, source_blocks=(1, 2)), filled_pool(5, HYBRID[0])
         with pytest.raises(DataLossError, match="checksum of block 0"):
             await receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS)
@@ -177,8 +177,8 @@ async def test_a_byte_that_is_another_anywhere_in_a_block_is_data_loss(block_byt
     places, into = (2, 5, 1, 6), (3, 4, 6, 1)
     piece = shm_claimant._PIECE_BYTES
     cuts = [at for cut in range(piece, block_bytes, piece) for at in (cut - 1, cut)]
-    async with HandleServer([source]) as keeper:
-        receiver = await attached(keeper.door, layouts)
+    async with HandleServer([source]) as server:
+        receiver = await attached(server.endpoint, layouts)
         run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, places, source)
         await receiver.receive(run, target, into, Integrity.CHECKSUMS)
         assert contents(target, into) == contents(source, places)
@@ -200,8 +200,8 @@ async def test_threads_share_the_blocks_of_a_run(num_blocks, integrity, monkeypa
     source, target = filled_pool(20), pool_of(20, LAYOUT)
     places = tuple(range(num_blocks, 0, -1))
     into = tuple(range(21 - num_blocks, 21))
-    async with HandleServer([source]) as keeper:
-        receiver = await attached(keeper.door, layouts)
+    async with HandleServer([source]) as server:
+        receiver = await attached(server.endpoint, layouts)
         run = await PlaceSender(integrity).send(0, 0, places, source)
         await receiver.receive(run, target, into, integrity)
         receiver.close()
@@ -221,8 +221,8 @@ async def test_one_thread_that_fails_does_not_give_up_what_another_still_writes(
 
     first = target.content[1].data_ptr()
     monkeypatch.setattr(shm_claimant, "_copy_digested", slow_for_the_second)
-    async with HandleServer([source]) as keeper:
-        receiver = await attached(keeper.door, (LAYOUT,))
+    async with HandleServer([source]) as server:
+        receiver = await attached(server.endpoint, (LAYOUT,))
         run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source)
         source.content[1, 0] ^= 1
         receiving = asyncio.create_task(receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS))
@@ -266,7 +266,7 @@ async def test_the_fastest_that_both_have_is_taken_and_said(caplog):
         assert report.reason.startswith("both are on one host and of one user; not by cuda-ipc: ")
         assert f"fetching from {ends.endpoint} by shm" in caplog.text
         await fetched(ends, 1)
-        assert len(ends.doorkeeper._readers) == 1
+        assert len(ends.handle_server._readers) == 1
         assert caplog.text.count("fetching from") == 1
 
 
@@ -295,13 +295,13 @@ async def test_the_fence_alone_is_not_enough_on_a_wire():
 async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
     async with transfer(connector="auto") as ends:
         assert (await fetched(ends)).connector is Connector.SHM
-        for reader in tuple(ends.doorkeeper._readers):
-            ends.doorkeeper._let_go(reader)
+        for reader in tuple(ends.handle_server._readers):
+            ends.handle_server._drop_reader(reader)
         async with asyncio.timeout(2.0):
-            while ends.fetcher._sources._ways:  # noqa: ASYNC110 - looks from outside
+            while ends.fetcher._sources._transports:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.005)
         assert (await fetched(ends, 1)).connector is Connector.SHM
-        assert len(ends.doorkeeper._readers) == 1
+        assert len(ends.handle_server._readers) == 1
 
 
 async def test_handle_of_an_earlier_epoch_leaves_transfers_in_flight_alone():
@@ -317,11 +317,11 @@ async def test_handle_of_an_earlier_epoch_leaves_transfers_in_flight_alone():
             lease.advance((tuple(range(1, 9)),), 8)
             lease.complete(None, lambda: None)
             assert (await in_flight)[1].connector is Connector.SHM
-            assert len(ends.fetcher._sources._ways) == 1
+            assert len(ends.fetcher._sources._transports) == 1
 
 
 async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "_PATIENCE", 0.1)
+    monkeypatch.setattr(shm_claimant, "_TIMEOUT", 0.1)
     monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     async with transfer(connector="auto") as ends:
@@ -348,12 +348,12 @@ async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
         return Description(7, "nothing to offer", "nothing to offer")
 
     ways = sources.Sources(two_pools(), "auto", describe, NixlReader(()))
-    first = asyncio.create_task(ways.way("source", 7))
+    first = asyncio.create_task(ways.transport("source", 7))
     await asyncio.sleep(0)
     first.cancel()  # whoever asked is gone before the answer
     await asyncio.gather(first, return_exceptions=True)
     await asyncio.sleep(0.01)
-    way = await ways.way("source", 7)
+    way = await ways.transport("source", 7)
     assert way.receiver.connector is Connector.GRPC
     assert "not by shm: nothing to offer" in way.reason
     assert not answers
@@ -371,21 +371,21 @@ async def test_pools_that_are_mapped_when_nobody_wants_them_any_more_are_let_go(
 
     monkeypatch.setattr(shm_claimant, "attach", attach_slowly)
     pools = two_pools()
-    async with HandleServer(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as server:
         mapped = num_mapped()
 
         async def describe(_endpoint, _wanted):
-            return Description(7, keeper.door, "nothing to offer")
+            return Description(7, server.endpoint, "nothing to offer")
 
         ways = sources.Sources(pools, "shm", describe, NixlReader(()))
-        asking = asyncio.create_task(ways.way("source", 7))
+        asking = asyncio.create_task(ways.transport("source", 7))
         assert await asyncio.to_thread(asked.wait, TIMEOUT)
         ways.close()
         going_on.set()
         with pytest.raises(asyncio.CancelledError):
             await asking
         async with asyncio.timeout(TIMEOUT):
-            while not receivers or receivers[0].is_open or keeper._readers:  # noqa: ASYNC110
+            while not receivers or receivers[0].is_open or server._readers:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert num_mapped() == mapped
 
@@ -399,13 +399,13 @@ def short_path() -> Iterator[Path]:
 
 async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
     folder = str(short_path)
-    async with HandleServer(two_pools(), folder) as keeper:
-        assert [path.name for path in short_path.iterdir()] == [keeper.door.address]
-        assert not any(keeper.door.address in name for name in abstract_sockets())
-        receiver = await asyncio.to_thread(attach, keeper.door, HYBRID, folder)
-        assert len(keeper._readers) == 1
+    async with HandleServer(two_pools(), folder) as server:
+        assert [path.name for path in short_path.iterdir()] == [server.endpoint.address]
+        assert not any(server.endpoint.address in name for name in abstract_sockets())
+        receiver = await asyncio.to_thread(attach, server.endpoint, HYBRID, folder)
+        assert len(server._readers) == 1
         receiver.close()
-        assert "cannot be read" in await refusal(keeper.door)  # who has no folder finds nobody
+        assert "cannot be read" in await refusal(server.endpoint)  # who has no folder finds nobody
     assert list(short_path.iterdir()) == []
 
 
@@ -429,8 +429,8 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
     """Needs `unshare` (util-linux) and a kernel that gives its users namespaces."""
     python = [sys.executable, "-c", ELSEWHERE]
 
-    async def outcome(door: HandleEndpoint, *folder: str) -> tuple[int, str]:
-        command = [*APART, *python, door.address, door.host, *folder]
+    async def outcome(shm: HandleEndpoint, *folder: str) -> tuple[int, str]:
+        command = [*APART, *python, shm.address, shm.host, *folder]
         ran = await asyncio.to_thread(
             subprocess.run,
             command,
@@ -442,11 +442,11 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
         return ran.returncode, ran.stderr
 
     async with HandleServer(two_pools()) as without:
-        code, said = await outcome(without.door)
+        code, said = await outcome(without.endpoint)
         assert code != 0
         assert "refused" in said
-    async with HandleServer(two_pools(), str(short_path)) as keeper:
-        code, said = await outcome(keeper.door, str(short_path))
+    async with HandleServer(two_pools(), str(short_path)) as server:
+        code, said = await outcome(server.endpoint, str(short_path))
         assert code == 0, said
 
 
@@ -457,22 +457,22 @@ async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(s
     first, second = (HandleServer(two_pools(), str(short_path)) for _ in range(2))
     async with first, second:
         names = {path.name for path in short_path.iterdir()}
-        assert names == {"other", first.door.address, second.door.address}
-        receiver = await asyncio.to_thread(attach, first.door, HYBRID, str(short_path))
+        assert names == {"other", first.endpoint.address, second.endpoint.address}
+        receiver = await asyncio.to_thread(attach, first.endpoint, HYBRID, str(short_path))
         receiver.close()
 
 
 @pytest.mark.parametrize("name", ["", "..", "../baton-kv-1", "/tmp/baton-kv-1", "baton-kv-/../1"])
 async def test_no_name_leads_out_of_the_folder(name, short_path):
-    async with HandleServer(two_pools(), str(short_path)) as keeper:
-        door = replace(keeper.door, address=name)
+    async with HandleServer(two_pools(), str(short_path)) as server:
+        shm = replace(server.endpoint, address=name)
         with pytest.raises(UnavailableError, match="no name of a socket"):
-            await asyncio.to_thread(attach, door, HYBRID, str(short_path))
+            await asyncio.to_thread(attach, shm, HYBRID, str(short_path))
 
 
 async def test_a_folder_that_cannot_have_a_socket_is_an_error(short_path):
     for folder in (short_path / "missing", short_path / ("long" * 30)):
-        keeper = HandleServer(two_pools(), str(folder))
+        server = HandleServer(two_pools(), str(folder))
         with pytest.raises(OSError, match=r"No such file|too long"):
-            async with keeper:
+            async with server:
                 raise AssertionError("it has a socket")

@@ -13,7 +13,7 @@ from baton.serving.tenant import Tenant
 from baton_router.admission.admission_queue import Forecast
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.quotas import Quota, Quotas
-from baton_router.placement.decision import Decision, Question, Rules
+from baton_router.placement.decision import Decision, PlacementInputs, Rules
 from baton_router.request import ANONYMOUS, Request, RequestOutcome
 from baton_router.usage import Account, Timings
 from tests.support.waiting import until
@@ -56,7 +56,7 @@ class Cluster:
     ) -> Forecast:
         has_room = self.num_running < self.room
         drain_seconds = 0.0 if has_room else self.drain_seconds
-        decision = earlier or Decision(Rules(), Question(request.request_id, 1, ()), None)
+        decision = earlier or Decision(Rules(), PlacementInputs(request.request_id, 1, ()), None)
         return Forecast(has_room, self.ttft_seconds, drain_seconds, decision)
 
     async def run(
@@ -239,7 +239,7 @@ async def test_controller_returns_the_decision_made_when_the_request_came():
     await first
     decision = await second
     assert decision is not None
-    assert decision.question.request_id == "second"
+    assert decision.inputs.request_id == "second"
 
 
 async def test_a_request_that_is_aborted_while_it_waits_is_told_so():

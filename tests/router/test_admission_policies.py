@@ -58,13 +58,13 @@ def test_a_decode_that_should_have_ended_still_counts():
 
 @given(st.sampled_from(ADMISSION_NAMES), arrivals, pools)
 def test_whoever_is_refused_would_not_fit_and_may_come_again(name, arrival, decodes):
-    verdict = admission_named(name)(arrival, decodes)
-    assert verdict.occupancy >= arrival.num_tokens / decodes.max_held_tokens
-    if verdict.is_admitted:
-        assert verdict.retry_after == 0
+    decision = admission_named(name)(arrival, decodes)
+    assert decision.occupancy >= arrival.num_tokens / decodes.max_held_tokens
+    if decision.is_admitted:
+        assert decision.retry_after == 0
     else:
-        assert verdict.occupancy > LIMIT
-        assert 0 <= verdict.retry_after <= 100
+        assert decision.occupancy > LIMIT
+        assert 0 <= decision.retry_after <= 100
 
 
 @given(arrivals, pools)

@@ -74,11 +74,11 @@ async def test_a_slow_stream_never_waits(monkeypatch):
     monkeypatch.setattr(asyncio, "sleep", sleep)
     coalescer = Coalescer(0.001)
     for _ in range(5):
-        await coalescer.turn()
+        await coalescer.acquire()
         moment += 0.002
     assert not waits
     moment -= 0.0015
-    await coalescer.turn()
+    await coalescer.acquire()
     assert waits == [pytest.approx(0.0005)]
 
 

@@ -11,7 +11,7 @@ from baton.v1 import decode_pb2, prefill_pb2
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.cost_model import CostModel
-from baton_router.placement.decision import DEFAULT_RULES, Question, Rules
+from baton_router.placement.decision import DEFAULT_RULES, PlacementInputs, Rules
 from baton_router.placement.policy import POLICY_NAMES
 from tests.support.router.scripted import (
     ADMITTED,
@@ -38,8 +38,8 @@ DECODE = Candidate("d", "decode", b"")
 
 
 def decided(*candidates: Candidate, needs_prefill: bool = False, rules: Rules = DEFAULT_RULES):
-    question = Question("r", NUM_TOKENS, candidates, needs_prefill=needs_prefill)
-    return rules.decide(question)
+    inputs = PlacementInputs("r", NUM_TOKENS, candidates, needs_prefill=needs_prefill)
+    return rules.decide(inputs)
 
 
 def chosen(*candidates: Candidate, **how: object) -> tuple[str, str]:
@@ -121,7 +121,7 @@ def test_equal_decode_workers_share_what_is_computed_alone_and_keep_theirs_when_
     workers = [replace(DECODE, worker=f"d{i}") for i in range(4)]
     names = [f"request-{i}" for i in range(64)]
     before, after = (
-        [DEFAULT_RULES.decide(Question(n, NUM_TOKENS, tuple(these))).decode for n in names]
+        [DEFAULT_RULES.decide(PlacementInputs(n, NUM_TOKENS, tuple(these))).decode for n in names]
         for these in (workers, workers[:3])
     )
     assert set(before) == {"d0", "d1", "d2", "d3"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
 from baton_router.fleet.candidate import Candidate
-from baton_router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
 from baton_router.placement.explanation import choices, why
 from baton_router.placement.placer import Placer
 from baton_router.request import Request, Work, work_of
@@ -23,8 +23,8 @@ HANDOFFS = Rules(conditional_disaggregation=False)
 
 
 def decided(*candidates: Candidate, broken=frozenset(), rules=HANDOFFS) -> Decision:
-    question = Question("r", 1024, candidates, broken)
-    return Decision(rules, question, rules.decide(question))
+    inputs = PlacementInputs("r", 1024, candidates, broken)
+    return Decision(rules, inputs, rules.decide(inputs))
 
 
 def test_the_reason_names_the_winner_the_next_best_and_what_decides():
@@ -99,7 +99,7 @@ def test_the_winner_is_one_of_the_choices_and_none_is_cheaper(num_prefill, num_d
     decision = decided(*cluster)
     placement = decision.placement
     assert placement is not None
-    found = list(choices(placement, decision.question))
+    found = list(choices(placement, decision.inputs))
     assert len(found) == num_prefill * num_decode
     assert placement.chosen in found
     assert sum(s.cost for s in placement.chosen) == min(sum(s.cost for s in c) for c in found)
@@ -123,19 +123,19 @@ def test_a_dry_run_is_what_would_be_done_and_is_not_remembered():
     placer = Placer(Cluster())  # type: ignore[arg-type]
     dry = placer.explain(work("r"))
     with pytest.raises(NotFoundError, match="'r'"):
-        placer.recall("r")
+        placer.decision_of("r")
     assert placer.place(work("r")) == dry
-    assert placer.recall("r") == dry
+    assert placer.decision_of("r") == dry
 
 
 def test_so_many_placements_are_remembered_and_no_more():
     placer = Placer(Cluster())  # type: ignore[arg-type]
     for i in range(200):
         placer.place(work(f"r{i}"))
-    placer.recall("r199")
-    placer.recall("r72")
+    placer.decision_of("r199")
+    placer.decision_of("r72")
     with pytest.raises(NotFoundError):
-        placer.recall("r71")
+        placer.decision_of("r71")
 
 
 def test_placer_keeps_earlier_decision_until_the_cluster_changes():
@@ -143,10 +143,10 @@ def test_placer_keeps_earlier_decision_until_the_cluster_changes():
     placer = Placer(cluster)  # type: ignore[arg-type]
     admitted_by = placer.explain(work("r"))
     assert placer.place(work("r"), earlier=admitted_by) is admitted_by
-    assert placer.recall("r") is admitted_by
-    assert placer.place(work("another"), earlier=admitted_by).question.request_id == "another"
+    assert placer.decision_of("r") is admitted_by
+    assert placer.place(work("another"), earlier=admitted_by).inputs.request_id == "another"
     without = placer.place(work("r"), refused={"holder"}, earlier=admitted_by)
-    assert [c.worker for c in without.question.candidates] == ["decode"]
+    assert [c.worker for c in without.inputs.candidates] == ["decode"]
     cluster.workers[0] = replace(HOLDER, num_queued_tokens=1)
     decision = placer.place(work("r"), earlier=admitted_by)
-    assert decision.question.candidates[0].num_queued_tokens == 1
+    assert decision.inputs.candidates[0].num_queued_tokens == 1

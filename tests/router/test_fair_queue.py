@@ -108,12 +108,12 @@ class Model(RuleBasedStateMachine):
     @rule(barred=st.sampled_from(["", "a", "b", "c"]))
     def pop(self, barred):
         waiting = self.queue.pop(lambda tenant: tenant != barred)
-        may_go = [w for w in self.inside.values() if w.tenant != barred]
-        assert (waiting is None) == (not may_go)
+        eligible = [w for w in self.inside.values() if w.tenant != barred]
+        assert (waiting is None) == (not eligible)
         self.last = waiting
         if waiting is not None:
-            assert waiting.priority == min(w.priority for w in may_go)
-            same = [w.item for w in may_go if (w.tenant, w.priority) == _line_of(waiting)]
+            assert waiting.priority == min(w.priority for w in eligible)
+            same = [w.item for w in eligible if (w.tenant, w.priority) == _line_of(waiting)]
             assert waiting.item == min(same), "first come, first served"
             del self.inside[waiting.item]
 

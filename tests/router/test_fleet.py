@@ -104,7 +104,7 @@ async def test_workers_of_another_version_pair_with_none_of_before_and_are_thoug
             before = newer.model.rates
             done = WorkDone(num_steps=100, num_prompt_tokens=10**5, seconds=1000.0)
             prefill = fleet._pool_of(replace(old, role="prefill"))
-            WorkerModel(prefill).worked(done)
+            WorkerModel(prefill).observe_work(done)
             learned = older.model.rates.prefill_seconds_per_token
             assert learned > before.prefill_seconds_per_token
             assert newer.model.rates.prefill_seconds_per_token == learned
@@ -171,9 +171,9 @@ async def test_the_first_look_waits_for_redis_and_for_what_each_worker_says():
         fleet = Fleet(redis, channels, TOKENIZER)
         fleet.start()
         try:
-            await fleet.first_look(0.3)
+            await fleet.wait_for_discovery(0.3)
             assert fleet.members == []
-            looking = asyncio.create_task(fleet.first_look(10.0))
+            looking = asyncio.create_task(fleet.wait_for_discovery(10.0))
             await asyncio.sleep(0.05)
             assert not looking.done()
             os.kill(redis_server.pid, signal.SIGCONT)
@@ -194,11 +194,11 @@ async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that
         async with registered(redis, gone):
             await until(lambda: fleet.members != [], within=5.0)
             async with asyncio.timeout(3.0):
-                await fleet.first_look(5.0)
+                await fleet.wait_for_discovery(5.0)
             member = Member(record_of(server, id="later"), PoolModel())
             fleet._members["later"] = member
-            await fleet.first_look(0.0)
-            assert not member.was_asked.is_set()
+            await fleet.wait_for_discovery(0.0)
+            assert not member.was_probed.is_set()
             del fleet._members["later"]
 
 

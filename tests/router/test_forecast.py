@@ -9,7 +9,7 @@ from baton_router.admission.forecast import QUEUE_SECONDS, Forecasts
 from baton_router.admission.policy import admission_named
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.decision import Decision, Question, Rules
+from baton_router.placement.decision import Decision, PlacementInputs, Rules
 from baton_router.request import Demand
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
@@ -34,8 +34,8 @@ class Setting:
 
     def decide(self, demand: Demand, earlier: Decision | None) -> Decision:
         rules = Rules(conditional_disaggregation=False)
-        question = Question("r", demand.num_tokens, tuple(self.candidates()))
-        return rules.decision(question, earlier)
+        inputs = PlacementInputs("r", demand.num_tokens, tuple(self.candidates()))
+        return rules.decision(inputs, earlier)
 
     def candidates(self) -> list[Candidate]:
         prefills = [
@@ -76,7 +76,7 @@ def test_forecast_keeps_the_decision_until_the_cluster_changes():
         setting.queues = [0, 10]
         changed = setting.forecasts.forecast(one, 0, first).decision
         assert changed is not None
-        assert changed.question.candidates[1].num_queued_tokens == 10
+        assert changed.inputs.candidates[1].num_queued_tokens == 10
 
 
 def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():

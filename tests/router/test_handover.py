@@ -42,7 +42,7 @@ BEFORE = [READY, tokens(0, 0, 1)]
 def giver(*rest: Any) -> Worker:
     """A worker that drains behind its second token and stops behind the third, once it is told."""
     worker = decode(*BEFORE, DRAINING)
-    worker.script += [worker.was_told, tokens(2, 2), suspended(5), *rest]
+    worker.script += [worker.was_ordered, tokens(2, 2), suspended(5), *rest]
     return worker
 
 
@@ -75,7 +75,7 @@ async def test_where_nobody_else_is_it_ends_where_it_is():
 
 async def test_what_ends_before_it_stops_has_ended():
     ending = decode(*BEFORE, DRAINING, name="d0")
-    ending.script += [ending.was_told, tokens(2, 2, 3, 4), finished()]
+    ending.script += [ending.was_ordered, tokens(2, 2, 3, 4), finished()]
     async with fleet_of(prefill(first(), RELEASED), ending, decode(name="d1")) as fleet:
         seen = await run(fleet)
         assert not fleet.member("d1").requests
@@ -122,7 +122,7 @@ async def test_what_stops_for_nobody_is_computed_again():
 
 async def test_what_stops_where_the_answer_has_not_come_to_is_computed_again():
     giving = decode(*BEFORE, DRAINING, name="d0")
-    giving.script += [giving.was_told, suspended(9), Forever()]
+    giving.script += [giving.was_ordered, suspended(9), Forever()]
     results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
     taking = decode(READY, tokens(2, 2, 3, 4), finished(), name="d1")
     async with fleet_of(Worker("p0", "prefill", Scripts(results)), giving, taking) as fleet:
@@ -133,7 +133,7 @@ async def test_a_request_moves_as_often_as_it_has_to():
     taken, taken_again = Cue(), Cue()
     first_giver = giver(taken, HANDED_OVER)
     second = decode(READY, Go(taken), tokens(2, 2, 3), DRAINING, name="d1")
-    second.script += [second.was_told, suspended(6), taken_again, HANDED_OVER]
+    second.script += [second.was_ordered, suspended(6), taken_again, HANDED_OVER]
     last = decode(READY, Go(taken_again), tokens(3, 3, 4), finished(), name="d2")
     async with fleet_of(prefill(first(), RELEASED), first_giver, second, last) as fleet:
         seen = await run(fleet)
@@ -163,7 +163,7 @@ async def test_an_aborted_request_is_let_go_of_on_both_sides():
         lifecycle = lifecycle_of(fleet)
         running = asyncio.create_task(seen_of(lifecycle))
         async with asyncio.timeout(5.0):
-            while not taking.num_said:  # noqa: ASYNC110
+            while not taking.num_sent_messages:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         lifecycle.abort()
         with pytest.raises(CancelledError):
@@ -172,7 +172,7 @@ async def test_an_aborted_request_is_let_go_of_on_both_sides():
 
 def lender(*script: Any, name: str = "d0") -> Worker:
     worker = decode(READY, tokens(0, 0, 1, 2, 3, 4), finished(), name=name)
-    worker.cached, worker.lending = 4096, list(script)
+    worker.cached, worker.share_script = 4096, list(script)
     return worker
 
 
@@ -194,11 +194,11 @@ async def test_a_prefix_is_lent_for_as_long_as_the_prompt_is_not_begun():
         running = asyncio.create_task(seen_of(lifecycle_of(fleet, prompt=LONG)))
         async with asyncio.timeout(5.0):
             # Admitted, begun, and the loan is over: what runs at the holder is the answer.
-            while computing.num_said < 2 or holder.num_running > 1:  # noqa: ASYNC110
+            while computing.num_sent_messages < 2 or holder.num_running > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         computing.script[2].event.set()
         seen = await running
-    (prefix_lease,), (asked,) = holder.loans, computing.requests
+    (prefix_lease,), (asked,) = holder.share_requests, computing.requests
     assert (prefix_lease.claimant, len(prefix_lease.block_hashes)) == (
         "p0",
         6 * 16,
@@ -225,4 +225,4 @@ async def test_nothing_is_borrowed_for_a_prompt_that_is_scored():
     )
     async with fleet_of(prefill(scores, first(), RELEASED), holder) as fleet:
         assert (await seen_of(lifecycle_of(fleet, prompt=LONG, prompt_logprobs=0))).text == "abcde"
-    assert not holder.loans
+    assert not holder.share_requests

@@ -41,11 +41,11 @@ def test_a_hot_prefix_is_lent_to_as_many_workers_as_its_rate_needs(times):
     the workers can compute the prompts' own tokens."""
     number = 2000
     rows = prompts(times * CAPACITY, number, NUM_OWN, prefix=1)
-    replayed = replay(rows, "baton", NUM_WORKERS, TOKENS_PER_SECOND, lends=True)
+    replayed = replay(rows, "baton", NUM_WORKERS, TOKENS_PER_SECOND, fetches=True)
     assert sum(replayed.num_computed_blocks) == number * NUM_OWN + NUM_PREFIX
     workers = spread(replayed)
     assert len(workers) > times
-    assert replayed.num_lent_blocks == (len(workers) - 1) * NUM_PREFIX
+    assert replayed.num_fetched_blocks == (len(workers) - 1) * NUM_PREFIX
     assert max(workers.values()) <= 1.05 * number / len(workers)
     assert ninetieth(replayed) <= 3 / CAPACITY
 
@@ -67,22 +67,22 @@ def test_where_nothing_is_lent_it_is_computed_once_on_each_of_several_workers(ti
     assert ninetieth(alone) > 2 * ninetieth(replayed)
 
 
-@pytest.mark.parametrize("lends", [True, False])
-def test_a_prefix_that_is_used_now_and_then_stays_where_it_is(lends):
+@pytest.mark.parametrize("fetches", [True, False])
+def test_a_prefix_that_is_used_now_and_then_stays_where_it_is(fetches):
     """A prompt in five seconds, and other prompts, of which all workers have some to do."""
     rare = prompts(0.02 * CAPACITY, 300, NUM_OWN, prefix=1)
     others = prompts(0.4 * CAPACITY, 6000, 1, seed=1)
     rows = sorted([*rare, *others], key=lambda row: row.arrival)
-    replayed = replay(rows, "baton", NUM_WORKERS, TOKENS_PER_SECOND, lends=lends)
+    replayed = replay(rows, "baton", NUM_WORKERS, TOKENS_PER_SECOND, fetches=fetches)
     pairs = zip(replayed.chosen, rows, strict=True)
     where = {worker for worker, row in pairs if len(row.block_ids or ()) > 1}
     assert len(where) == 1
     assert len(spread(replayed)) == NUM_WORKERS
-    assert replayed.num_lent_blocks == 0
+    assert replayed.num_fetched_blocks == 0
     assert replayed.imbalance < 1.05
 
 
 def test_one_that_a_worker_can_serve_is_copied_once_at_most_for_the_sake_of_a_short_queue():
     some = prompts(0.3 * CAPACITY, 300, NUM_OWN, prefix=1)
-    replayed = replay(some, "baton", NUM_WORKERS, TOKENS_PER_SECOND, lends=True)
+    replayed = replay(some, "baton", NUM_WORKERS, TOKENS_PER_SECOND, fetches=True)
     assert len(spread(replayed)) <= 2

@@ -13,7 +13,7 @@ from baton_router.http.connection import ConnectionLimits
 from baton_router.http.server import HttpServer
 
 WHOLE = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
-PATIENCE = 10.0
+TIMEOUT = 10.0
 
 
 class App:
@@ -45,7 +45,7 @@ class Client:
 
     async def answer(self) -> tuple[int, Any]:
         """Status and body; 0 where the connection has ended without one."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             try:
                 head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
             except (asyncio.IncompleteReadError, ConnectionError):
@@ -55,7 +55,7 @@ class Client:
         return int(head.split(" ")[1]), body if body == b"ok" else json.loads(body)["error"]
 
     async def is_closed(self) -> bool:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             try:
                 return await self._reader.read() == b""
             except ConnectionError:
@@ -168,7 +168,7 @@ async def test_while_all_connections_are_busy_a_new_one_is_told_to_come_again():
         busy = [await running.connect() for _ in range(2)]
         for client in busy:
             await client.send(WHOLE % b"slow")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while running.app.num_begun < 2:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.01)
         for refused in [await running.connect() for _ in range(5)]:

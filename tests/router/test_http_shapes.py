@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
 from baton_router.http.openai_responses import CompletionShape
-from baton_router.http.sequence_reader import Piece, ScoredToken
+from baton_router.http.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.http.tokens import TokenBytes
 
 TEXTS = ["def main():\n\treturn 'é' + \"漢字\"", "🙂🙃", " \x00\x7f\xa0\xad"]
@@ -55,7 +55,7 @@ def test_a_token_is_where_its_first_whole_character_is(tiny):
     offsets: list[int] = []
     names: list[str] = []
     for token_id in ids:  # piece by piece, as they stream
-        part = shape.part(Piece(0, tokens=(ScoredToken(token_id, -1.0),)))
+        part = shape.part(SequenceDelta(0, tokens=(ScoredToken(token_id, -1.0),)))
         assert part is not None
         offsets += part["logprobs"]["text_offset"]
         names += part["logprobs"]["tokens"]

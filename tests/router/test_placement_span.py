@@ -12,7 +12,7 @@ from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton_router.fleet.candidate import Candidate
 from baton_router.placement import placement_span
-from baton_router.placement.decision import DEFAULT_RULES, Decision, Question
+from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
 from baton_router.placement.explanation import why
 from baton_router.placement.placement_span import MAX_CANDIDATES, placing
 from baton_router.placement.placer import Placer
@@ -23,8 +23,8 @@ DECODE = Candidate("d", "decode", b"")
 
 
 def decided(*candidates: Candidate) -> Decision:
-    question = Question("r", 1024, candidates)
-    return Decision(DEFAULT_RULES, question, DEFAULT_RULES.decide(question))
+    inputs = PlacementInputs("r", 1024, candidates)
+    return Decision(DEFAULT_RULES, inputs, DEFAULT_RULES.decide(inputs))
 
 
 @pytest.fixture

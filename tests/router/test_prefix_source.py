@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.cost_model import PULL, CostModel
+from baton_router.placement.cost_model import FETCH, CostModel
 from baton_router.placement.placement import place, place_again
 from baton_router.placement.policy import POLICY_NAMES, policy_named
 from baton_router.placement.prefix_source import with_sources
@@ -66,24 +66,24 @@ MODEL = CostModel(prefill_seconds_per_token=1e-3, transfer_seconds_per_token=1e-
 def test_a_prefix_is_pulled_where_that_takes_less_time_than_to_compute_it(num_lacking, is_worth_it):
     one = Candidate("p", "prefill", b"", 400, source="d", num_source_tokens=400 + num_lacking)
     terms = MODEL.terms(one, NUM_TOKENS)
-    assert (PULL in terms) == is_worth_it
+    assert (FETCH in terms) == is_worth_it
     left = NUM_TOKENS - 400 - (num_lacking if is_worth_it else 0)
     assert terms["uncached"] == pytest.approx(left * 1e-3)
     assert terms["crowding"] == pytest.approx(2 * left * 1e-3)
     if is_worth_it:
-        assert terms[PULL] == pytest.approx(5e-3 + num_lacking * 1e-5)
+        assert terms[FETCH] == pytest.approx(5e-3 + num_lacking * 1e-5)
 
 
 def test_blocks_are_lent_and_taken_between_steps():
     rates = Rates(0.25, 1e-2, transfer_seconds_per_token=0.0)
     one = Candidate("p", "prefill", b"", source="d", num_source_tokens=64, rates=rates)
-    assert MODEL.terms(one, NUM_TOKENS)[PULL] == pytest.approx(5e-3 + 2 * 0.25)
+    assert MODEL.terms(one, NUM_TOKENS)[FETCH] == pytest.approx(5e-3 + 2 * 0.25)
 
 
 def test_a_source_that_holds_more_than_the_prompt_gives_the_prompt():
     one = Candidate("p", "prefill", b"", 0, source="d", num_source_tokens=2000)
     terms = MODEL.terms(one, NUM_TOKENS)
-    assert (terms["uncached"], terms[PULL]) == (0.0, pytest.approx(5e-3 + NUM_TOKENS * 1e-5))
+    assert (terms["uncached"], terms[FETCH]) == (0.0, pytest.approx(5e-3 + NUM_TOKENS * 1e-5))
 
 
 def test_a_placement_names_its_source_and_counts_what_comes_from_there():

@@ -20,10 +20,10 @@ def test_a_file_has_a_line_for_each_tenant_and_one_for_all_others(tmp_path):
     assert quotas.weight_of("other") == 1.0
     for tenant in ("gold", "other"):
         quotas.enter(tenant, 10)
-    assert quotas.may_go("gold")
-    assert not quotas.may_go("other")
+    assert quotas.is_admissible("gold")
+    assert not quotas.is_admissible("other")
     quotas.leave("other", 10)
-    assert quotas.may_go("other")
+    assert quotas.is_admissible("other")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_rate_allows_a_burst_and_then_its_rate():
     quotas = Quotas({"a": Quota(tokens_per_second=100.0)}, clock=lambda: now)
     taken = 0
     while now < 100.0:
-        if quotas.may_go("a"):
+        if quotas.is_admissible("a"):
             quotas.enter("a", 50)
             quotas.leave("a", 150)
             taken += 200
@@ -64,8 +64,8 @@ def test_a_rate_allows_a_burst_and_then_its_rate():
 def test_who_takes_nothing_saves_no_more_than_the_burst():
     now = 0.0
     quotas = Quotas({"a": Quota(tokens_per_second=100.0)}, clock=lambda: now)
-    assert quotas.may_go("a")
+    assert quotas.is_admissible("a")
     now = 1e6
     quotas.enter("a", 3000)
     quotas.leave("a", 0)
-    assert quotas.seconds_until_paid("a") == pytest.approx(20.0)
+    assert quotas.seconds_until_available("a") == pytest.approx(20.0)

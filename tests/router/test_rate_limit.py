@@ -32,7 +32,7 @@ def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capaci
         clock.now += seconds
         if amount <= capacity and bucket.seconds_until(amount) == 0.0:
             bucket.take(amount)
-            bucket.give_back(amount * part)
+            bucket.refund(amount * part)
             taken.append((clock.now, amount * (1 - part)))
         assert 0 <= bucket.level <= capacity
     for first, (begin, _) in enumerate(taken):

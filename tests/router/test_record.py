@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton.cluster.prefix import hash_chain
 from baton.errors import InvalidArgumentError, NotFoundError
 from baton_router.fleet.candidate import Candidate
-from baton_router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
 from baton_router.placement.policy import POLICY_NAMES
 from baton_router.placement.record.record_file import RecordFile
 from baton_router.placement.record.record_format import RecordReader, decision_line, header_line
@@ -27,7 +27,7 @@ HASHES = hash_chain(b"root", TOKENS, 16)
 
 pairs = st.frozensets(st.tuples(st.just("prefill-0"), st.sampled_from(["decode-0", "decode-1"])))
 questions = st.builds(
-    Question,
+    PlacementInputs,
     request_id=request_ids,
     num_tokens=st.integers(0, 64),
     candidates=clusters(64).map(tuple),
@@ -36,22 +36,22 @@ questions = st.builds(
 rules = st.builds(Rules, policy=st.sampled_from(POLICY_NAMES))
 
 
-def by_name(question: Question) -> Question:
-    ordered = sorted(question.candidates, key=lambda c: c.worker)
-    return replace(question, candidates=tuple(ordered))
+def by_name(inputs: PlacementInputs) -> PlacementInputs:
+    ordered = sorted(inputs.candidates, key=lambda c: c.worker)
+    return replace(inputs, candidates=tuple(ordered))
 
 
 @given(rules, st.lists(questions, max_size=6))
 def test_what_is_read_is_what_was_written_and_is_decided_as_it_was(used, asked):
     reader, before = RecordReader(), {}
     assert reader.read(header_line(used)) is None
-    for question in asked:
-        decision = Decision(used, question, used.decide(question))
+    for inputs in asked:
+        decision = Decision(used, inputs, used.decide(inputs))
         line = decision_line(1.5, decision, HASHES, before)
-        before = {c.worker: c for c in question.candidates}
+        before = {c.worker: c for c in inputs.candidates}
         recorded = reader.read(line)
         assert recorded is not None
-        assert by_name(recorded.question) == by_name(question)
+        assert by_name(recorded.inputs) == by_name(inputs)
         assert (recorded.rules, recorded.hashes) == (used, tuple(HASHES))
         (again,) = replay([recorded])
         assert again.is_same
@@ -67,8 +67,8 @@ CLUSTER = (
 
 
 def decided(request_id: str, *candidates: Candidate) -> Decision:
-    question = Question(request_id, 64, candidates or CLUSTER)
-    return Decision(DEFAULT_RULES, question, DEFAULT_RULES.decide(question))
+    inputs = PlacementInputs(request_id, 64, candidates or CLUSTER)
+    return Decision(DEFAULT_RULES, inputs, DEFAULT_RULES.decide(inputs))
 
 
 def recorder(path: Path, max_bytes: int = 2**20, num_files: int = 3) -> Recorder:
@@ -128,7 +128,7 @@ def test_files_are_bounded_kept_so_many_and_each_is_read_by_itself(tmp_path):
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["r", "r.1", "r.2"]
     assert all(file.stat().st_size <= 8192 for file in files)
-    names = [one.question.request_id for file in reversed(files) for one in read_record(file)]
+    names = [one.inputs.request_id for file in reversed(files) for one in read_record(file)]
     assert names == [f"r{i}" for i in range(300 - len(names), 300)]
     assert all(one.is_same for file in files for one in replay(read_record(file)))
 
@@ -138,8 +138,8 @@ def test_an_earlier_record_is_kept_beside_the_new_one(tmp_path):
         record = recorder(tmp_path / "r")
         record.decided(decided(name), list)
         record.stop()
-    assert [one.question.request_id for one in read_record(tmp_path / "r")] == ["second"]
-    assert [one.question.request_id for one in read_record(tmp_path / "r.1")] == ["first"]
+    assert [one.inputs.request_id for one in read_record(tmp_path / "r")] == ["second"]
+    assert [one.inputs.request_id for one in read_record(tmp_path / "r.1")] == ["first"]
 
 
 def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
@@ -155,7 +155,7 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
     record._resume_at = 0.0
     record.decided(decided("kept"), list)
     record.stop()
-    assert [one.question.request_id for one in read_record(path)] == ["kept"]
+    assert [one.inputs.request_id for one in read_record(path)] == ["kept"]
 
 
 def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path):

@@ -254,8 +254,8 @@ async def test_of_what_the_client_does_not_read_little_is_read_of_the_workers():
         events = lifecycle_of(fleet, max_tokens=4000).run()
         await anext(events)
         said = -1
-        while talking.num_said > said:
-            said = talking.num_said
+        while talking.num_sent_messages > said:
+            said = talking.num_sent_messages
             await asyncio.sleep(0.3)
         assert 64 < said < 2000
         await events.aclose()

@@ -65,7 +65,7 @@ async def test_who_computes_it_again_gets_what_the_worker_it_left_still_holds():
     computing = Worker("p0", "prefill", Scripts(results))
     giving = decode(READY, tokens(0, 0, 1), PREEMPTED)
     shared = kv_sharing_pb2.BlocksShared(num_blocks=6)
-    giving.lending = [kv_sharing_pb2.ShareResponse(shared=shared), Forever()]
+    giving.share_script = [kv_sharing_pb2.ShareResponse(shared=shared), Forever()]
     giving.cached = 4096
     taking = decode(READY, tokens(2, 2, 3, 4), finished(), name="d1")
     async with fleet_of(computing, giving, taking) as fleet:
@@ -81,7 +81,7 @@ async def test_why_the_worker_it_left_is_passed_over_is_explained():
         decision = placer.place(work_of(request), preempted_by="d0")
         assert decision.placement is not None
         assert decision.placement.decode == "d1"
-        reasons = {c.worker: c.excluded for c in decision.question.candidates}
+        reasons = {c.worker: c.excluded for c in decision.inputs.candidates}
         assert reasons == {"p0": "", "d0": "gave the request back", "d1": ""}
         lonely = placer.place(work_of(request), refused={"d1"}, preempted_by="d0")
         assert lonely.placement is not None
@@ -131,7 +131,7 @@ async def test_return_cost_is_that_of_the_successor_after_a_migration():
         rates = Rates(handoff_seconds=9.0)  # type: ignore[assignment]
 
     giving, successor = decode(READY, tokens(0, 0, 1), DRAINING), decode(Forever(), name="d1")
-    giving.script += [giving.was_told, tokens(2, 2), suspended(5), Forever()]
+    giving.script += [giving.was_ordered, tokens(2, 2), suspended(5), Forever()]
     successor.model = SlowModel(PoolModel())
     async with fleet_of(prefill(first(), RELEASED), giving, successor) as fleet:
         running = asyncio.create_task(run(fleet))

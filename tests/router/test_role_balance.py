@@ -93,7 +93,7 @@ def test_after_a_change_whoever_made_it_and_after_a_failure_roles_rest():
     assert all(b.flip is None for b in balances)
     assert "rest for 1.0 s after the last change" in balances[-1].reason
     assert seen(roles, workers, PRESSED, IDLE, 72.0)[0].flip is not None
-    roles.rest(72.0)
+    roles.begin_cooldown(72.0)
     assert all(b.flip is None for b in seen(roles, workers, PRESSED, IDLE, *range(73, 132)))
     assert seen(roles, workers, PRESSED, IDLE, 132.0)[0].flip is not None
 
@@ -146,10 +146,10 @@ loads = st.floats(0.0, 20.0)
 
 
 def flips_under(
-    workers: list[WorkerState], prefill: float, decode: float, marks: Hysteresis
+    workers: list[WorkerState], prefill: float, decode: float, limits: Hysteresis
 ) -> Iterator[Flip]:
     """What is proposed, and done, while work of this much a second arrives and is shared evenly."""
-    roles = RoleBalance(marks)
+    roles = RoleBalance(limits)
     for moment in range(800):  # a change takes 46 of them at most
         shares = (prefill / num_of("prefill", workers), decode / num_of("decode", workers))
         flip = roles.observe(workers, *shares, float(moment)).flip
@@ -164,8 +164,8 @@ def flips_under(
 def test_under_a_load_that_stays_roles_change_one_way_and_come_to_rest(
     num_prefill, num_decode, prefill, decode, low, cooldown
 ):
-    marks = Hysteresis(0.9, low, dwell_seconds=5.0, cooldown_seconds=cooldown)
-    flips = list(flips_under(pools(num_prefill, num_decode), prefill, decode, marks))
+    limits = Hysteresis(0.9, low, dwell_seconds=5.0, cooldown_seconds=cooldown)
+    flips = list(flips_under(pools(num_prefill, num_decode), prefill, decode, limits))
     assert len({flip.role for flip in flips}) <= 1
     assert len(flips) <= num_prefill + num_decode - 2
     assert len({flip.worker for flip in flips}) == len(flips)
@@ -181,8 +181,8 @@ def test_whatever_comes_changes_are_far_apart_and_leave_one_of_each(
     num_prefill, num_decode, samples, ready
 ):
     """Also where workers come and go: those of the set bits are not ready."""
-    marks = Hysteresis(dwell_seconds=3.0, cooldown_seconds=10.0)
-    roles, workers, now = RoleBalance(marks), pools(num_prefill, num_decode), 0.0
+    limits = Hysteresis(dwell_seconds=3.0, cooldown_seconds=10.0)
+    roles, workers, now = RoleBalance(limits), pools(num_prefill, num_decode), 0.0
     changes: list[float] = []
     for prefill, decode, pause in samples:
         now += pause

@@ -30,7 +30,7 @@ def test_a_worker_is_seen_as_it_is_now(steps):
                     case "learn":
                         num_steps += 1
                         work = WorkDone(num_steps, 512 * num_steps, 0, 0, 1.0 * num_steps)
-                        member.model.worked(work)
+                        member.model.observe_work(work)
                     case "later":
                         now += 5.0
             assert member.candidate(now, num_cached, excluded) == member.load.candidate(

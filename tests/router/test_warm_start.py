@@ -18,7 +18,7 @@ from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 
 NUM_WORKERS = 8
-_PATIENCE = 60.0  # seconds, for a million blocks
+_TIMEOUT = 60.0  # seconds, for a million blocks
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -44,13 +44,13 @@ async def test_a_restarted_router_knows_all_from_redis_alone(num_blocks, record_
             registration = Registration(redis, record)
             registration.start()
             stack.push_async_callback(registration.stop)
-        await until(lambda: registration._loop.answering_since is not None, _PATIENCE)
+        await until(lambda: registration._loop.answering_since is not None, _TIMEOUT)
 
         began, cpu_before = time.perf_counter(), time.thread_time()
         fleet = Fleet(redis, channels, TOKENIZER, LocalityIndex(2 * num_blocks))
         stack.push_async_callback(fleet.stop)
         fleet.start()
-        await until(lambda: len(fleet.members) == NUM_WORKERS and fleet.is_warm, _PATIENCE)
+        await until(lambda: len(fleet.members) == NUM_WORKERS and fleet.is_warm, _TIMEOUT)
         seconds = time.perf_counter() - began
         cpu = time.thread_time() - cpu_before
         print(
@@ -76,7 +76,7 @@ async def test_choosing_among_workers_asks_redis_nothing():
             fleet._on_change(
                 f"worker-{number}", replace(RECORD, id=f"worker-{number}", epoch=EPOCH)
             )
-        await until(lambda: fleet.is_warm, _PATIENCE)
+        await until(lambda: fleet.is_warm, _TIMEOUT)
         await fleet.stop()  # what goes on in the background
 
         async def num_executed() -> int:

@@ -51,7 +51,7 @@ class Source:
 
 def taught(model: WorkerModel, source: Source, reports: int) -> WorkerModel:
     for _ in range(reports):
-        model.worked(source.report())
+        model.observe_work(source.report())
     return model
 
 
@@ -80,7 +80,7 @@ def test_it_is_found_nearly_exactly_from_exact_reports(true, rng):
 def test_a_few_reports_that_are_far_off_hardly_count(rng):
     model, source = taught(WorkerModel(PoolModel(), 512), Source(SLOW, rng), 100), Source(SLOW, rng)
     for i in range(100):
-        model.worked(source.report(times=50.0 if i % 20 == 7 else 1.0))
+        model.observe_work(source.report(times=50.0 if i % 20 == 7 else 1.0))
     check_predicts(model.rates, SLOW, within=0.35)
 
 
@@ -89,7 +89,7 @@ def test_a_machine_that_has_become_slower_is_followed(rng):
     slower = Source(SLOW, rng)
     slower._done = model._done
     for _ in range(200):
-        model.worked(slower.report(times=4.0))
+        model.observe_work(slower.report(times=4.0))
     four_times = [4 * value for value in SLOW.__getstate__()[:3]]
     check_predicts(model.rates, Rates(*four_times), within=0.35)
 
@@ -100,7 +100,7 @@ def test_equal_workers_stay_equal_and_a_slow_one_is_noticed(rng):
     sources = [Source(SLOW, rng) for i in range(4)]
     for _ in range(100):
         for i, (model, source) in enumerate(zip(models, sources, strict=True)):
-            model.worked(source.report(times=3.0 if i == 3 else 1.0))
+            model.observe_work(source.report(times=3.0 if i == 3 else 1.0))
     assert models[0].rates is models[1].rates is models[2].rates
     check_predicts(models[0].rates, SLOW, within=0.35)
     ratio = models[3].rates.prefill_seconds(512, 0) / models[0].rates.prefill_seconds(512, 0)
@@ -121,12 +121,12 @@ def test_reports_that_overtake_each_other_or_say_nothing_change_nothing(rng):
     source = Source(SLOW, rng)
     first, second = source.report(), source.report()
     model = WorkerModel(PoolModel())
-    model.worked(WorkDone())
+    model.observe_work(WorkDone())
     assert model.rates == PRIOR
-    model.worked(second)
+    model.observe_work(second)
     learned = model.rates
-    model.worked(first)
-    model.worked(second)
+    model.observe_work(first)
+    model.observe_work(second)
     assert model.rates == learned
 
 
@@ -196,7 +196,7 @@ def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s
         source._done = model._done
     for _ in range(400):
         for model, source in zip(models, later, strict=True):
-            model.worked(source.report(times=5.0))
+            model.observe_work(source.report(times=5.0))
     assert [model.slowness for model in models] == [1.0, 1.0]
     check_predicts(models[0].rates, Rates(*(5 * v for v in SLOW.__getstate__()[:3])), within=0.35)
 
@@ -208,7 +208,7 @@ def test_a_busy_hour_of_all_machines_is_not_the_slowness_of_the_one_that_reports
     later = Source(SLOW, rng, noise=0.5)
     later._done = models[0]._done
     for i in range(300):
-        models[0].worked(later.report(times=3.0 if 100 <= i < 200 else 1.0))
+        models[0].observe_work(later.report(times=3.0 if 100 <= i < 200 else 1.0))
         assert [model.slowness for model in models] == [1.0, 1.0]
 
 
@@ -218,7 +218,7 @@ def test_no_token_is_for_nothing_however_noisy_the_reports(rng):
     for i in range(100):
         num_tokens = rng.randrange(10, 300)
         model.received(num_tokens, 2e-3 + 1.0 / num_tokens, "grpc")  # the more, the sooner
-        model.worked(WorkDone(i + 1, num_tokens * (i + 1), 0, 0, 5e-3 * (i + 1)))
+        model.observe_work(WorkDone(i + 1, num_tokens * (i + 1), 0, 0, 5e-3 * (i + 1)))
     assert model.rates.transfer_seconds_per_token > 0
     assert model.rates.prefill_seconds_per_token > 0
 
@@ -237,7 +237,7 @@ def test_a_decode_pool_takes_what_prompts_cost_from_its_twin_until_it_has_comput
     decode = WorkerModel(PoolModel(prefill), 512)
     taught(WorkerModel(prefill, 512), Source(FAST, rng), 60)
     check_predicts(decode.rates, FAST, within=0.3)
-    decode.worked(WorkDone(num_steps=50, num_decode_tokens=500, seconds=0.05))
+    decode.observe_work(WorkDone(num_steps=50, num_decode_tokens=500, seconds=0.05))
     check_predicts(decode.rates, FAST, within=0.3)
     taught(decode, Source(SLOW, rng), 80)
     check_predicts(decode.rates, SLOW, within=0.35)

@@ -152,7 +152,7 @@ def payload(data: bytes) -> None:
     kind = "blocks" if isinstance(event, BlockBatch) else event and event.WhichOneof("event")
     num_held = len(TABLE) if kind == "result" else 0
     handoff = Handoff(NUM_TOKENS, (LAYOUT,), ExternalAllocation("r", (TABLE,), num_held))
-    handoff.ask()
+    handoff.request()
     if kind == "manifest":
         handoff.open(event.manifest.generation, event.manifest.num_blocks)
         return

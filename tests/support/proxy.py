@@ -18,7 +18,7 @@ Damage = Callable[[bytes], list[bytes] | None]
 
 
 @dataclass
-class Way:
+class Pipe:
     """One direction of a link.
 
     Attributes:
@@ -45,8 +45,8 @@ class Way:
 class Link:
     """Between whoever connects (`there`) and whoever is connected to (`back` again)."""
 
-    there: Way = field(default_factory=Way)
-    back: Way = field(default_factory=Way)
+    there: Pipe = field(default_factory=Pipe)
+    back: Pipe = field(default_factory=Pipe)
 
 
 class Proxy:
@@ -102,11 +102,11 @@ class Proxy:
     def _accept(self) -> None:
         connection, (_, port) = self._listener.accept()
         connection.setblocking(False)
-        task = asyncio.create_task(self._carry(connection, port))
+        task = asyncio.create_task(self._forward(connection, port))
         self._connections[task] = connection
         task.add_done_callback(self._connections.pop)
 
-    async def _carry(self, connection: socket.socket, port: int) -> None:
+    async def _forward(self, connection: socket.socket, port: int) -> None:
         link = await self._link_of(port)
         reader, writer = await asyncio.open_connection(sock=connection)
         ends, pumps = [writer], []
@@ -128,15 +128,15 @@ class Proxy:
                 end.transport.abort()
 
 
-async def _pump(way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(pipe: Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while data := await reader.read(_CHUNK):
-            await asyncio.sleep(way.delay)
-            while way.is_cut:  # noqa: ASYNC110 - is set from another thread
+            await asyncio.sleep(pipe.delay)
+            while pipe.is_cut:  # noqa: ASYNC110 - is set from another thread
                 await asyncio.sleep(0.01)
-            pieces = way.take(data)
+            pieces = pipe.take(data)
             if pieces is None:
                 return
             for piece in pieces:

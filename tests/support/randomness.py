@@ -51,7 +51,7 @@ def header(chosen_seed: int | None) -> str:
     return f"random tests: seed {chosen_seed}; {VARIABLE}={chosen_seed} make nightly repeats them"
 
 
-def how_to_repeat(node_id: str, chosen_seed: int | None) -> str:
+def repeat_hint(node_id: str, chosen_seed: int | None) -> str:
     """Returns what a failed test shows of its seed."""
     variable = "" if chosen_seed is None else f"{VARIABLE}={chosen_seed} "
     return f"seed {seed_of(node_id, chosen_seed or 0)}; repeat: {variable}pytest '{node_id}'"

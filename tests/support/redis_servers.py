@@ -206,7 +206,7 @@ def redis_cluster(folder: Path, binary: Path | None = None) -> Iterator[Replicat
             what="the replication",
         )
         for server in servers:
-            _until(lambda s=server: _is_well(s), what="the start of the cluster")
+            _until(lambda s=server: _is_healthy(s), what="the start of the cluster")
         nodes = ",".join(server.node for server in masters if server is not home)
         yield Replicated(f"redis+cluster://{nodes}", home, replica)
 
@@ -215,7 +215,7 @@ def _num_known(server: RedisServer) -> int:
     return int(_cluster_info(server)["cluster_known_nodes"])
 
 
-def _is_well(server: RedisServer) -> bool:
+def _is_healthy(server: RedisServer) -> bool:
     nodes = str(server.ask("CLUSTER", "NODES"))
     return _cluster_info(server)["cluster_state"] == "ok" and "slave" in nodes
 

@@ -12,7 +12,7 @@ from baton.v1 import admin_pb2
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.lease_table import LeaseTable
-from baton_prefill_worker.lease_keeper import Keeper
+from baton_prefill_worker.lease_keeper import LeaseRetention
 from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of, rest_of
 from tests.support.worker.reference import alone, prompt_of
 
@@ -91,7 +91,7 @@ async def test_claim_at_the_moment_of_a_reclaim_gets_the_lease_or_waits(num_turn
         lease.advance(((1,),), 1)
         lease.complete(None, lambda: None)
         with pytest.raises(UnavailableError, match="claimed"):
-            await Keeper(table).until_released(engine, stream, request, lease, None)
+            await LeaseRetention(table).until_released(engine, stream, request, lease, None)
     await asyncio.gather(*claims)
 
 

@@ -27,7 +27,7 @@ TYPED = {
     CODE.DEADLINE_EXCEEDED,
 }
 # No lease will come for what is fetched here.
-PATIENCE = 0.15
+TIMEOUT = 0.15
 NUM_DAMAGED = 60
 
 
@@ -59,7 +59,7 @@ def messages(pair: Pair) -> dict[str, Message]:
 
 
 async def answered(
-    pair: Pair, call: str, request: bytes, timeout: float = PATIENCE
+    pair: Pair, call: str, request: bytes, timeout: float = TIMEOUT
 ) -> grpc.StatusCode:
     """How a call ends that is given these bytes."""
     worker = pair.decode if call.startswith("Decode") else pair.prefill

@@ -148,7 +148,7 @@ async def test_a_source_that_is_none_is_done_without(checkpoint, changes):
 
 
 async def test_a_lease_is_for_one_worker_of_one_tenant_and_one_fetch(checkpoint, monkeypatch):
-    monkeypatch.setattr("baton_prefill_worker.prefix_pull.PULL_TIMEOUT", 0.3)
+    monkeypatch.setattr("baton_prefill_worker.prefix_pull.FETCH_TIMEOUT", 0.3)
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members

@@ -3,10 +3,10 @@ from baton.worker.role_totals import RoleTotals
 
 def test_what_was_counted_in_a_role_stays_with_it():
     totals = RoleTotals()
-    totals.settle("prefill", {"steps": {(): 5}, "tokens": {("prompt",): 50, ("decode",): 0}})
-    totals.settle("prefill", {"steps": {(): 6}, "tokens": {("prompt",): 60, ("decode",): 1}})
-    totals.settle("decode", {"steps": {(): 10}, "tokens": {("prompt",): 60, ("decode",): 8}})
-    totals.settle("prefill", {"steps": {(): 11}, "tokens": {("prompt",): 65, ("decode",): 8}})
+    totals.add("prefill", {"steps": {(): 5}, "tokens": {("prompt",): 50, ("decode",): 0}})
+    totals.add("prefill", {"steps": {(): 6}, "tokens": {("prompt",): 60, ("decode",): 1}})
+    totals.add("decode", {"steps": {(): 10}, "tokens": {("prompt",): 60, ("decode",): 8}})
+    totals.add("prefill", {"steps": {(): 11}, "tokens": {("prompt",): 65, ("decode",): 8}})
     assert totals.of("steps") == {("prefill",): 7, ("decode",): 4}
     assert totals.of("tokens") == {
         ("prefill", "prompt"): 65,

@@ -24,9 +24,9 @@ class RaggedBatch:
     """Ragged batch of a step: the tokens of its sequences, one after the other.
 
     Attributes:
-        batch_slots: `[num_spans]`, the row of each sequence in the block tables.
-        starts: `[num_spans]`, the position of its first token in this step.
-        num_queries: `[num_spans]`, its number of tokens in this step.
+        batch_slots: `[num_ranges]`, the row of each sequence in the block tables.
+        starts: `[num_ranges]`, the position of its first token in this step.
+        num_queries: `[num_ranges]`, its number of tokens in this step.
         num_decodes: the leading sequences that have one token each.
         block_tables: per cache group, `[num_batch_slots, blocks]`, all of one shape; they cover all
             tokens of the step.

@@ -16,13 +16,13 @@ from baton.engine.attention.triton_attention import (
     visible_tables,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.attention_plan import TILE_FIELDS, Spans, SplitPlan, plan_splits
+from baton_kernels.attention_plan import TILE_FIELDS, Ranges, SplitPlan, plan_splits
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.paged_attention import AttentionArrays
 from baton_kernels.paged_decode import Workspace
 
-_NO_SEATS: Int64Array = np.zeros(0, np.int64)
-_NOTHING = plan_splits(Spans.of_batch(_NO_SEATS, _NO_SEATS, _NO_SEATS), 1, 1, 1)
+_NO_SLOTS: Int64Array = np.zeros(0, np.int64)
+_NOTHING = plan_splits(Ranges.of_batch(_NO_SLOTS, _NO_SLOTS, _NO_SLOTS), 1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class StaticTritonBatch:
     def rows(self, num_rows: int) -> TritonBatch:
         """Returns the first `num_rows` rows as the model's attention batch."""
         return TritonBatch(
-            _NO_SEATS,
-            _NO_SEATS,
+            _NO_SLOTS,
+            _NO_SLOTS,
             tuple(slots[:num_rows] for slots in self._slots),
             tuple(table[:num_rows] for table in self._tables),
             {

@@ -266,7 +266,7 @@ def _groups(
         indices: `[num_tokens]`, the index of each token's block in its sequence.
     """
     size, num_blocks = layout.block_size, table.shape[1]
-    begins: Int64Array | None = None  # the first block that each span sees
+    begins: Int64Array | None = None  # the first block that each range sees
     if layout.window is not None:
         begins = np.maximum(ragged.starts - (layout.window - 1), 0) // size
 
@@ -290,9 +290,9 @@ def _groups(
     if begins is not None:
         lasts -= begins
     for count in np.unique(ragged.num_queries).tolist():
-        spans = np.flatnonzero(ragged.num_queries == count)
-        for members, width in _split(lasts[spans], size * count):
-            at = spans[members]
+        ranges = np.flatnonzero(ragged.num_queries == count)
+        for members, width in _split(lasts[ranges], size * count):
+            at = ranges[members]
             numbers = (last_rows[at][:, None] + np.arange(1 - count, 1)).ravel()
             yield group(_neighbours(numbers), at, count, width)
 

@@ -14,7 +14,7 @@ from baton.engine.attention.interface import LayerAttention, RaggedBatch, upload
 from baton.engine.cache.kv_pool import KvCache, LayerPlace
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_inputs import PagedKv, ScoreRule
-from baton_kernels.attention_plan import Spans
+from baton_kernels.attention_plan import Ranges
 from baton_kernels.attention_plan_arrays import SplitCapacity
 from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
 from baton_kernels.cache_write import CacheBlocks, write_kv
@@ -52,21 +52,21 @@ class LayerKind:
         return self.num_heads // self.num_kv_heads
 
     def plan(
-        self, spans: Spans, table: TokenArray, block_size: int, tiling: AttentionTiling
+        self, ranges: Ranges, table: TokenArray, block_size: int, tiling: AttentionTiling
     ) -> AttentionPlan:
         """Splits a step into work items. Shared prefixes are attended once, if that pays (cascade).
 
         Args:
-            table: `[num_spans, blocks]`, block table of the group.
+            table: `[num_ranges, blocks]`, block table of the group.
         """
         shared = []
-        if self.window is None and len(spans) > 1:
-            is_decode = spans.num_queries == 1
-            decodes = Spans(
-                spans.batch_slots,
-                spans.starts,
+        if self.window is None and len(ranges) > 1:
+            is_decode = ranges.num_queries == 1
+            decodes = Ranges(
+                ranges.batch_slots,
+                ranges.starts,
                 is_decode.astype(np.int64),  # 0 for all others
-                spans.first_tokens,
+                ranges.first_tokens,
             )
             shared = find_shared(
                 decodes,
@@ -76,7 +76,7 @@ class LayerKind:
                 tiling.shared.num_tokens(self.group),
                 self.token_bytes,
             )
-        return plan_attention(spans, self.group, tiling, self.window, shared)
+        return plan_attention(ranges, self.group, tiling, self.window, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TritonBatch:
 
     Attributes:
         slots: per cache group, the cache slot of each token's K and V: `[num_tokens]`.
-        tables: per cache group, the blocks of each span: `[num_spans, blocks]`.
+        tables: per cache group, the blocks of each range: `[num_ranges, blocks]`.
         work: per kind of layer.
     """
 
@@ -181,9 +181,9 @@ class TritonAttention:
     ) -> dict[LayerKind, AttentionPlan]:
         """Returns the plan of each kind of layer; the sequences are rows of `tables`."""
         numbers = np.arange(len(ragged.batch_slots))
-        spans = Spans.of_batch(numbers, ragged.starts, ragged.num_queries)
+        ranges = Ranges.of_batch(numbers, ragged.starts, ragged.num_queries)
         return {
-            kind: kind.plan(spans, tables[kind.cache_group], self.block_size, tiling)
+            kind: kind.plan(ranges, tables[kind.cache_group], self.block_size, tiling)
             for kind, tiling in self.tilings.items()
         }
 

@@ -108,10 +108,10 @@ class GrammarCompiler:
         """Returns the outcome, and whether to cache it."""
         if self._vocabulary is None:
             return _Refusal(self._unusable), False
-        verdict = self._trials.run(grammar)
-        if verdict.problem is not None:
-            return _Refusal(verdict.problem), verdict.is_lasting
-        native, num_bytes = verdict.native, verdict.num_bytes
+        result = self._trials.run(grammar)
+        if result.problem is not None:
+            return _Refusal(result.problem), result.is_final
+        native, num_bytes = result.native, result.num_bytes
         compiled = CompiledGrammar(native, num_bytes, self._vocabulary, self._limits)
         return compiled, num_bytes <= self._cache_bytes // 4
 

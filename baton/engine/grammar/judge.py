@@ -66,30 +66,30 @@ class GrammarLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialResult:
     """Result of a trial.
 
     Attributes:
         native: the grammar in llguidance's format.
         problem: reason for rejection; None if it is accepted.
-        is_lasting: whether another trial would give the same verdict, regardless of CPU load.
+        is_final: whether another trial would give the same result, regardless of CPU load.
         num_bytes: memory that compilation takes, in bytes.
     """
 
     native: str = ""
     problem: str | None = None
-    is_lasting: bool = True
+    is_final: bool = True
     num_bytes: int = 0
 
 
 def reason_of(error: str) -> str:
     """Returns the reason from an error of llguidance, without the grammar's text around it."""
     lines = error.splitlines() or ["it does not compile"]
-    said = next((line for line in lines if line.startswith("error: ")), lines[0])
-    said = said.removeprefix("error: ").rpartition(" (in regex): ")[2]
-    if said.startswith("NoExtensionBias"):
-        said = "no token of the model can continue what it has matched"
-    return said if len(said) <= _MAX_REASON else said[:_MAX_REASON] + "..."
+    problem = next((line for line in lines if line.startswith("error: ")), lines[0])
+    problem = problem.removeprefix("error: ").rpartition(" (in regex): ")[2]
+    if problem.startswith("NoExtensionBias"):
+        problem = "no token of the model can continue what it has matched"
+    return problem if len(problem) <= _MAX_REASON else problem[:_MAX_REASON] + "..."
 
 
 def _too_long(limits: GrammarLimits) -> str:
@@ -123,12 +123,12 @@ def _main(config: dict[str, Any]) -> None:
 def _fork(
     grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
 ) -> dict[str, Any]:
-    """Forks a child for a trial. Returns its verdict's fields, or those of one by its exit code."""
+    """Forks a child for a trial. Returns its result's fields, or those of one by its exit code."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
-            _judge_within_limits(grammar, tokenizer, marks, limits, write)
+            _run_trial(grammar, tokenizer, marks, limits, write)
         finally:
             os._exit(1)
     os.close(write)
@@ -139,13 +139,13 @@ def _fork(
         fields: dict[str, Any] = json.loads(answer)
         return fields
     if status == -signal.SIGALRM:
-        return {"problem": _too_long(limits), "is_lasting": False}
+        return {"problem": _too_long(limits), "is_final": False}
     if status in (-signal.SIGSEGV, -signal.SIGBUS):
         return {"problem": "is nested too deeply"}
     return {"problem": _too_big(limits)}
 
 
-def _judge_within_limits(
+def _run_trial(
     grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits, pipe: int
 ) -> None:
     """Runs the trial in the child, under limits that the kernel enforces, and exits."""
@@ -160,51 +160,51 @@ def _judge_within_limits(
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    verdicts: list[Verdict] = []
+    results: list[TrialResult] = []
     threading.stack_size(_STACK_BYTES)
 
-    def judge() -> None:
+    def run() -> None:
         try:
-            verdicts.append(_judge(grammar, tokenizer, marks, limits))
+            results.append(_trial_result(grammar, tokenizer, marks, limits))
         except MemoryError:
-            verdicts.append(Verdict(problem=_too_big(limits)))
+            results.append(TrialResult(problem=_too_big(limits)))
         except BaseException as error:  # a panic of llguidance is not an `Exception`
-            verdicts.append(Verdict(problem=reason_of(str(error))))
+            results.append(TrialResult(problem=reason_of(str(error))))
 
-    thread = threading.Thread(target=judge)
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     with os.fdopen(pipe, "wb") as answers:
-        answers.write(json.dumps(asdict(verdicts[0]) | {"num_bytes": grown}).encode())
+        answers.write(json.dumps(asdict(results[0]) | {"num_bytes": grown}).encode())
     os._exit(0)
 
 
-def _judge(
+def _trial_result(
     grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
-) -> Verdict:
+) -> TrialResult:
     native = _to_native(grammar)
     matcher = LLMatcher(tokenizer, native, log_level=0, limits=limits.native())
     first = matcher.compute_bitmask()
     if matcher.is_error():
-        return Verdict(problem=reason_of(matcher.get_error()))
+        return TrialResult(problem=reason_of(matcher.get_error()))
     if warnings := matcher.get_grammar_warnings():
-        return Verdict(problem=reason_of(warnings[0]))
+        return TrialResult(problem=reason_of(warnings[0]))
     end_bits = sum(1 << mark for mark in marks)
     if not int.from_bytes(first, "little") & ~end_bits and matcher.is_accepting():
-        return Verdict(problem="matches nothing but the empty text")
+        return TrialResult(problem="matches nothing but the empty text")
     draws = random.Random(0)  # noqa: S311 - the same walks each time
     for _ in range(_WALKS):
-        verdict = _walk(matcher.deep_copy(), end_bits, draws, limits)
-        if verdict is not None:
-            return verdict
-    return Verdict(native)
+        result = _walk(matcher.deep_copy(), end_bits, draws, limits)
+        if result is not None:
+            return result
+    return TrialResult(native)
 
 
 def _walk(
     matcher: LLMatcher, end_bits: int, draws: random.Random, limits: GrammarLimits
-) -> Verdict | None:
-    """Generates a random text by the grammar. Returns a verdict for a problem, else None."""
+) -> TrialResult | None:
+    """Generates a random text by the grammar. Returns the result for a problem, else None."""
     matcher.compute_bitmask()
     began_s = time.thread_time()
     for _ in range(_WALK_TOKENS):
@@ -212,22 +212,22 @@ def _walk(
         if not bits and not matcher.is_error():
             if matcher.is_accepting():
                 return None
-            return Verdict(problem="asks for an end-of-sequence token; leave those out")
+            return TrialResult(problem="asks for an end-of-sequence token; leave those out")
         token_began_s = time.thread_time()
         if bits:
             above = bits >> (start := draws.randrange(bits.bit_length()))
             matcher.try_consume_tokens([start + (above & -above).bit_length() - 1])
         if matcher.is_error():
-            return Verdict(problem=reason_of(matcher.get_error()))
+            return TrialResult(problem=reason_of(matcher.get_error()))
         if time.thread_time() - token_began_s > limits.token_s:
             return _too_slow(time.thread_time() - token_began_s)
     mean_s = (time.thread_time() - began_s) / _WALK_TOKENS
     return _too_slow(mean_s) if mean_s > limits.mean_token_s else None
 
 
-def _too_slow(token_s: float) -> Verdict:
+def _too_slow(token_s: float) -> TrialResult:
     problem = f"takes {1000 * token_s:.0f} ms of computing for a token"
-    return Verdict(problem=problem, is_lasting=False)
+    return TrialResult(problem=problem, is_final=False)
 
 
 def _to_native(grammar: Grammar) -> str:

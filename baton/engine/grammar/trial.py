@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from baton.engine.grammar.judge import GrammarLimits, Verdict
+from baton.engine.grammar.judge import GrammarLimits, TrialResult
 from baton.errors import InternalError, OverloadedError
 from baton.sampling import Grammar
 
@@ -42,7 +42,7 @@ class TrialPool:
         self._running: list[_TrialProcess] = []
         self.close = weakref.finalize(self, _kill_all, self._running)
 
-    def run(self, grammar: Grammar) -> Verdict:
+    def run(self, grammar: Grammar) -> TrialResult:
         """Runs a trial. Blocks up to `time_s` seconds, twice that if it has to wait for a process,
         longer on a busy machine. Raises `OverloadedError` if no process is free or answers in time,
         or too many grammars wait.
@@ -107,14 +107,14 @@ class _TrialProcess:
     def has_ended(self) -> bool:
         return self._popen.poll() is not None
 
-    def run(self, grammar: Grammar, timeout_s: float) -> Verdict:
-        """Returns the verdict. Raises `OSError`, after which the process is unusable; a
+    def run(self, grammar: Grammar, timeout_s: float) -> TrialResult:
+        """Returns the result. Raises `OSError`, after which the process is unusable; a
         `TimeoutError` if there is none within `timeout_s` seconds."""
         assert self._popen.stdin is not None
         request = json.dumps({"kind": grammar.kind.value, "text": grammar.text}).encode()
         self._popen.stdin.write(request + b"\n")
         self._popen.stdin.flush()
-        return Verdict(**json.loads(self._read_line(timeout_s)))
+        return TrialResult(**json.loads(self._read_line(timeout_s)))
 
     def kill(self) -> None:
         self._popen.kill()

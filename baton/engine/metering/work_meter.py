@@ -43,9 +43,9 @@ class WorkMeter:
         if not plan.num_tokens:
             return
         done, num_tokens, num_pairs = self.done, 0, 0
-        for span in plan.spans:
-            num_tokens += span.end - span.start
-            num_pairs += (span.end - span.start) * (span.start + span.end) // 2
+        for chunk in plan.chunks:
+            num_tokens += chunk.end - chunk.start
+            num_pairs += (chunk.end - chunk.start) * (chunk.start + chunk.end) // 2
         self.done = WorkDone(
             done.num_steps + 1,
             done.num_prompt_tokens + num_tokens,

@@ -80,7 +80,7 @@ class DecodeGraphs:
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         rows = torch.arange(max_rows, device=device)
-        self.sizes = ladder(max_rows)
+        self.sizes = capture_sizes(max_rows)
 
         def step(size: int) -> Step:
             inputs = (self._token_ids[:size], self._positions[:size])
@@ -108,7 +108,7 @@ class DecodeGraphs:
         return self._steps[size]()[:num_decodes]
 
 
-def ladder(max_rows: int) -> list[int]:
+def capture_sizes(max_rows: int) -> list[int]:
     """Returns the batch sizes to capture, an eighth to a half apart, so that padding is small."""
     sizes = {1, 2, 4, 8, max_rows}
     size = 8

@@ -35,7 +35,7 @@ def fuse_residuals(model: nn.Module, decoder: TransformersModel, device: torch.d
         if is_close(found, out):
             fused[layer] = candidate
 
-    layers = [module for module in model.modules() if _looks_plain(module)]
+    layers = [module for module in model.modules() if _is_plain(module)]
     if not layers:
         return 0
     listening = [layer.register_forward_hook(compare, with_kwargs=True) for layer in layers]
@@ -54,7 +54,7 @@ def fuse_residuals(model: nn.Module, decoder: TransformersModel, device: torch.d
     return len(fused)
 
 
-def _looks_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> bool:
     parts = dict(module.named_children())
     if not all(name in parts for name in _PARTS):
         return False

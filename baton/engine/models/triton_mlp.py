@@ -108,12 +108,12 @@ def _clamped_experts(block: Any, product: Product) -> ExpertMlp:
     experts, router = block.experts, block.router
     down = experts.down_proj.data.transpose(1, 2).contiguous()
     experts.down_proj = None
-    gate_up = _apart(experts.gate_up_proj.data.transpose(1, 2))
+    gate_up = _deinterleave(experts.gate_up_proj.data.transpose(1, 2))
     experts.gate_up_proj = None
     steepness, limit = float(experts.alpha), float(experts.limit)
     return ExpertMlp(
         (router.weight, router.bias),
-        (gate_up, _apart(experts.gate_up_proj_bias.data)),
+        (gate_up, _deinterleave(experts.gate_up_proj_bias.data)),
         (down, experts.down_proj_bias.data),
         router.top_k,
         product,
@@ -122,9 +122,9 @@ def _clamped_experts(block: Any, product: Product) -> ExpertMlp:
     )
 
 
-def _apart(in_turns: torch.Tensor) -> torch.Tensor:
+def _deinterleave(interleaved: torch.Tensor) -> torch.Tensor:
     """Returns `[num_experts, 2 * depth, ...]` with all gate rows before all up rows."""
-    return torch.cat([in_turns[:, ::2], in_turns[:, 1::2]], dim=1)
+    return torch.cat([interleaved[:, ::2], interleaved[:, 1::2]], dim=1)
 
 
 def spent(*projections: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -86,9 +86,9 @@ def _add_bias(scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> Non
 
 def _penalise_repetition(scores: torch.Tensor, rows: Rows, history: Int32Array) -> None:
     at = rows.that_use(REPETITION)
-    asking = rows.take(at)
-    cells, counts = _occurrences(scores, at, asking, np.zeros_like(asking.lengths), history)
-    penalty = to_tensor(asking.numbers["repetition_penalty"], scores.device)[:, None]
+    selected = rows.take(at)
+    cells, counts = _occurrences(scores, at, selected, np.zeros_like(selected.lengths), history)
+    penalty = to_tensor(selected.numbers["repetition_penalty"], scores.device)[:, None]
     flat = scores.view(-1)
     old = flat[cells]
     new = torch.where(old < 0, old * penalty, old / penalty)
@@ -98,11 +98,11 @@ def _penalise_repetition(scores: torch.Tensor, rows: Rows, history: Int32Array) 
 def _penalise_counts(scores: torch.Tensor, rows: Rows, history: Int32Array) -> None:
     """Applies presence and frequency penalties as OpenAI defines them: over the output only."""
     at = rows.that_use(COUNTS)
-    asking = rows.take(at)
-    begins = asking.numbers["num_prompt_tokens"]
-    cells, counts = _occurrences(scores, at, asking, begins, history)
-    frequency = to_tensor(asking.numbers["frequency_penalty"], scores.device)[:, None]
-    presence = to_tensor(asking.numbers["presence_penalty"], scores.device)[:, None]
+    selected = rows.take(at)
+    begins = selected.numbers["num_prompt_tokens"]
+    cells, counts = _occurrences(scores, at, selected, begins, history)
+    frequency = to_tensor(selected.numbers["frequency_penalty"], scores.device)[:, None]
+    presence = to_tensor(selected.numbers["presence_penalty"], scores.device)[:, None]
     flat = scores.view(-1)
     flat[cells] = flat[cells] - frequency * counts - presence * (counts > 0)
 

@@ -43,11 +43,11 @@ class TorchChooser:
         if not special.size:
             return logits.argmax(-1)
         scores = _copy(logits, special)
-        asking = rows.take(special)
-        process(scores, asking, columns, history)
+        selected = rows.take(special)
+        process(scores, selected, columns, history)
         if allowed is not None and len(allowed[0]):
             restrict(scores, np.searchsorted(special, allowed[0]), allowed[1])
-        picked = _pick(scores, asking, sequence_indices[special])
+        picked = _pick(scores, selected, sequence_indices[special])
         if special.size == len(logits):
             return picked
         return logits.argmax(-1).index_copy_(0, to_tensor(special, logits.device), picked)
@@ -58,12 +58,12 @@ def _pick(scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array) -> tor
     random = rows.that_use(RANDOM)
     if not random.size:
         return scores.argmax(-1)
-    asking = rows.take(random)
-    positions = asking.lengths - asking.numbers["num_prompt_tokens"]
+    selected = rows.take(random)
+    positions = selected.lengths - selected.numbers["num_prompt_tokens"]
     if random.size == len(scores):
-        return draw_by_torch(scores, asking, sequence_indices, positions)
+        return draw_by_torch(scores, selected, sequence_indices, positions)
     index = to_tensor(random, scores.device)
-    drawn = draw_by_torch(scores[index], asking, sequence_indices[random], positions)
+    drawn = draw_by_torch(scores[index], selected, sequence_indices[random], positions)
     return scores.argmax(-1).index_copy_(0, index, drawn)
 
 

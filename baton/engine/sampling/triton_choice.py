@@ -60,17 +60,17 @@ class TritonChooser:
         processed = rows.that_use(PROCESSING)
         if not processed.size:
             return _draw(logits, rows, sequence_indices)
-        is_all, asking = processed.size == len(logits), rows.take(processed)
+        is_all, selected = processed.size == len(logits), rows.take(processed)
         index = self._upload(processed)
         if is_all:
             scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         else:
             scores = logits[index].float()
-        self.process(scores, asking, columns, history)
+        self.process(scores, selected, columns, history)
         if allowed is not None and len(allowed[0]):
             at = self._upload(np.searchsorted(processed, allowed[0]))
             restrict(scores, at, self._mask(allowed[1]))
-        chosen = _draw(scores, asking, sequence_indices[processed])
+        chosen = _draw(scores, selected, sequence_indices[processed])
         if not is_all:
             others = np.flatnonzero((rows.uses & PROCESSING) == 0)
             at = self._upload(others)

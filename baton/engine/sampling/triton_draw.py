@@ -19,7 +19,7 @@ def draw(
         positions: output positions of the tokens to draw.
     """
     upload, numbers = uploader(logits.device), rows.numbers
-    asked = SamplingRows(
+    selected = SamplingRows(
         temperature=upload(np.ascontiguousarray(numbers["temperature"])),
         top_k=upload(numbers["top_k"].astype(np.int32)),
         top_p=upload(np.ascontiguousarray(numbers["top_p"])),
@@ -28,4 +28,4 @@ def draw(
         sequence_indices=upload(sequence_indices),
         positions=upload(positions),
     )
-    return sample(logits, asked)
+    return sample(logits, selected)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from baton.errors import BatonError
 from baton_router.admission.admission_queue import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     AdmissionQueue,
     QueuedRequest,
     expired,
@@ -30,7 +30,7 @@ class AdmissionController:
 
     Args:
         decide: where a job would be placed at this moment.
-        on_turn: places a job whose turn it is.
+        on_admitted: places an admitted job.
         on_refused: told of a job that has waited in vain.
     """
 
@@ -39,12 +39,12 @@ class AdmissionController:
         setup: Setup,
         clock: Clock,
         decide: Callable[[Job], Decision],
-        on_turn: Callable[[Job], None],
+        on_admitted: Callable[[Job], None],
         on_refused: Callable[[Job, BatonError], None],
     ) -> None:
         admission = admission_named(setup.admission)
         self._clock = clock
-        self._on_turn = on_turn
+        self._on_admitted = on_admitted
         self._on_refused = on_refused
         self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
         self._forecasts = Forecasts(
@@ -54,8 +54,8 @@ class AdmissionController:
             Quotas(clock=lambda: clock.now), self._forecasts, clock=lambda: clock.now
         )
         self._waiting: set[int] = set()
-        self._is_looking = False
-        self._will_look = False
+        self._is_polling = False
+        self._will_poll = False
 
     def arrive(self, job: Job) -> None:
         """A job asks to be served. Raises `OverloadedError` if that cannot be in time."""
@@ -67,38 +67,38 @@ class AdmissionController:
             seconds_left=self._seconds,
         )
         self._waiting.add(job.number)
-        self.look()
+        self.poll()
         if job.number in self._waiting and self._seconds < float("inf"):
             self._clock.at(self._clock.now + self._seconds, lambda: self._expire(waiting))
 
     def end(self, job: Job) -> None:
-        """A job whose turn it was has ended, or was not taken after all."""
+        """An admitted job has ended, or was not taken after all."""
         num_output_tokens = 0 if job.prefilled_at is None else 1 + job.num_gaps
         self._forecasts.end(job, num_output_tokens, job.prefilled_at)
         self._queue.leave(_TENANT, num_output_tokens)
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Admits the requests that may go now, one after the other."""
-        if self._is_looking:
+        if self._is_polling:
             return
-        self._is_looking = True
-        while (turn := self._queue.next()) is not None:
-            job = turn.request
+        self._is_polling = True
+        while (result := self._queue.next()) is not None:
+            job = result.request
             self._waiting.remove(job.number)
-            if turn.refusal is not None:
-                self._on_refused(job, turn.refusal)
+            if result.refusal is not None:
+                self._on_refused(job, result.refusal)
                 continue
-            self._forecasts.begin(job, turn.forecast)
-            self._on_turn(job)
-        self._is_looking = False
-        if len(self._queue) and not self._will_look:
-            self._will_look = True
-            self._clock.at(self._clock.now + LOOK_SECONDS, self._look_again)
+            self._forecasts.begin(job, result.forecast)
+            self._on_admitted(job)
+        self._is_polling = False
+        if len(self._queue) and not self._will_poll:
+            self._will_poll = True
+            self._clock.at(self._clock.now + POLL_SECONDS, self._poll_again)
 
-    def _look_again(self) -> None:
-        self._will_look = False
-        self.look()
+    def _poll_again(self) -> None:
+        self._will_poll = False
+        self.poll()
 
     def _expire(self, waiting: Waiting[QueuedRequest[Job]]) -> None:
         job = waiting.item.request
@@ -106,7 +106,7 @@ class AdmissionController:
             self._waiting.remove(job.number)
             self._queue.remove(waiting)
             self._on_refused(job, expired())
-            self.look()
+            self.poll()
 
 
 def _demand_of(job: Job) -> Demand:

@@ -169,15 +169,15 @@ class _Lines:
     def __init__(self, num_cases: int) -> None:
         self._num_cases = num_cases
         self._number = 0
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __call__(self, case: str, rate: float) -> OnProgress:
         self._number += 1
         head = f"{self._number} of {self._num_cases}: {case}, rate {rate:g}"
 
         def on_progress(done: int, total: int, now: float) -> None:
-            if time.monotonic() - self._said >= _LINE_SECONDS:
-                self._said = time.monotonic()
+            if time.monotonic() - self._printed_at >= _LINE_SECONDS:
+                self._printed_at = time.monotonic()
                 print(
                     f"{head}: {done:,} of {total:,} requests, {now:,.0f} s simulated",
                     file=sys.stderr,

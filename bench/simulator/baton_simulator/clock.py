@@ -21,7 +21,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._queue: list[tuple[float, int, int, int, Action]] = []
-        self._num_asked = 0
+        self._num_scheduled = 0
 
     def at(self, time: float, action: Action) -> None:
         """Acts at that moment, which has not passed."""
@@ -39,5 +39,5 @@ class Clock:
 
     def _push(self, time: float, kind: int, engine: int, action: Action) -> None:
         assert time >= self.now, "an action in the past"
-        self._num_asked += 1
-        heapq.heappush(self._queue, (time, kind, engine, self._num_asked, action))
+        self._num_scheduled += 1
+        heapq.heappush(self._queue, (time, kind, engine, self._num_scheduled, action))

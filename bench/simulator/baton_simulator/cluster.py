@@ -22,7 +22,7 @@ from baton_router.fleet.load import Load, Share
 from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.placement.decision import Decision, Question, Rules
+from baton_router.placement.decision import Decision, PlacementInputs, Rules
 from baton_router.placement.placement import Placement, why_none
 from baton_simulator.admission import AdmissionController
 from baton_simulator.clock import Clock
@@ -110,7 +110,9 @@ class Cluster:
         self._rules = Rules(setup.policy, conditional_disaggregation=self.has_roles)
         self.rates = rates_of(setup.machine)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
-        self._gate = AdmissionController(setup, self.clock, self._decide, self._go, self._refuse)
+        self._admission = AdmissionController(
+            setup, self.clock, self._decide, self._place, self._refuse
+        )
         self.samples: list[Sample] = []
         self._num_placed = 0
         self._moment = 0.0
@@ -172,7 +174,7 @@ class Cluster:
         flight.prefill_stack.close()
         flight.stack.close()
         del self.flights[flight.job.number]
-        self._gate.end(flight.job)
+        self._admission.end(flight.job)
         self._count_end()
 
     def note_first_token(self, flight: Flight) -> None:
@@ -199,9 +201,9 @@ class Cluster:
         """Counts a share of load until the stack is closed."""
         worker.load.take(share, self.clock.now, self._num_placed)
         self._note_change(worker)
-        stack.callback(self._give_back, worker, share)
+        stack.callback(self._release_share, worker, share)
 
-    def see(self, worker: SimulatedWorker, role: Role, pairing: bytes, cached: int) -> Candidate:
+    def view(self, worker: SimulatedWorker, role: Role, pairing: bytes, cached: int) -> Candidate:
         """The worker as the router sees it, with so many tokens cached."""
         seen = worker.seen.get(role)
         if seen is None:
@@ -216,8 +218,8 @@ class Cluster:
             )
         return replace(seen, num_cached_tokens=cached) if cached else seen
 
-    def _give_back(self, worker: SimulatedWorker, share: Share) -> None:
-        worker.load.give_back(share)
+    def _release_share(self, worker: SimulatedWorker, share: Share) -> None:
+        worker.load.release(share)
         self._note_change(worker)
 
     def _note_change(self, worker: SimulatedWorker) -> None:
@@ -236,16 +238,16 @@ class Cluster:
         self._budget.deposit()
         try:
             check_length(job.num_prompt_tokens, job.num_output_tokens, self.setup.max_len)
-            self._gate.arrive(job)
+            self._admission.arrive(job)
         except BatonError as error:
             self._refuse(job, error)
 
-    def _go(self, job: Job) -> None:
-        """The gate has let a job through."""
+    def _place(self, job: Job) -> None:
+        """Places a job that was admitted."""
         try:
             flight = self._admit(job)
         except BatonError as error:
-            self._gate.end(job)
+            self._admission.end(job)
             self._refuse(job, error)
             return
         self.flights[job.number] = flight
@@ -259,21 +261,21 @@ class Cluster:
     def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
         """Returns the placement decision for a job now, without the `refused` workers. It is made
         once per state of the cluster."""
-        self._look_anew()
+        self._refresh_views()
         key = job.number, frozenset(refused)
         if key not in self._decided:
-            self._decided[key] = self._decided_anew(job, refused)
+            self._decided[key] = self._redecide(job, refused)
         return self._decided[key]
 
-    def _decided_anew(self, job: Job, refused: Collection[str]) -> Decision:
+    def _redecide(self, job: Job, refused: Collection[str]) -> Decision:
         block_size = self.setup.block_size
         matches = held_blocks(self._index, self._pending, job.hashes)
         cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
         candidates = tuple(c for c in self.candidates(cached) if c.worker not in refused)
-        question = Question(job.request_id, job.num_prompt_tokens, candidates)
-        return Decision(self._rules, question, self._rules.decide(question))
+        inputs = PlacementInputs(job.request_id, job.num_prompt_tokens, candidates)
+        return Decision(self._rules, inputs, self._rules.decide(inputs))
 
-    def _look_anew(self) -> None:
+    def _refresh_views(self) -> None:
         """Drops cached views of workers once their decayed counters have changed."""
         moment = coarse(self.clock.now)
         if moment != self._moment:
@@ -288,7 +290,7 @@ class Cluster:
             decision = self._decide(job, recovery.refused)
             placement = decision.placement
             if placement is None:
-                nobody = UnavailableError(why_none(list(decision.question.candidates)))
+                nobody = UnavailableError(why_none(list(decision.inputs.candidates)))
                 recovery.after(AttemptFailure(FailureKind.NOBODY, nobody), 0)
                 continue
             try:

@@ -31,7 +31,7 @@ class Colocated(Cluster):
     def candidates(self, cached: dict[str, int]) -> list[Candidate]:
         room = self.setup.max_len
         return [
-            self.see(
+            self.view(
                 worker,
                 role,
                 worker.name.encode(),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
-from baton_prefill_worker.lease_keeper import LOOK_INTERVAL
+from baton_prefill_worker.lease_keeper import POLL_INTERVAL
 from baton_router.fleet.candidate import Candidate
 from baton_router.placement.placement import Placement
 from baton_simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
@@ -35,7 +35,7 @@ class Disaggregated(Cluster):
 
     def candidates(self, cached: dict[str, int]) -> list[Candidate]:
         return [
-            self.see(worker, role, _PAIRING, cached.get(worker.name, 0))
+            self.view(worker, role, _PAIRING, cached.get(worker.name, 0))
             for role in ROLES
             for worker in self._pools[role]
         ]
@@ -103,13 +103,13 @@ class Disaggregated(Cluster):
             worker.engine.submit(lambda s: s.abort(request_id))
         self.end(flight)
 
-    # A jam of both sides.
+    # Deadlock of both pools.
 
     def on_stalled(self, engine: SimulatedEngine) -> None:
         if self._kept.get(engine.number):
-            self.clock.at(self.clock.now + LOOK_INTERVAL, lambda: self._give_way(engine))
+            self.clock.at(self.clock.now + POLL_INTERVAL, lambda: self._reclaim_lease(engine))
 
-    def _give_way(self, engine: SimulatedEngine) -> None:
+    def _reclaim_lease(self, engine: SimulatedEngine) -> None:
         """Reclaims the prompt that was kept longest, if a waiting sequence needs its blocks."""
         kept, stats = self._kept[engine.number], engine.scheduler.stats()
         is_awaited = any(

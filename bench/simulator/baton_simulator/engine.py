@@ -119,7 +119,7 @@ class SimulatedEngine:
                 command(self.scheduler)
             self._inbox.clear()
             if not self.scheduler.has_work:
-                self._tell_cache_events()
+                self._report_cache_events()
                 break
             stalled = not self._plan_one() and not self._inbox
         self._is_planning = False
@@ -131,7 +131,7 @@ class SimulatedEngine:
         plan = self.scheduler.schedule()
         for sequence in plan.new_slots:
             self._token_of[sequence.batch_slot] = self.job(sequence.request.request_id).token_id
-        self._tell_cache_events()
+        self._report_cache_events()
         for allocation in plan.external:
             num_held = allocation.num_hit_blocks * self._block_size
             self._watcher.on_claimed(self.job(allocation.request_id), num_held)
@@ -164,7 +164,7 @@ class SimulatedEngine:
     def _num_alike(self, plan: StepPlan) -> int:
         """Steps that are bound to be like this one, which is the first: until a block is full or a
         sequence ends."""
-        if not plan.is_pure_decode or plan.new_slots or plan.forgotten or plan.external:
+        if not plan.is_pure_decode or plan.new_slots or plan.released or plan.external:
             return 1
         starts = plan.decode_starts
         limits = self.scheduler.batch_slots.length_limit[plan.decode_slots]
@@ -182,11 +182,11 @@ class SimulatedEngine:
         self.num_steps += len(ends)
         self._is_planning = True  # nobody who is told may start a step
         result = StepResult(self._token_of[plan.sample_slots])
-        self._tell_progress(self.scheduler.apply(plan, result), ends)
+        self._report_progress(self.scheduler.apply(plan, result), ends)
         self._next_step()
 
     def _skip(self, plan: StepPlan, num_steps: int) -> StepPlan:
-        """Writes so many steps of a plan as if they had been booked; returns the one behind."""
+        """Writes so many steps of a plan as if they had been applied; returns the one behind."""
         columns, batch_slots, starts = (
             self.scheduler.batch_slots,
             plan.decode_slots,
@@ -201,8 +201,8 @@ class SimulatedEngine:
 
     # What is told.
 
-    def _tell_progress(self, progress: StepProgress, ends: FloatArray) -> None:
-        self._tell_cache_events()
+    def _report_progress(self, progress: StepProgress, ends: FloatArray) -> None:
+        self._report_cache_events()
         if progress.decoded.sequences:
             jobs = [self.job(s.request.request_id) for s in progress.decoded.sequences]
             self._gaps.add(ends[0] - np.array([job.last_token_at for job in jobs]))
@@ -228,7 +228,7 @@ class SimulatedEngine:
         job.last_token_at = now
         job.num_gaps += 1
 
-    def _tell_cache_events(self) -> None:
+    def _report_cache_events(self) -> None:
         events = self.scheduler.drain_events()
         if events:
             self._watcher.on_cache_events(self, events)
@@ -238,8 +238,8 @@ def _load_of(plan: StepPlan, num_steps: int) -> StepLoad:
     """Returns what each of `num_steps` steps like this one computes and reads."""
     num_decodes = len(plan.decode_slots)
     num_read = int((plan.decode_starts + 1).sum())
-    spans = [(span.start, span.end) for span in plan.spans]
-    num_pairs = num_read + sum((end - start) * (start + end + 1) // 2 for start, end in spans)
-    num_read += sum(end for _, end in spans)
+    chunks = [(chunk.start, chunk.end) for chunk in plan.chunks]
+    num_pairs = num_read + sum((end - start) * (start + end + 1) // 2 for start, end in chunks)
+    num_read += sum(end for _, end in chunks)
     grown: FloatArray = np.arange(num_steps, dtype=np.float64) * num_decodes
-    return StepLoad(plan.num_tokens, num_decodes + len(spans), num_pairs + grown, num_read + grown)
+    return StepLoad(plan.num_tokens, num_decodes + len(chunks), num_pairs + grown, num_read + grown)

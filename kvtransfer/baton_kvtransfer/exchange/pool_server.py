@@ -28,9 +28,9 @@ class PoolServer:
         """Opens the transports. Closing `stack` closes them."""
         worker = self._worker
         pools = worker.engine.pools
-        door: HandleEndpoint | str = "its pools are not in shared memory"
+        shm: HandleEndpoint | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
-            door = await self._door(pools, stack)
+            shm = await self._open_shm(pools, stack)
         nixl: NixlSource | str = "nixl is not installed there"
         if worker.settings.nixl_problem:
             nixl = worker.settings.nixl_problem
@@ -38,13 +38,13 @@ class PoolServer:
             nixl = NixlSource(pools, worker.settings.devices_of_nixl)
             stack.callback(nixl.close)
         ipc = await asyncio.to_thread(offer, pools, DriverMemory())
-        served = ServedPools(pools, worker.pairing(), worker.epoch, door, nixl, ipc)
+        served = ServedPools(pools, worker.pairing(), worker.epoch, shm, nixl, ipc)
         self._served = served
 
-    async def _door(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> HandleEndpoint:
+    async def _open_shm(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> HandleEndpoint:
         folder = self._worker.settings.socket_dir
         try:
-            return (await stack.enter_async_context(HandleServer(pools, folder))).door
+            return (await stack.enter_async_context(HandleServer(pools, folder))).endpoint
         except OSError as error:
             if folder is None:
                 raise

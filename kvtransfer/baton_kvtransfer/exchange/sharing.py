@@ -16,7 +16,7 @@ from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.wire import claim_of, hashes_of
 
 # Seconds between two checks whether sequences here need the blocks of an unclaimed lease.
-LOOK_INTERVAL = 0.1
+POLL_INTERVAL = 0.1
 
 
 class SharingService(pb_grpc.KvSharingServicer):
@@ -55,7 +55,7 @@ async def _until_released(lease: Lease, engine: AsyncEngine) -> None:
     """
     while not lease.is_claimed:
         try:
-            async with asyncio.timeout(LOOK_INTERVAL):
+            async with asyncio.timeout(POLL_INTERVAL):
                 await lease.claimed()
         except TimeoutError:
             stats = engine.stats()

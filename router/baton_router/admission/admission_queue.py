@@ -20,7 +20,7 @@ from baton_router.admission.quotas import Quotas
 from baton_router.placement.decision import Decision
 
 MAX_WAITING = 1024
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Polling interval while requests are queued: some free capacity is not announced, for example
 that of a worker that has recovered."""
 
@@ -125,20 +125,20 @@ class AdmissionQueue(Generic[T]):
         decision = None
         if is_full or seconds_left < float("inf"):
             decision = self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
-        asking = QueuedRequest(request, self._clock() + seconds_left, decision)
-        return self._queue.push(asking, tenant=tenant, priority=priority, num_tokens=num_tokens)
+        queued = QueuedRequest(request, self._clock() + seconds_left, decision)
+        return self._queue.push(queued, tenant=tenant, priority=priority, num_tokens=num_tokens)
 
-    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> AdmissionResult[T] | None:
+    def next(self, is_done: Callable[[T], bool] = lambda _: False) -> AdmissionResult[T] | None:
         """Removes and returns the next request to admit, charging its tenant's quota, or to reject.
 
         Returns None if no request may leave the queue now.
 
         Args:
-            has_gone: tells a request that no longer waits but was not removed yet; it is skipped.
+            is_done: tells a request that no longer waits but was not removed yet; it is skipped.
         """
-        waiting = self._queue.pop(self._quotas.may_go)
-        while waiting is not None and has_gone(waiting.item.request):
-            waiting = self._queue.pop(self._quotas.may_go)
+        waiting = self._queue.pop(self._quotas.is_admissible)
+        while waiting is not None and is_done(waiting.item.request):
+            waiting = self._queue.pop(self._quotas.is_admissible)
         if waiting is None:
             return None
         request, seconds_left = waiting.item.request, waiting.item.expires - self._clock()
@@ -167,14 +167,14 @@ class AdmissionQueue(Generic[T]):
         self, request: T, tenant: str, seconds_left: float, *, is_full: bool
     ) -> Decision | None:
         forecast = self._forecaster.forecast(request, self._queue.num_tokens, None)
-        unpaid = self._quotas.seconds_until_paid(tenant)
-        wait = max(forecast.drain_seconds, unpaid)
+        quota_wait = self._quotas.seconds_until_available(tenant)
+        wait = max(forecast.drain_seconds, quota_wait)
         retry_after = max(wait, _LEAST_RETRY_SECONDS)
         first_token = wait + forecast.ttft_seconds
         if is_full:
             waiting = len(self._queue)
             raise OverloadedError(f"{waiting} requests wait at this router already", retry_after)
-        if first_token > seconds_left and unpaid > 0 and unpaid >= forecast.drain_seconds:
+        if first_token > seconds_left and quota_wait > 0 and quota_wait >= forecast.drain_seconds:
             raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
         if first_token > seconds_left:
             raise _late(first_token, seconds_left, retry_after)

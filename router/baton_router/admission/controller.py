@@ -7,8 +7,8 @@ from baton.errors import BatonError
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.stages import stage
 from baton_router.admission.admission_queue import (
-    LOOK_SECONDS,
     MAX_WAITING,
+    POLL_SECONDS,
     AdmissionQueue,
     Forecast,
     Forecaster,
@@ -49,7 +49,7 @@ class AdmissionController:
         self._forecasts = forecasts
         self._queue: AdmissionQueue[Request] = AdmissionQueue(quotas, forecasts, max_waiting)
         self._pending: dict[int, _Admission] = {}  # of queued requests
-        self._is_passing = False  # an admitted request has not been placed yet
+        self._is_placing = False  # an admitted request has not been placed yet
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -81,7 +81,7 @@ class AdmissionController:
         first_token_at = None if account.num_received_tokens else outcome.first_token_at
         self._forecasts.end(request, account.num_new_tokens, first_token_at)
         self._queue.leave(request.tenant.name, account.num_new_tokens)
-        self.look()
+        self.poll()
 
     def abandon(self, request: Request, error: BatonError) -> None:
         """Removes a queued request: its `admit` raises `error`."""
@@ -89,23 +89,23 @@ class AdmissionController:
         if admission is not None and not admission.done():
             admission.set_exception(error)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Admits the next eligible request; callers call it when capacity may have become free.
 
         Admits one at a time: the next is considered after the previous one has been placed.
         """
-        if self._is_passing:
+        if self._is_placing:
             return
-        while (next_one := self._queue.next(self._has_gone)) is not None:
+        while (next_one := self._queue.next(self._is_done)) is not None:
             admission = self._pending[id(next_one.request)]
             if next_one.refusal is None:
-                self._is_passing = True
+                self._is_placing = True
                 admission.set_result(next_one.forecast)
                 return
             admission.set_exception(next_one.refusal)
-        self._look_later()
+        self._schedule_poll()
 
-    def _has_gone(self, request: Request) -> bool:
+    def _is_done(self, request: Request) -> bool:
         return self._pending[id(request)].done()
 
     async def _wait(self, request: Request, tenant: str, deadline: Deadline) -> Forecast:
@@ -118,7 +118,7 @@ class AdmissionController:
             seconds_left=deadline.remaining(),
         )
         self._pending[id(request)] = admission
-        self.look()
+        self.poll()
         try:
             async with asyncio.timeout(deadline.remaining()):
                 forecast = await admission
@@ -129,28 +129,28 @@ class AdmissionController:
             raise
         finally:
             del self._pending[id(request)]
-        self._passed()
+        self._end_placing()
         return forecast
 
-    def _passed(self) -> None:
-        self._is_passing = False
-        asyncio.get_running_loop().call_soon(self.look)  # runs after this task placed its request
+    def _end_placing(self) -> None:
+        self._is_placing = False
+        asyncio.get_running_loop().call_soon(self.poll)  # runs after this task placed its request
 
     def _give_up(self, waiting: Waiting[QueuedRequest[Request]], admission: _Admission) -> None:
         """Removes a request whose caller was cancelled or timed out, admitted meanwhile or not."""
         if _was_admitted(admission):
             self._queue.leave(waiting.tenant, 0)
-            self._passed()
+            self._end_placing()
         else:
             self._queue.remove(waiting)
-            self.look()
+            self.poll()
 
-    def _look_later(self) -> None:
+    def _schedule_poll(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if len(self._queue):
-            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look)
+            self._timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self.poll)
 
 
 def _was_admitted(admission: _Admission) -> bool:

@@ -33,17 +33,17 @@ class Waiting(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Line(Generic[T]):
+class _Flow(Generic[T]):
     """Queue of one tenant in one priority class.
 
     Attributes:
         deficit: tokens that the tenant may still take in this turn.
-        is_in_turn: whether this turn's share was added to the deficit.
+        has_quantum: whether this turn's share was added to the deficit.
     """
 
     waiting: deque[Waiting[T]] = field(default_factory=deque)
     deficit: float = 0.0
-    is_in_turn: bool = False
+    has_quantum: bool = False
 
 
 class FairQueue(Generic[T]):
@@ -63,7 +63,7 @@ class FairQueue(Generic[T]):
         self._weight_of = weight_of
         self._quantum = quantum
         # For each class, its tenants in the order of their turns.
-        self._classes: dict[int, dict[str, _Line[T]]] = {}
+        self._classes: dict[int, dict[str, _Flow[T]]] = {}
         self._num_waiting = 0
         self.num_tokens = 0
 
@@ -73,18 +73,18 @@ class FairQueue(Generic[T]):
     def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
         """Adds an item at the end of its tenant's queue. Smaller priorities are served first."""
         waiting = Waiting(item, tenant, priority, num_tokens)
-        lines = self._classes.setdefault(priority, {})
-        lines.setdefault(tenant, _Line()).waiting.append(waiting)
+        flows = self._classes.setdefault(priority, {})
+        flows.setdefault(tenant, _Flow()).waiting.append(waiting)
         self._count(waiting, 1)
         return waiting
 
-    def pop(self, may_go: Callable[[str], bool] = lambda _: True) -> Waiting[T] | None:
-        """Removes and returns the next item whose tenant `may_go`; None if there is none.
+    def pop(self, is_admissible: Callable[[str], bool] = lambda _: True) -> Waiting[T] | None:
+        """Removes and returns the next item whose tenant `is_admissible`; None if there is none.
 
         A tenant that may not go now is skipped and keeps its deficit.
         """
         for priority in sorted(self._classes):
-            waiting = self._pop_of(self._classes[priority], may_go)
+            waiting = self._pop_of(self._classes[priority], is_admissible)
             if waiting is not None:
                 if not self._classes[priority]:
                     del self._classes[priority]
@@ -95,22 +95,22 @@ class FairQueue(Generic[T]):
     def put_back(self, waiting: Waiting[T]) -> None:
         """Undoes the `pop` that returned the item: it is again the first of its tenant, and its
         tenant the first of its class."""
-        lines = self._classes.setdefault(waiting.priority, {})
-        line = lines.pop(waiting.tenant, None) or _Line()
-        line.waiting.appendleft(waiting)
-        line.deficit += waiting.num_tokens
-        line.is_in_turn = True
-        self._classes[waiting.priority] = {waiting.tenant: line, **lines}
+        flows = self._classes.setdefault(waiting.priority, {})
+        flow = flows.pop(waiting.tenant, None) or _Flow()
+        flow.waiting.appendleft(waiting)
+        flow.deficit += waiting.num_tokens
+        flow.has_quantum = True
+        self._classes[waiting.priority] = {waiting.tenant: flow, **flows}
         self._count(waiting, 1)
 
     def remove(self, waiting: Waiting[T]) -> None:
         """Removes a queued item, for example of a cancelled request; does nothing if it is gone."""
-        line = self._classes.get(waiting.priority, {}).get(waiting.tenant)
-        if line is None or waiting not in line.waiting:
+        flow = self._classes.get(waiting.priority, {}).get(waiting.tenant)
+        if flow is None or waiting not in flow.waiting:
             return
-        line.waiting.remove(waiting)
+        flow.waiting.remove(waiting)
         self._count(waiting, -1)
-        if not line.waiting:
+        if not flow.waiting:
             del self._classes[waiting.priority][waiting.tenant]
             if not self._classes[waiting.priority]:
                 del self._classes[waiting.priority]
@@ -120,46 +120,46 @@ class FairQueue(Generic[T]):
         self.num_tokens += change * waiting.num_tokens
 
     def _pop_of(
-        self, lines: dict[str, _Line[T]], may_go: Callable[[str], bool]
+        self, flows: dict[str, _Flow[T]], is_admissible: Callable[[str], bool]
     ) -> Waiting[T] | None:
-        ready = [tenant for tenant in lines if may_go(tenant)]
+        ready = [tenant for tenant in flows if is_admissible(tenant)]
         if not ready:
             return None
-        self._skip_empty_rounds(lines, ready)
+        self._skip_empty_rounds(flows, ready)
         while True:
             for tenant in ready:
-                line = lines[tenant]
-                if not line.is_in_turn:
-                    line.deficit += self._quantum * self._weight_of(tenant)
-                    line.is_in_turn = True
-                if line.waiting[0].num_tokens <= line.deficit:
-                    return self._take(lines, tenant)
-                self._end_turn(lines, tenant)
+                flow = flows[tenant]
+                if not flow.has_quantum:
+                    flow.deficit += self._quantum * self._weight_of(tenant)
+                    flow.has_quantum = True
+                if flow.waiting[0].num_tokens <= flow.deficit:
+                    return self._take(flows, tenant)
+                self._rotate(flows, tenant)
 
-    def _skip_empty_rounds(self, lines: dict[str, _Line[T]], ready: list[str]) -> None:
+    def _skip_empty_rounds(self, flows: dict[str, _Flow[T]], ready: list[str]) -> None:
         """Adds in one step the shares of all rounds in which no tenant could be served, so that a
         long request of a tenant with a small weight costs no loop."""
-        rounds = min(self._rounds_until(lines[tenant], tenant) for tenant in ready)
+        rounds = min(self._rounds_until(flows[tenant], tenant) for tenant in ready)
         for tenant in ready if rounds > 0 else ():
-            lines[tenant].deficit += rounds * self._quantum * self._weight_of(tenant)
+            flows[tenant].deficit += rounds * self._quantum * self._weight_of(tenant)
 
-    def _rounds_until(self, line: _Line[T], tenant: str) -> int:
+    def _rounds_until(self, flow: _Flow[T], tenant: str) -> int:
         """Returns the number of whole rounds after which the tenant still cannot be served."""
-        turn = self._quantum * self._weight_of(tenant)
-        missing = line.waiting[0].num_tokens - line.deficit - (0 if line.is_in_turn else turn)
-        return max(0, int(missing // turn)) if missing > 0 else 0
+        quantum = self._quantum * self._weight_of(tenant)
+        missing = flow.waiting[0].num_tokens - flow.deficit - (0 if flow.has_quantum else quantum)
+        return max(0, int(missing // quantum)) if missing > 0 else 0
 
-    def _take(self, lines: dict[str, _Line[T]], tenant: str) -> Waiting[T]:
-        line = lines[tenant]
-        waiting = line.waiting.popleft()
-        line.deficit -= waiting.num_tokens
-        if not line.waiting:  # a tenant without queued items keeps no deficit
-            del lines[tenant]
-        elif line.waiting[0].num_tokens > line.deficit:
-            self._end_turn(lines, tenant)
+    def _take(self, flows: dict[str, _Flow[T]], tenant: str) -> Waiting[T]:
+        flow = flows[tenant]
+        waiting = flow.waiting.popleft()
+        flow.deficit -= waiting.num_tokens
+        if not flow.waiting:  # a tenant without queued items keeps no deficit
+            del flows[tenant]
+        elif flow.waiting[0].num_tokens > flow.deficit:
+            self._rotate(flows, tenant)
         return waiting
 
-    def _end_turn(self, lines: dict[str, _Line[T]], tenant: str) -> None:
-        line = lines.pop(tenant)
-        line.is_in_turn = False
-        lines[tenant] = line
+    def _rotate(self, flows: dict[str, _Flow[T]], tenant: str) -> None:
+        flow = flows.pop(tenant)
+        flow.has_quantum = False
+        flows[tenant] = flow

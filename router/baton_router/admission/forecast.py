@@ -21,7 +21,7 @@ from baton_router.admission.policy import (
 )
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
-from baton_router.placement.cost_model import PULL
+from baton_router.placement.cost_model import FETCH
 from baton_router.placement.decision import Decision
 from baton_router.placement.placement import Placement
 from baton_router.request import Demand
@@ -84,7 +84,7 @@ class Forecasts(Generic[T]):
             return Forecast(True, 0.0)
         demand = self._demand(request)
         decision = self._decide(request, earlier)
-        ready = [c for c in decision.question.candidates if not c.excluded]
+        ready = [c for c in decision.inputs.candidates if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
         if not prefills or not decodes or decision.placement is None:
@@ -100,9 +100,9 @@ class Forecasts(Generic[T]):
             return Forecast(drain == 0.0, ttft, drain, decision)
         pool = DecodePool(tuple(self._in_flight.values()), sum(room))
         arrival = Arrival(self._clock(), ttft, self._num_held(demand))
-        verdict = self._admission(arrival, pool)
-        has_room = verdict.is_admitted and drain == 0.0
-        return Forecast(has_room, ttft, max(drain, verdict.retry_after), decision)
+        admission = self._admission(arrival, pool)
+        has_room = admission.is_admitted and drain == 0.0
+        return Forecast(has_room, ttft, max(drain, admission.retry_after), decision)
 
     def begin(self, request: T, forecast: Forecast) -> None:
         """Counts the request as in flight, with the times of its `forecast`."""
@@ -153,4 +153,4 @@ def _prefill_seconds(placement: Placement, num_tokens: int) -> float:
     computing = placement.chosen[0]
     cached = min(placement.num_cached_tokens, num_tokens)
     own = _rates(computing.candidate).prefill_seconds(num_tokens - cached, cached)
-    return _queue_seconds(computing.candidate) + computing.terms.get(PULL, 0.0) + own
+    return _queue_seconds(computing.candidate) + computing.terms.get(FETCH, 0.0) + own

@@ -112,15 +112,15 @@ def none(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
 
 def naive(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
     """Admits a request if it fits beside the present decodes."""
-    return _judge(arrival, pool, 0.0)
+    return _decide(arrival, pool, 0.0)
 
 
 def predicted(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
     """Admits a request if it fits beside the decodes expected when its prefill ends."""
-    return _judge(arrival, pool, arrival.prefill_seconds)
+    return _decide(arrival, pool, arrival.prefill_seconds)
 
 
-def _judge(arrival: Arrival, pool: DecodePool, ahead: float) -> AdmissionDecision:
+def _decide(arrival: Arrival, pool: DecodePool, ahead: float) -> AdmissionDecision:
     """Decides by the occupancy `ahead` seconds from now. A pool empty then admits any request."""
     now, own = arrival.now, _share(arrival, pool)
 

@@ -60,18 +60,18 @@ class _Usage:
         self._bucket = None if rate is None else TokenBucket(rate * _BURST_SECONDS, rate, clock)
 
     @property
-    def seconds_until_paid(self) -> float:
+    def seconds_until_available(self) -> float:
         """Seconds until the tenant may use tokens again; 0 if it may now."""
         return 0.0 if self._bucket is None else self._bucket.seconds_until(0.0)
 
     @property
-    def may_go(self) -> bool:
+    def is_admissible(self) -> bool:
         most = self._quota.max_concurrent
-        return (most is None or self.num_in_flight < most) and not self.seconds_until_paid
+        return (most is None or self.num_in_flight < most) and not self.seconds_until_available
 
-    def pay(self, num_tokens: int) -> None:
+    def charge(self, num_tokens: int) -> None:
         if self._bucket is not None:
-            self._bucket.give_back(-num_tokens)
+            self._bucket.refund(-num_tokens)
 
 
 _UNBOUNDED = Quota()
@@ -124,25 +124,25 @@ class Quotas:
     def weight_of(self, tenant: str) -> float:
         return self.of(tenant).weight
 
-    def may_go(self, tenant: str) -> bool:
+    def is_admissible(self, tenant: str) -> bool:
         """Returns whether the tenant may have one more request in flight now."""
-        return self._usage(tenant).may_go
+        return self._usage(tenant).is_admissible
 
-    def seconds_until_paid(self, tenant: str) -> float:
+    def seconds_until_available(self, tenant: str) -> float:
         """Returns the seconds for which the tenant's token rate alone delays its next request."""
-        return self._usage(tenant).seconds_until_paid
+        return self._usage(tenant).seconds_until_available
 
     def enter(self, tenant: str, num_prompt_tokens: int) -> None:
         """Counts a request of the tenant as in flight and charges its prompt tokens."""
         usage = self._usage(tenant)
         usage.num_in_flight += 1
-        usage.pay(num_prompt_tokens)
+        usage.charge(num_prompt_tokens)
 
     def leave(self, tenant: str, num_output_tokens: int) -> None:
         """Counts a request of the tenant as ended and charges its output tokens."""
         usage = self._usage(tenant)
         usage.num_in_flight -= 1
-        usage.pay(num_output_tokens)
+        usage.charge(num_output_tokens)
         if not usage.num_in_flight and self.of(tenant).tokens_per_second is None:
             del self._usages[tenant]
 

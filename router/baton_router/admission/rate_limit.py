@@ -66,7 +66,7 @@ class TokenReservation:
     def end(self, outcome: RequestOutcome) -> None:
         """Returns the unused tokens to the limit once the request has ended."""
         if self._bucket is not None:
-            self._bucket.give_back(self._num_tokens - outcome.num_tokens)
+            self._bucket.refund(self._num_tokens - outcome.num_tokens)
 
 
 class RateLimits:

@@ -50,7 +50,7 @@ class TokenBucket:
         assert self.seconds_until(amount) == 0.0, "it is not there yet"
         self._level = max(0.0, self._level - amount)
 
-    def give_back(self, amount: float) -> None:
+    def refund(self, amount: float) -> None:
         """Returns `amount` of the tokens taken; a negative amount was used beyond them: a debt."""
         self._fill()
         self._level = min(self.capacity, self._level + amount)

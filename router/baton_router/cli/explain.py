@@ -27,7 +27,7 @@ def recorded(file: Path, request_id: str | None) -> Explanation:
     """
     if request_id is None:
         raise InvalidArgumentError("--record", "is of no use without --request-id")
-    found = [d for d in replay(read_record(file)) if d.recorded.question.request_id == request_id]
+    found = [d for d in replay(read_record(file)) if d.recorded.inputs.request_id == request_id]
     if not found:
         raise NotFoundError(f"{file} has no request {request_id!r}")
     return explanation_of(explanation(found[-1].decision))

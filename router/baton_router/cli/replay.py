@@ -12,7 +12,7 @@ from rich.table import Table
 from baton.errors import InvalidArgumentError
 from baton_router.placement.decision import DEFAULT_RULES
 from baton_router.placement.policy import POLICY_NAMES, PolicyName
-from baton_router.placement.record.replay import Redecided, read_record, reckoned, replay
+from baton_router.placement.record.replay import Redecided, cost_of, read_record, replay
 
 _NUM_SHOWN = 20
 
@@ -39,9 +39,9 @@ class Summary:
         self.num_different += not one.is_same
         self.num_other_prefill += one.prefill != one.recorded.prefill
         self.num_other_decode += one.decode != one.recorded.decode
-        judged = DEFAULT_RULES.decide(one.recorded.question)
-        before = reckoned(one.recorded.prefill, one.recorded.decode, judged)
-        after = reckoned(one.prefill, one.decode, judged)
+        judged = DEFAULT_RULES.decide(one.recorded.inputs)
+        before = cost_of(one.recorded.prefill, one.recorded.decode, judged)
+        after = cost_of(one.prefill, one.decode, judged)
         if before is not None and after is not None:
             self.seconds.append((before, after))
         if not one.is_same and len(self.differing) < _NUM_SHOWN:
@@ -94,11 +94,11 @@ def print_table(redecided: Iterable[Redecided], console: Console) -> None:
 
 
 def _row(one: Redecided) -> dict[str, object]:
-    question = one.recorded.question
+    inputs = one.recorded.inputs
     return {
-        "request_id": question.request_id,
+        "request_id": inputs.request_id,
         "at": one.recorded.at,
-        "num_tokens": question.num_tokens,
+        "num_tokens": inputs.num_tokens,
         "prefill": one.recorded.prefill,
         "decode": one.recorded.decode,
         "new_prefill": one.prefill,

@@ -59,7 +59,7 @@ class Member:
         self.is_serving = False
         self.is_listed = True
         self.was_reached = False
-        self.was_asked = asyncio.Event()
+        self.was_probed = asyncio.Event()
         self.load = Load()
         # Computed once per epoch, because each request reads them.
         self.pairing = record.pairing
@@ -107,7 +107,7 @@ class Member:
         try:
             yield
         finally:
-            self.load.give_back(share)
+            self.load.release(share)
 
     def candidate(self, now: float, num_cached_tokens: int, excluded: str) -> Candidate:
         """Returns the worker's candidate, cached because few workers change between requests."""
@@ -146,7 +146,7 @@ class _Chain(NamedTuple):
     salt: bytes
     hashes: list[BlockHash]
 
-    def is_of(self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes) -> bool:
+    def is_for(self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes) -> bool:
         """Returns whether the hashes are of these inputs. Compares the tuple by identity: comparing
         all tokens would take a good part of the time of hashing them."""
         return token_ids is self.token_ids and (namespace, salt) == (self.namespace, self.salt)
@@ -175,10 +175,10 @@ class Fleet:
         self._probes: dict[Member, asyncio.Task[None]] = {}
         self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
         self._closing: set[asyncio.Task[None]] = set()
-        self._has_looked = False
+        self._is_discovered = False
         self._registry = RegistryWatcher(redis, self._on_change)
         self._events = EventSubscriber(redis, self.index)
-        channels.on_renewal(self._move_watches)
+        channels.on_renewal(self._restart_watches)
 
     def start(self) -> None:
         self._registry.start()
@@ -193,18 +193,18 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def first_look(self, timeout: float) -> None:
+    async def wait_for_discovery(self, timeout: float) -> None:
         """Waits until Redis was read and each worker listed there has reported its readiness or
         could not be reached. Waits up to `timeout` seconds; returns immediately once this has
         succeeded."""
-        if self._has_looked:
+        if self._is_discovered:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 with stage("admit", {"baton.worker": "router"}):
                     await self._registry.first_read()
-                    await asyncio.gather(*(member.was_asked.wait() for member in self.members))
-                self._has_looked = True
+                    await asyncio.gather(*(member.was_probed.wait() for member in self.members))
+                self._is_discovered = True
 
     @property
     def is_warm(self) -> bool:
@@ -244,14 +244,14 @@ class Fleet:
     def report_loss(self, member: Member) -> None:
         """Trips the circuit of a dead or silent worker: no requests until a probe succeeds."""
         member.circuit.trip()
-        self._look_after(member)
+        self._start_probing(member)
 
     def report_failure(self, member: Member) -> None:
         """Counts an internal error that the worker reported; several in a row open its circuit."""
         member.circuit.record_failure()
-        self._look_after(member)
+        self._start_probing(member)
 
-    def _look_after(self, member: Member) -> None:
+    def _start_probing(self, member: Member) -> None:
         if not member.circuit.is_closed and member not in self._probes:
             self._probes[member] = asyncio.create_task(self._probe(member))
 
@@ -287,7 +287,7 @@ class Fleet:
             self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
 
     @property
-    def hears_redis(self) -> bool:
+    def is_redis_up(self) -> bool:
         """Whether Redis has answered the latest poll of the registry."""
         return not self._registry.stale
 
@@ -305,7 +305,7 @@ class Fleet:
     ) -> list[BlockHash]:
         """Returns the chain hashes; caches the last ones for admission and placement to share."""
         last = self._last_chain
-        if last is None or not last.is_of(namespace, token_ids, salt):
+        if last is None or not last.is_for(namespace, token_ids, salt):
             hashes = hash_chain(namespace.root(salt), token_ids, namespace.block_size)
             last = self._last_chain = _Chain(namespace, token_ids, salt, hashes)
         return last.hashes
@@ -346,7 +346,7 @@ class Fleet:
                 if await self._follow(member, channel):
                     continue
             member.is_serving = False
-            member.was_asked.set()
+            member.was_probed.set()
             self._drop_if_gone(member.record.id)
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -359,7 +359,7 @@ class Fleet:
             async for response in watch:
                 member.is_serving = _is_serving(response)
                 member.was_reached |= member.is_serving
-                member.was_asked.set()
+                member.was_probed.set()
                 if member.is_serving:
                     member.circuit.probe_succeeded()
         except asyncio.CancelledError:
@@ -371,7 +371,7 @@ class Fleet:
             self._watch_calls.discard(watch)
         return False
 
-    def _move_watches(self) -> None:
+    def _restart_watches(self) -> None:
         """Cancels all health watches, so that they reconnect with renewed certificates."""
         for call in self._watch_calls:
             call.cancel()
@@ -381,14 +381,14 @@ class Fleet:
         try:
             while not member.circuit.is_closed and self._members.get(member.record.id) is member:
                 await asyncio.sleep(member.circuit.seconds_to_probe)
-                if await self._is_well(member):
+                if await self._is_healthy(member):
                     member.circuit.probe_succeeded()
                 else:
                     member.circuit.probe_failed()
         finally:
             del self._probes[member]
 
-    async def _is_well(self, member: Member) -> bool:
+    async def _is_healthy(self, member: Member) -> bool:
         with self.channel_to(member) as channel:
             try:
                 stub = health_pb2_grpc.HealthStub(channel)
@@ -408,7 +408,7 @@ class Fleet:
         if member is None:
             return
         self._namespaces = frozenset(m.namespace for m in self._members.values())
-        member.was_asked.set()  # releases `first_look`
+        member.was_probed.set()  # releases `wait_for_discovery`
         self._events.unfollow(worker)
         task = self._watches.pop(worker)
         if task is not asyncio.current_task():
@@ -417,8 +417,8 @@ class Fleet:
 
     def _close_unused(self, endpoint: str) -> None:
         """Closes the channel to an endpoint without a member, once no call uses it."""
-        is_home = any(m.record.endpoint == endpoint for m in self._members.values())
-        if is_home or self._num_users[endpoint] > 0:
+        is_used = any(m.record.endpoint == endpoint for m in self._members.values())
+        if is_used or self._num_users[endpoint] > 0:
             return
         closing = asyncio.create_task(self._close(endpoint))
         self._closing.add(closing)

@@ -55,7 +55,7 @@ class Load:
         self._recent.add(share.num_tokens, now)
         self.last_turn = turn
 
-    def give_back(self, share: Share) -> None:
+    def release(self, share: Share) -> None:
         """Subtracts a share that was taken before."""
         self.num_changes += 1
         self.num_sequences -= share.num_sequences

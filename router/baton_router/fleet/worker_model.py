@@ -30,15 +30,15 @@ _TRANSFER = (
     Coefficient(PRIOR.transfer_seconds_per_token, 5e-6, 1e-2, _LEAST_PER_TOKEN),
 )
 _PRIOR_TRANSFER = (PRIOR.handoff_seconds, PRIOR.transfer_seconds_per_token)
-_MOVED = 0.05  # relative change of a coefficient below which its published value stays
+_MIN_CHANGE = 0.05  # relative change of a coefficient below which its published value stays
 _SHORTEST = 1e-6  # seconds; lower bound of measured and expected times
 
 _ENOUGH_TOKENS = 512  # prompt tokens after which a pool uses its own fit
-_NOTICED = math.log(1.25)  # log of the smallest slowness that is not noise
+_MIN_DEVIATION = math.log(1.25)  # log of the smallest slowness that is not noise
 _LARGEST = math.log(100.0)
-_LARGEST_SURPRISE = 1.0  # log bound on the influence of one report
+_MAX_RESIDUAL = 1.0  # log bound on the influence of one report
 _WEIGHT = 0.1  # of one report, in a worker's slowness
-_FOLLOWED = 0.1  # largest change of the pool's log level per report
+_MAX_LEVEL_STEP = 0.1  # largest change of the pool's log level per report
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +75,37 @@ class PoolModel:
     """Latency model of a pool: the interchangeable workers of one role.
 
     Args:
-        twin: prefill pool of the same model: the one paired with this decode pool, or that of an
+        base: prefill pool of the same model: the one paired with this decode pool, or that of an
             earlier version. Its prompt coefficients apply until this pool has computed
             `_ENOUGH_TOKENS`; with a slow prior, a pool might never be tried.
     """
 
-    def __init__(self, twin: "PoolModel | None" = None) -> None:
-        self._twin = twin
+    def __init__(self, base: "PoolModel | None" = None) -> None:
+        self._base = base
         self._num_prompt_tokens = 0
         self._log_level = 0.0  # log of the median of recent reports' actual / expected seconds
         self._connector = ""
-        self._work = _Settled(_WORK)
-        self._transfers: dict[str, _Settled] = {}
+        self._work = _SteadyRegression(_WORK)
+        self._transfers: dict[str, _SteadyRegression] = {}
         # Cache, cleared when a coefficient moves.
         self._rates: dict[tuple[tuple[float, ...], int, float, str], Rates] = {}
 
-    def worked(self, work: WorkDone) -> float:
+    def observe_work(self, work: WorkDone) -> float:
         """Adds a worker's report. Returns the log of its seconds over those expected from recent
         reports of the pool; positive means slower."""
         expected = max(self._work.expected(work.features), _SHORTEST)
-        surprise = math.log(work.seconds / expected) - self._log_level
-        self._log_level += min(max(surprise, -_FOLLOWED), _FOLLOWED)
+        residual = math.log(work.seconds / expected) - self._log_level
+        self._log_level += min(max(residual, -_MAX_LEVEL_STEP), _MAX_LEVEL_STEP)
         self._num_prompt_tokens += work.num_prompt_tokens
         if self._work.observe(work.features, work.seconds):
             self._rates.clear()
-        return surprise
+        return residual
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
         """Adds a transfer of `num_tokens` tokens of KV by `connector`, whose exposed latency was
         `exposed_seconds`."""
         self._connector = connector
-        transfers = self._transfers.setdefault(connector, _Settled(_TRANSFER))
+        transfers = self._transfers.setdefault(connector, _SteadyRegression(_TRANSFER))
         if transfers.observe((1.0, num_tokens), max(exposed_seconds, _SHORTEST)):
             self._rates.clear()
 
@@ -120,8 +120,8 @@ class PoolModel:
     @property
     def _prompt_values(self) -> tuple[float, ...]:
         """Seconds per step, token and pair."""
-        if self._twin is not None and self._num_prompt_tokens < _ENOUGH_TOKENS:
-            return self._twin._prompt_values
+        if self._base is not None and self._num_prompt_tokens < _ENOUGH_TOKENS:
+            return self._base._prompt_values
         return self._work.values[:3]
 
     def _made(
@@ -142,7 +142,7 @@ class PoolModel:
         )
 
 
-class _Settled:
+class _SteadyRegression:
     """Regression with hysteresis: publishes new values only when they have moved, so that snapshots
     need not be made or recorded again after small changes.
 
@@ -168,8 +168,8 @@ class _Settled:
         return True
 
 
-def _is_near(value: float, told: float, scale: float) -> bool:
-    return abs(value - told) <= _MOVED * max(told, _MOVED * scale)
+def _is_near(value: float, published: float, scale: float) -> bool:
+    return abs(value - published) <= _MIN_CHANGE * max(published, _MIN_CHANGE * scale)
 
 
 class WorkerModel:
@@ -190,29 +190,29 @@ class WorkerModel:
         self._max_step_tokens = max_step_tokens
         self._done = WorkDone()
         self._log_slowness = 0.0
-        self._spread = _NOTICED  # mean absolute deviation of its reports from that
+        self._spread = _MIN_DEVIATION  # mean absolute deviation of its reports from that
 
     @property
     def rates(self) -> Rates:
         return self._pool.rates(self._max_step_tokens, self.slowness, self.connector)
 
-    def worked(self, done: WorkDone) -> None:
+    def observe_work(self, done: WorkDone) -> None:
         """Adds a report of all work since the worker's start. Ignores one that arrives after a
         later report."""
         work = done.since(self._done)
         if work.num_steps <= 0 or work.seconds <= 0 or min(work.features) < 0:
             return
         self._done = done
-        surprise = self._pool.worked(work) - self._log_slowness
-        bounded = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        residual = self._pool.observe_work(work) - self._log_slowness
+        bounded = min(max(residual, -_MAX_RESIDUAL), _MAX_RESIDUAL)
         self._log_slowness += _WEIGHT * bounded
         self._spread += _WEIGHT * (abs(bounded) - self._spread)
-        noticed, size = max(_NOTICED, self._spread), abs(self._log_slowness)
-        if size < noticed / 2:
+        threshold, size = max(_MIN_DEVIATION, self._spread), abs(self._log_slowness)
+        if size < threshold / 2:
             self.slowness = 1.0
-        elif abs(self._log_slowness - math.log(self.slowness)) > noticed:
+        elif abs(self._log_slowness - math.log(self.slowness)) > threshold:
             slowness = math.exp(min(self._log_slowness, _LARGEST))
-            self.slowness = slowness if size > noticed else 1.0
+            self.slowness = slowness if size > threshold else 1.0
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
         """Adds a transfer of `num_tokens` tokens of KV to this worker, which waited for it

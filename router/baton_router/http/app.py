@@ -38,8 +38,8 @@ from baton_router.lifecycle.inference import Inference
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
-_Asked = TypeVar("_Asked", bound=GenerationRequest)
-_Make = Callable[[_Asked, Caller], Awaitable[Exchange]]
+_Body = TypeVar("_Body", bound=GenerationRequest)
+_Make = Callable[[_Body, Caller], Awaitable[Exchange]]
 
 
 class _Answer(Response):
@@ -143,7 +143,7 @@ class Routes:
         return Response(PAGE, headers=PAGE_HEADERS)
 
     async def _generate(
-        self, request: Request, schema: type[_Asked], make: "_Make[_Asked]"
+        self, request: Request, schema: type[_Body], make: "_Make[_Body]"
     ) -> Response:
         # Unknown callers and tenants over their limit are rejected before the body is read.
         caller = self._caller(request)
@@ -159,15 +159,15 @@ class Routes:
         return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
 
     async def _exchange(
-        self, request: Request, schema: type[_Asked], make: "_Make[_Asked]", caller: Caller
+        self, request: Request, schema: type[_Body], make: "_Make[_Body]", caller: Caller
     ) -> Exchange:
         """Makes the exchange for the request in the body."""
         body = await read_body(request.stream(), request.headers, self._max_body_bytes)
-        asked = parse(body, schema)
+        parsed = parse(body, schema)
         try:
-            return await make(asked, caller)
+            return await make(parsed, caller)
         except InvalidArgumentError as error:
-            raise in_openai_terms(error, asked) from error
+            raise in_openai_terms(error, parsed) from error
 
     def _caller(self, request: Request) -> Caller:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""

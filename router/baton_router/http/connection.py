@@ -48,10 +48,10 @@ class Connection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
-        self._heard_at = self.loop.time()
+        self._last_data_at = self.loop.time()
 
     @property
-    def is_asking(self) -> bool:
+    def is_busy(self) -> bool:
         """True while a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -73,9 +73,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self.loop.time()
+        self._last_data_at = self.loop.time()
         super().data_received(data)
-        if self.is_asking:
+        if self.is_busy:
             self._stop_timer()
         else:
             self._time_head()
@@ -92,10 +92,10 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> bool:
         """Closes the connection that is idle for longest; returns False if all are busy."""
-        idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_asking]
+        idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_busy]
         if not idle:
             return False
-        oldest = min(idle, key=lambda connection: connection._heard_at)
+        oldest = min(idle, key=lambda connection: connection._last_data_at)
         oldest.transport.abort()
         self.connections.discard(oldest)
         return True
@@ -111,7 +111,7 @@ class Connection(H11Protocol):
 
     def _give_up(self) -> None:
         self._head_timer = None
-        if not self.is_asking:
+        if not self.is_busy:
             text = f"the headers did not come within {self._limits.head_seconds:g} s"
             self._refuse(Failure(408, text, "invalid_request_error", "headers_timeout"))
 

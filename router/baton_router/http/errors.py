@@ -47,7 +47,7 @@ class Failure:
 
     Attributes:
         kind: the `type` of OpenAI's error.
-        is_ours: it is a bug, to be logged.
+        is_bug: it is a bug, to be logged.
     """
 
     status: int
@@ -56,12 +56,12 @@ class Failure:
     code: str | None = None
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    is_ours: bool = False
+    is_bug: bool = False
 
     @property
     def body(self) -> dict[str, Any]:
-        said = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": said}
+        body = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": body}
 
 
 _INVALID = "invalid_request_error"
@@ -92,21 +92,21 @@ def failure_of(error: BaseException) -> Failure:
     error = _cause(error)
     kind = next((_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS), None)
     if kind is None:
-        return Failure(500, UNEXPECTED, _SERVER, "internal_error", is_ours=True)
+        return Failure(500, UNEXPECTED, _SERVER, "internal_error", is_bug=True)
     status, name, code = kind
     param = error.field if isinstance(error, errors.InvalidArgumentError) else None
     if param == "model":
         status, code = 404, "model_not_found"
-    return Failure(status, str(error), name, code, param, _headers_of(error), is_ours=status == 500)
+    return Failure(status, str(error), name, code, param, _headers_of(error), is_bug=status == 500)
 
 
 def limit_headers(statuses: Mapping[Kind, RateLimitStatus]) -> dict[str, str]:
     """Returns a tenant's rate limit status as the headers of OpenAI's API."""
     headers = {}
-    for kind, standing in statuses.items():
-        headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
-        headers[f"x-ratelimit-remaining-{kind}"] = str(standing.remaining)
-        headers[f"x-ratelimit-reset-{kind}"] = f"{standing.reset_seconds:.3f}s"
+    for kind, status in statuses.items():
+        headers[f"x-ratelimit-limit-{kind}"] = str(status.limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(status.remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = f"{status.reset_seconds:.3f}s"
     return headers
 
 

@@ -25,7 +25,7 @@ from baton_router.http.errors import Failure, failure_of
 from baton_router.http.openai_responses import Json, Shape
 from baton_router.http.sampling import in_openai_terms
 from baton_router.http.schemas import GenerationRequest
-from baton_router.http.sequence_reader import Piece, Reader
+from baton_router.http.sequence_reader import Reader, SequenceDelta
 from baton_router.lifecycle.inference import Inference
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _MAX_UNWRITTEN = 64
 
 # Grace period in seconds for the router to report an expired deadline itself.
-_LAST_WORDS_SECONDS = 1.0
+_ERROR_GRACE_SECONDS = 1.0
 
 _Headers = list[tuple[bytes, bytes]]
 Event = tuple[int, pb.GenerateResponse]
@@ -57,7 +57,7 @@ class Exchange:
         inference: Inference,
         caller: Caller,
         deadline: Deadline,
-        asked: GenerationRequest,
+        body: GenerationRequest,
         request_id: str,
         requests: Sequence[pb.GenerateRequest],
         readers: Sequence[Reader],
@@ -67,7 +67,7 @@ class Exchange:
         self._inference = inference
         self._caller = caller
         self._deadline = deadline
-        self._asked = asked
+        self._body = body
         self._request_id = request_id
         self._requests = requests
         self._readers = readers
@@ -84,18 +84,18 @@ class Exchange:
     async def _write(self, send: Send) -> None:
         try:
             # A client that does not read holds no resources beyond its deadline.
-            async with asyncio.timeout(self._deadline.remaining() + _LAST_WORDS_SECONDS):
-                await (self._stream(send) if self._asked.stream else self._whole(send))
+            async with asyncio.timeout(self._deadline.remaining() + _ERROR_GRACE_SECONDS):
+                await (self._stream(send) if self._body.stream else self._send_at_once(send))
         except InvalidArgumentError as error:
-            raise in_openai_terms(error, self._asked) from error
+            raise in_openai_terms(error, self._body) from error
 
-    async def _whole(self, send: Send) -> None:
-        pieces: dict[int, list[Piece]] = {i: [] for r in self._readers for i in r.indices}
+    async def _send_at_once(self, send: Send) -> None:
+        updates: dict[int, list[SequenceDelta]] = {i: [] for r in self._readers for i in r.indices}
         async with aclosing(self._events()) as events:
             async for at, event in events:
-                for piece in self._readers[at].read(event):
-                    pieces[piece.index].append(piece)
-        choices = [self._shape.whole(index, found) for index, found in pieces.items()]
+                for update in self._readers[at].read(event):
+                    updates[update.index].append(update)
+        choices = [self._shape.whole(index, found) for index, found in updates.items()]
         answer = {**self._frame(self._shape.whole_name, choices), "usage": self._usage()}
         if self._extra is not None:
             answer["baton"] = self._extra(self._readers)
@@ -127,9 +127,9 @@ class Exchange:
 
     def _failure(self, error: BaseException) -> Failure:
         if isinstance(error, InvalidArgumentError):
-            error = in_openai_terms(error, self._asked)
+            error = in_openai_terms(error, self._body)
         failure = failure_of(error)
-        if failure.is_ours:
+        if failure.is_bug:
             logger.error("a stream failed", exc_info=error)
         return failure
 
@@ -150,7 +150,7 @@ class Exchange:
 
     def _chunk(self, choices: list[Json]) -> Json:
         frame = self._frame(self._shape.chunk_name, choices)
-        options = self._asked.stream_options
+        options = self._body.stream_options
         if options is not None and options.continuous_usage_stats and choices:
             frame["usage"] = self._usage()
         elif options is not None and options.include_usage:
@@ -165,13 +165,13 @@ class Exchange:
                     yield self._chunk([choice])
 
     def _chunks(self, at: int, event: pb.GenerateResponse) -> Iterator[Json]:
-        for piece in self._readers[at].read(event):
-            choice = self._shape.part(piece)
+        for update in self._readers[at].read(event):
+            choice = self._shape.part(update)
             if choice is not None:
                 yield self._chunk([choice])
 
     def _closings(self) -> Iterator[Json]:
-        options = self._asked.stream_options
+        options = self._body.stream_options
         if self._extra is not None:
             yield {**self._chunk([]), "baton": self._extra(self._readers)}
         if options is not None and options.include_usage:

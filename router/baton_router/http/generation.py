@@ -52,39 +52,39 @@ class Generations:
         self._extra_of = extra_of
         self._tokens = TokenBytes(inference.card.tokenizer)
 
-    async def complete(self, asked: CompletionRequest, caller: Caller) -> Exchange:
+    async def complete(self, body: CompletionRequest, caller: Caller) -> Exchange:
         """Makes the exchange of `/v1/completions`. Raises `InvalidArgumentError`."""
-        _check_stream(asked)
-        deadline = self._deadline(asked)
+        _check_stream(body)
+        deadline = self._deadline(body)
         request_id = _new_id()
-        prompts = _prompts(asked)
+        prompts = _prompts(body)
         requests, readers = [], []
-        sampling = completion_sampling(asked)
+        sampling = completion_sampling(body)
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
-            requests.append(self._request(asked, own_id, sampling, prompt))
-            echo = await self._echo(asked, prompt) if asked.echo else None
-            readers.append(Reader(at * asked.n, asked.n, echo))
+            requests.append(self._request(body, own_id, sampling, prompt))
+            echo = await self._echo(body, prompt) if body.echo else None
+            readers.append(Reader(at * body.n, body.n, echo))
         if len(requests) > 1:  # or the valid ones would cost compute before one is refused
-            await self._inference.first_look(deadline)
+            await self._inference.wait_for_discovery(deadline)
             for request in requests:
                 await self._inference.check(request, caller)
         shape = CompletionShape(self._tokens)
-        return self._exchange(asked, caller, deadline, request_id, requests, readers, shape)
+        return self._exchange(body, caller, deadline, request_id, requests, readers, shape)
 
-    async def chat(self, asked: ChatRequest, caller: Caller) -> Exchange:
+    async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
         """Makes the exchange of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
-        _check_stream(asked)
-        for name in _RESERVED & asked.chat_template_kwargs.keys():
+        _check_stream(body)
+        for name in _RESERVED & body.chat_template_kwargs.keys():
             raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
-        deadline = self._deadline(asked)
-        await self._inference.first_look(deadline)
-        tools = [] if asked.tool_choice == "none" else asked.tools
+        deadline = self._deadline(body)
+        await self._inference.wait_for_discovery(deadline)
+        tools = [] if body.tool_choice == "none" else body.tools
         token_ids = await self._intake.tokenize_chat(
-            asked.model,
-            [_message(message) for message in asked.messages],
+            body.model,
+            [_message(message) for message in body.messages],
             [tool.model_dump(exclude_none=True) for tool in tools],
-            asked.chat_template_kwargs,
+            body.chat_template_kwargs,
         )
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
@@ -94,14 +94,14 @@ class Generations:
                 f"{self._inference.max_model_len}, and an answer needs one at least",
             )
         request_id = _new_id()
-        sampling = chat_sampling(asked, num_left)
-        request = self._request(asked, request_id, sampling, token_ids)
-        shape, readers = ChatShape(self._tokens), [Reader(0, asked.n)]
-        return self._exchange(asked, caller, deadline, request_id, [request], readers, shape)
+        sampling = chat_sampling(body, num_left)
+        request = self._request(body, request_id, sampling, token_ids)
+        shape, readers = ChatShape(self._tokens), [Reader(0, body.n)]
+        return self._exchange(body, caller, deadline, request_id, [request], readers, shape)
 
     def _exchange(
         self,
-        asked: GenerationRequest,
+        body: GenerationRequest,
         caller: Caller,
         deadline: Deadline,
         request_id: str,
@@ -109,27 +109,27 @@ class Generations:
         readers: Sequence[Reader],
         shape: Shape,
     ) -> Exchange:
-        extra = self._extra_of(caller) if asked.baton.timeline else None
+        extra = self._extra_of(caller) if body.baton.timeline else None
         return Exchange(
-            self._inference, caller, deadline, asked, request_id, requests, readers, shape, extra
+            self._inference, caller, deadline, body, request_id, requests, readers, shape, extra
         )
 
-    def _deadline(self, asked: GenerationRequest) -> Deadline:
-        given = asked.baton.timeout_s
+    def _deadline(self, body: GenerationRequest) -> Deadline:
+        given = body.baton.timeout_s
         return Deadline.after(self._timeout if given is None else given)
 
     def _request(
         self,
-        asked: GenerationRequest,
+        body: GenerationRequest,
         request_id: str,
         sampling: sampling_pb2.SamplingParams,
         prompt: str | Sequence[int],
     ) -> pb.GenerateRequest:
         request = pb.GenerateRequest(
-            model=asked.model,
+            model=body.model,
             request_id=request_id,
             sampling=sampling,
-            priority=asked.baton.priority,
+            priority=body.baton.priority,
         )
         if isinstance(prompt, str):
             request.text = prompt
@@ -137,12 +137,12 @@ class Generations:
             request.token_ids.ids.extend(prompt)
         return request
 
-    async def _echo(self, asked: CompletionRequest, prompt: str | Sequence[int]) -> Prompt:
+    async def _echo(self, body: CompletionRequest, prompt: str | Sequence[int]) -> Prompt:
         """Returns the prompt to repeat, with its tokens if they are to be scored."""
         if not isinstance(prompt, str):
             text = self._inference.card.tokenizer.decode(prompt, skip_special_tokens=False)
-            return Prompt(text, prompt if asked.logprobs is not None else ())
-        if asked.logprobs is None:
+            return Prompt(text, prompt if body.logprobs is not None else ())
+        if body.logprobs is None:
             return Prompt(prompt)
         token_ids, _ = await self._intake.tokenize(pb.TokenizeRequest(text=prompt))
         return Prompt(prompt, token_ids)
@@ -152,15 +152,15 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _check_stream(asked: GenerationRequest) -> None:
-    if asked.stream_options is not None and not asked.stream:
+def _check_stream(body: GenerationRequest) -> None:
+    if body.stream_options is not None and not body.stream:
         raise InvalidArgumentError("stream_options", "is only for requests with stream = true")
 
 
-def _prompts(asked: CompletionRequest) -> Sequence[str | Sequence[int]]:
+def _prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
     """Returns each prompt of a request that may have several. Raises `InvalidArgumentError` for
     token ids that are no unsigned 32-bit integers, which no message can hold."""
-    prompt = asked.prompt
+    prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

@@ -63,7 +63,7 @@ class Failures:
             await self._app(scope, receive, watched)
         except Exception as error:
             failure = _failure_of(error)
-            if failure.is_ours:
+            if failure.is_bug:
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not has_begun:
                 await _answer(failure, send, receive if _may_be_writing(error) else None)

@@ -7,7 +7,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from baton_router.http.sequence_reader import Piece, ScoredToken
+from baton_router.http.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.http.tokens import TokenBytes
 
 Json = dict[str, Any]
@@ -30,10 +30,10 @@ class Shape(Protocol):
     def opening(self, index: int) -> Json | None:
         """Returns the first chunk of a choice in a stream, if the format has one."""
 
-    def part(self, piece: Piece) -> Json | None:
+    def part(self, update: SequenceDelta) -> Json | None:
         """Returns a piece in a stream; None if the client gets nothing of it."""
 
-    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
+    def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
         """Returns a whole choice from all its pieces."""
 
 
@@ -50,22 +50,22 @@ class ChatShape:
     def opening(self, index: int) -> Json | None:
         return self._choice(index, {"role": "assistant", "content": ""}, None)
 
-    def part(self, piece: Piece) -> Json | None:
-        if not (piece.text or piece.tokens or piece.finish_reason):
+    def part(self, update: SequenceDelta) -> Json | None:
+        if not (update.text or update.tokens or update.finish_reason):
             return None
-        delta = {"content": piece.text} if piece.text or piece.tokens else {}
-        choice = self._choice(piece.index, delta, piece.finish_reason)
-        if piece.tokens:
-            choice["logprobs"] = self._logprobs(piece.tokens)
+        delta = {"content": update.text} if update.text or update.tokens else {}
+        choice = self._choice(update.index, delta, update.finish_reason)
+        if update.tokens:
+            choice["logprobs"] = self._logprobs(update.tokens)
         return choice
 
-    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
-        scored = _tokens_of(pieces)
+    def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
+        scored = _tokens_of(updates)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": _text_of(pieces), "refusal": None},
+            "message": {"role": "assistant", "content": _text_of(updates), "refusal": None},
             "logprobs": self._logprobs(scored) if scored else None,
-            "finish_reason": _reason_of(pieces),
+            "finish_reason": _reason_of(updates),
         }
 
     def _choice(self, index: int, delta: Json, finish_reason: str | None) -> Json:
@@ -79,8 +79,8 @@ class ChatShape:
         return {"content": content, "refusal": None}
 
     def _entry(self, token_id: int, logprob: float | None) -> Json:
-        told = list(self._tokens[token_id])
-        return {"token": self._tokens.text(token_id), "logprob": logprob, "bytes": told}
+        raw = list(self._tokens[token_id])
+        return {"token": self._tokens.text(token_id), "logprob": logprob, "bytes": raw}
 
 
 class CompletionShape:
@@ -96,18 +96,18 @@ class CompletionShape:
     def opening(self, index: int) -> Json | None:  # noqa: ARG002 - all choices begin alike
         return None
 
-    def part(self, piece: Piece) -> Json | None:
-        if not (piece.text or piece.tokens or piece.finish_reason):
+    def part(self, update: SequenceDelta) -> Json | None:
+        if not (update.text or update.tokens or update.finish_reason):
             return None
-        return self.whole(piece.index, [piece])
+        return self.whole(update.index, [update])
 
-    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
-        scored = _tokens_of(pieces)
+    def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
+        scored = _tokens_of(updates)
         return {
             "index": index,
-            "text": _text_of(pieces),
+            "text": _text_of(updates),
             "logprobs": self._logprobs(index, scored) if scored else None,
-            "finish_reason": _reason_of(pieces),
+            "finish_reason": _reason_of(updates),
         }
 
     def _logprobs(self, index: int, scored: Sequence[ScoredToken]) -> Json:
@@ -129,11 +129,11 @@ class CompletionShape:
 
     def _name(self, token_id: int) -> str:
         """Returns the token's text; its bytes if it is no whole character, so names differ."""
-        told = self._tokens[token_id]
+        raw = self._tokens[token_id]
         try:
-            return told.decode()
+            return raw.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 class _Offsets:
@@ -151,13 +151,13 @@ class _Offsets:
         return begin
 
 
-def _text_of(pieces: Iterable[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
+def _text_of(updates: Iterable[SequenceDelta]) -> str:
+    return "".join(update.text for update in updates)
 
 
-def _tokens_of(pieces: Iterable[Piece]) -> list[ScoredToken]:
-    return [token for piece in pieces for token in piece.tokens]
+def _tokens_of(updates: Iterable[SequenceDelta]) -> list[ScoredToken]:
+    return [token for update in updates for token in update.tokens]
 
 
-def _reason_of(pieces: Iterable[Piece]) -> str | None:
-    return next((piece.finish_reason for piece in pieces if piece.finish_reason), None)
+def _reason_of(updates: Iterable[SequenceDelta]) -> str | None:
+    return next((update.finish_reason for update in updates if update.finish_reason), None)

@@ -34,59 +34,59 @@ _NAMES = {
 }
 
 
-def completion_sampling(asked: CompletionRequest) -> sampling_pb2.SamplingParams:
+def completion_sampling(body: CompletionRequest) -> sampling_pb2.SamplingParams:
     """Returns the parameters. Raises `InvalidArgumentError` if one is out of bounds."""
-    wants_logprobs = asked.logprobs is not None
+    wants_logprobs = body.logprobs is not None
     return _to_proto(
-        asked,
-        asked.max_tokens,
-        best_of=asked.best_of,
+        body,
+        body.max_tokens,
+        best_of=body.best_of,
         logprobs=wants_logprobs,
-        top_logprobs=asked.logprobs or 0,
-        prompt_logprobs=asked.logprobs if asked.echo else None,
+        top_logprobs=body.logprobs or 0,
+        prompt_logprobs=body.logprobs if body.echo else None,
     )
 
 
-def chat_sampling(asked: ChatRequest, num_tokens_left: int) -> sampling_pb2.SamplingParams:
+def chat_sampling(body: ChatRequest, num_tokens_left: int) -> sampling_pb2.SamplingParams:
     """Returns the parameters. `max_tokens` is `num_tokens_left` after the prompt if unset."""
-    given = asked.max_completion_tokens
-    if given is not None and asked.max_tokens not in (None, given):
+    given = body.max_completion_tokens
+    if given is not None and body.max_tokens not in (None, given):
         raise InvalidArgumentError(
-            "max_completion_tokens", f"is {given} and max_tokens is {asked.max_tokens}; give one"
+            "max_completion_tokens", f"is {given} and max_tokens is {body.max_tokens}; give one"
         )
-    max_tokens = asked.max_tokens if given is None else given
+    max_tokens = body.max_tokens if given is None else given
     return _to_proto(
-        asked,
+        body,
         num_tokens_left if max_tokens is None else max_tokens,
-        logprobs=asked.logprobs,
-        top_logprobs=asked.top_logprobs,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs,
     )
 
 
 def _to_proto(
-    asked: GenerationRequest, max_tokens: int | None, **others: Any
+    body: GenerationRequest, max_tokens: int | None, **others: Any
 ) -> sampling_pb2.SamplingParams:
     params = SamplingParams(
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        n=asked.n,
-        seed=(asked.seed or 0) % 2**64,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        logit_bias=_logit_bias(asked.logit_bias),
-        stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop),
-        grammar=_grammar(asked.response_format),
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        min_tokens=asked.min_tokens,
-        stop_token_ids=tuple(asked.stop_token_ids),
-        ignore_eos=asked.ignore_eos,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        n=body.n,
+        seed=(body.seed or 0) % 2**64,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_logit_bias(body.logit_bias),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        grammar=_grammar(body.response_format),
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        min_tokens=body.min_tokens,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         **others,
     )
     message = to_proto(params)
-    if asked.seed is None:
+    if body.seed is None:
         message.ClearField("seed")  # one is drawn
     return message
 
@@ -106,21 +106,21 @@ def _grammar(given: ResponseFormat | None) -> Grammar | None:
     return None
 
 
-def in_openai_terms(error: InvalidArgumentError, asked: GenerationRequest) -> InvalidArgumentError:
+def in_openai_terms(error: InvalidArgumentError, body: GenerationRequest) -> InvalidArgumentError:
     """Returns the same error with the client's field names."""
     return InvalidArgumentError(
-        _their_name(error.field, asked), error.problem.replace("sampling.", "")
+        _their_name(error.field, body), error.problem.replace("sampling.", "")
     )
 
 
-def _their_name(field: str, asked: GenerationRequest) -> str:
+def _their_name(field: str, body: GenerationRequest) -> str:
     for ours, theirs in _NAMES.items():
         if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
             rest = field.removeprefix(ours)
             return theirs + (rest if rest.startswith("[") else "")
     name = field.removeprefix("sampling.")
-    if isinstance(asked, CompletionRequest) and name in ("top_logprobs", "prompt_logprobs"):
+    if isinstance(body, CompletionRequest) and name in ("top_logprobs", "prompt_logprobs"):
         return "logprobs"
-    if name == "max_tokens" and isinstance(asked, ChatRequest):
-        return "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+    if name == "max_tokens" and isinstance(body, ChatRequest):
+        return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return name

@@ -26,7 +26,7 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SequenceDelta:
     """Piece of one choice, which follows the pieces before it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Reader:
         self._echo = echo
         self._scores: list[ScoredToken] = []
 
-    def read(self, event: pb.GenerateResponse) -> Iterator[Piece]:
+    def read(self, event: pb.GenerateResponse) -> Iterator[SequenceDelta]:
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self.accepted = event.accepted
@@ -83,19 +83,19 @@ class Reader:
         elif kind == "finished":
             self.finished = event.finished
             index = self.indices[event.finished.sequence_index]
-            yield Piece(index, finish_reason=_REASONS.get(event.finished.reason, "stop"))
+            yield SequenceDelta(index, finish_reason=_REASONS.get(event.finished.reason, "stop"))
 
     @property
     def num_prompt_tokens(self) -> int:
         return 0 if self.accepted is None else self.accepted.num_prompt_tokens
 
-    def _written(self, chunk: pb.TokenChunk) -> Piece:
+    def _written(self, chunk: pb.TokenChunk) -> SequenceDelta:
         index = self.indices[chunk.sequence_index]
         if not chunk.logprobs:
-            return Piece(index, chunk.text)
-        return Piece(index, chunk.text, _scored(chunk.token_ids, chunk))
+            return SequenceDelta(index, chunk.text)
+        return SequenceDelta(index, chunk.text, _scored(chunk.token_ids, chunk))
 
-    def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[Piece]:
+    def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[SequenceDelta]:
         if self._echo is None:
             return
         begin = message.position
@@ -103,13 +103,13 @@ class Reader:
         self._scores += _scored(ids, message)
         yield from self._repeated()
 
-    def _repeated(self) -> Iterator[Piece]:
+    def _repeated(self) -> Iterator[SequenceDelta]:
         """Yields the echoed prompt, once all its log-probabilities are known."""
         if self._echo is None or len(self._scores) < len(self._echo.token_ids) - 1:
             return
         first = [ScoredToken(token_id, None) for token_id in self._echo.token_ids[:1]]
         for index in self.indices:
-            yield Piece(index, self._echo.text, (*first, *self._scores))
+            yield SequenceDelta(index, self._echo.text, (*first, *self._scores))
         self._echo = None
 
 

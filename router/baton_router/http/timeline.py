@@ -21,18 +21,18 @@ def timeline_for(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
     `ExplainPlacement`."""
     tenant = tenants.of(caller).name
 
-    def tell(readers: Sequence[Reader]) -> Json:
-        return {"requests": [_told(reader, placer, tenant) for reader in readers]}
+    def timeline(readers: Sequence[Reader]) -> Json:
+        return {"requests": [_timeline(reader, placer, tenant) for reader in readers]}
 
-    return tell
+    return timeline
 
 
-def _told(reader: Reader, placer: Placer, tenant: str) -> Json:
+def _timeline(reader: Reader, placer: Placer, tenant: str) -> Json:
     accepted, finished = reader.accepted, reader.finished
     assert accepted is not None, "an answer that was not accepted"
     assert finished is not None, "an answer that has not finished"
     try:
-        decision = admin_wire.explanation(placer.recall(accepted.request_id, tenant))
+        decision = admin_wire.explanation(placer.decision_of(accepted.request_id, tenant))
     except NotFoundError:  # the placer has dropped it since
         decision = admin_pb2.ExplainPlacementResponse()
     return {

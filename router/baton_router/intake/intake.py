@@ -27,7 +27,7 @@ MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is dispatched.
 _THREAD_FROM_BYTES = 4096
 
-_TOLD_ENDINGS = (
+_REPORTED_FINISH_REASONS = (
     pb.FINISH_REASON_END_OF_SEQUENCE,
     pb.FINISH_REASON_STOP_TOKEN,
     pb.FINISH_REASON_LENGTH,
@@ -182,8 +182,8 @@ async def _off_loop(encode: _Encode, text: str) -> list[int]:
 def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:
     """Returns the finish reason if only it tells of the end: a stop string is found in the tokens,
     and an unknown reason counts as unspecified."""
-    is_told = received.ids and received.finish_reason in _TOLD_ENDINGS
-    return received.finish_reason if is_told else pb.FINISH_REASON_UNSPECIFIED
+    is_reported = received.ids and received.finish_reason in _REPORTED_FINISH_REASONS
+    return received.finish_reason if is_reported else pb.FINISH_REASON_UNSPECIFIED
 
 
 def _request_id(given: str) -> str:

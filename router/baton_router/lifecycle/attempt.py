@@ -211,7 +211,7 @@ class Attempt:
         if self._coalescer.seconds:
             if self._is_read_by_consumer and self._coalescer.wait > 0:
                 self._read_ahead(self._decode)
-            await self._coalescer.turn()
+            await self._coalescer.acquire()
             while not self._received.empty():
                 events += self._react(*self._received.get_nowait())
         return events

@@ -32,7 +32,7 @@ from baton_router.telemetry.request_trace import tracing_request
 
 # Seconds that a router which has just started waits for its first look at Redis and the workers; if
 # Redis does not answer, its clients should rather get an error and try another router.
-_FIRST_LOOK_SECONDS = 5.0
+_DISCOVERY_SECONDS = 5.0
 
 
 Observer = Callable[[RequestOutcome], None]
@@ -86,9 +86,9 @@ class Inference:
         fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
         return min(fingerprints).hex() if fingerprints else ""
 
-    async def first_look(self, deadline: Deadline) -> None:
+    async def wait_for_discovery(self, deadline: Deadline) -> None:
         """Waits until the workers are known; raises `DeadlineExceededError`."""
-        await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
+        await self._fleet.wait_for_discovery(min(deadline.remaining(), _DISCOVERY_SECONDS))
         deadline.check()
 
     async def generate(
@@ -141,7 +141,7 @@ class Inference:
         self._limits.count_request(tenant.name)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
-        await self.first_look(deadline)
+        await self.wait_for_discovery(deadline)
         with stage("tokenize"):
             return await self._intake.read(message, self._fleet.max_model_len, tenant)
 

@@ -126,7 +126,7 @@ class RequestLifecycle:
             work, recovery.refused, recovery.broken, recovery.preempted_by, self._decision
         )
         if decision.placement is None:
-            reason = why_none(list(decision.question.candidates))
+            reason = why_none(list(decision.inputs.candidates))
             raise AttemptFailure(FailureKind.NOBODY, UnavailableError(reason))
         return Attempt(
             work,

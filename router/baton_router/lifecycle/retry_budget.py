@@ -37,7 +37,7 @@ class RetryBudget:
 
     def deposit(self) -> None:
         """Adds one request's share of a retry."""
-        self._bucket.give_back(self._share)
+        self._bucket.refund(self._share)
 
     def withdraw(self) -> bool:
         """Withdraws one retry; returns False if less than one is left."""

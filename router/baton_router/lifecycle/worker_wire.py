@@ -205,7 +205,7 @@ def learn(
 ) -> None:
     """Updates the worker's latency model by the work and the transfer that `event` reports."""
     message = getattr(event, event.WhichOneof("event") or "")
-    member.model.worked(work_done(message.work_done))
+    member.model.observe_work(work_done(message.work_done))
     if isinstance(message, decode_pb2.KvReady):
         per_token = member.bytes_per_token
         num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0

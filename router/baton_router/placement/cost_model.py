@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 
-PULL = "pull"
+FETCH = "pull"
 """Cost term of a remote prefix fetch; present only if the fetch is worth it."""
 
 
@@ -44,21 +44,21 @@ PULL = "pull"
 class CostModel(Rates):
     """Cost model: weights of the terms, and default rates for candidates that report none.
 
-    The fields added to `Rates` are not fitted. The weights are choices. `pull_seconds` covers two
+    The fields added to `Rates` are not fitted. The weights are choices. `fetch_seconds` covers two
     calls between workers, which no worker reports apart from the steps that they wait for; it is
     small compared with those and with computing a prefix worth fetching. `copying` cannot be
     fitted: a miss on an evicted prefix looks like a miss on one that was never cached.
 
     Attributes:
-        pull_seconds: seconds to fetch a prefix, without its KV transfer and one step of each of the
-            two workers, which lend and take blocks between steps.
+        fetch_seconds: seconds to fetch a prefix, without its KV transfer and one step of each of
+            the two workers, which share and take blocks between steps.
         copying: fraction of the KV evicted by a fetched prefix that is expected to be needed again.
         crowding: seconds of queueing that equal one second of avoidable computing.
         recency: fraction of recent tokens that counts.
         full_share: occupancy of a decode worker's pool above which KV is evicted.
     """
 
-    pull_seconds: float = 5e-3
+    fetch_seconds: float = 5e-3
     copying: float = 0.1
     crowding: float = 15.0
     recency: float = 0.01
@@ -71,10 +71,10 @@ class CostModel(Rates):
         if candidate.role == "decode":
             return self._decode_terms(rates, candidate, num_tokens - num_cached)
         recent, getting = candidate.num_recent_tokens, {}
-        pull = self._pull_seconds(rates, candidate, num_tokens)
-        if pull is not None:
+        fetch = self._fetch_seconds(rates, candidate, num_tokens)
+        if fetch is not None:
             copy = self._copy_seconds(rates, candidate, num_tokens)
-            getting = {PULL: pull, "copy": copy}
+            getting = {FETCH: fetch, "copy": copy}
             num_cached = min(candidate.num_source_tokens, num_tokens)
             recent = max(recent, candidate.num_source_recent_tokens)
         return {
@@ -109,7 +109,7 @@ class CostModel(Rates):
         added = rates.added_seconds(num_tokens - num_cached, num_cached)
         return added / rates.slowness * self.crowding
 
-    def _pull_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
+    def _fetch_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
         """Returns the seconds to fetch the prefix that the source has and the candidate lacks; None
         if there is none, or computing it is as fast."""
         if candidate.num_source_tokens <= candidate.num_cached_tokens:
@@ -121,12 +121,12 @@ class CostModel(Rates):
         moving = (num_found - num_cached) * rates.transfer_seconds_per_token
         spared = rates.prefill_seconds(num_tokens - num_cached, num_cached)
         spared -= rates.prefill_seconds(num_tokens - num_found, num_found)
-        pull = self.pull_seconds + 2 * rates.prefill_seconds_per_step + moving
-        return pull if pull < spared else None
+        fetch = self.fetch_seconds + 2 * rates.prefill_seconds_per_step + moving
+        return fetch if fetch < spared else None
 
     def _copy_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float:
-        num_pulled = min(candidate.num_source_tokens, num_tokens) - candidate.num_cached_tokens
-        return num_pulled * rates.prefill_seconds_per_token * self.copying
+        num_fetched = min(candidate.num_source_tokens, num_tokens) - candidate.num_cached_tokens
+        return num_fetched * rates.prefill_seconds_per_token * self.copying
 
     def _decode_terms(
         self, rates: Rates, candidate: Candidate, num_missing: int

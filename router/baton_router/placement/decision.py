@@ -13,7 +13,7 @@ from baton_router.placement.policy import Policy, PolicyName, alone_policy_named
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlacementInputs:
     """Request to be placed, with a snapshot of the cluster.
 
     Attributes:
@@ -41,41 +41,41 @@ class Rules:
     policy: PolicyName = "baton"
     conditional_disaggregation: bool = True
 
-    def decision(self, question: Question, earlier: "Decision | None" = None) -> "Decision":
+    def decision(self, inputs: PlacementInputs, earlier: "Decision | None" = None) -> "Decision":
         """Returns the decision about a question: `earlier` itself if question and rules match."""
-        if earlier is not None and earlier.question == question and earlier.rules == self:
+        if earlier is not None and earlier.inputs == inputs and earlier.rules == self:
             return earlier
-        return Decision(self, question, self.decide(question))
+        return Decision(self, inputs, self.decide(inputs))
 
-    def decide(self, question: Question) -> Placement | None:
+    def decide(self, inputs: PlacementInputs) -> Placement | None:
         """Returns the placement; None if no worker can take the request."""
         return place(
-            question.request_id,
-            question.num_tokens,
-            question.candidates,
-            question.broken,
+            inputs.request_id,
+            inputs.num_tokens,
+            inputs.candidates,
+            inputs.broken,
             policy_named(self.policy),
-            self._alone(question),
+            self._alone(inputs),
         )
 
-    def _alone(self, question: Question) -> Policy | None:
+    def _alone(self, inputs: PlacementInputs) -> Policy | None:
         """Returns the policy for decode workers that compute the prompt themselves; None: they may
         not. While no prefill worker may pair with any decode worker they must, whatever the
         settings, so that an upgrade loses no requests."""
-        if question.needs_prefill:
+        if inputs.needs_prefill:
             return None
         alone = alone_policy_named(self.policy)
         if alone is not None and self.conditional_disaggregation:
             return alone
-        has_to = has_version_gap(question.candidates)
+        has_to = has_version_gap(inputs.candidates)
         return alone or policy_named(self.policy) if has_to else None
 
-    def decide_again(self, question: Question, decode: str) -> str | None:
+    def decide_again(self, inputs: PlacementInputs, decode: str) -> str | None:
         """Returns the decode worker to continue a request that runs on `decode`, or None."""
         return place_again(
-            question.request_id,
-            question.num_tokens,
-            question.candidates,
+            inputs.request_id,
+            inputs.num_tokens,
+            inputs.candidates,
             decode,
             policy_named(self.policy),
         )
@@ -89,5 +89,5 @@ class Decision:
     """Placement decision. `placement` is None if no workers can take the request."""
 
     rules: Rules
-    question: Question
+    inputs: PlacementInputs
     placement: Placement | None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from baton_router.placement.decision import Decision, Question
+from baton_router.placement.decision import Decision, PlacementInputs
 from baton_router.placement.placement import (
     Placement,
     Role,
@@ -22,39 +22,39 @@ _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
 def why(decision: Decision) -> str:
     """Returns the reason why the chosen workers won, and by how much, or why no worker can."""
-    placement, question = decision.placement, decision.question
+    placement, inputs = decision.placement, decision.inputs
     if placement is None:
-        return why_none(list(question.candidates))
-    return " ".join((_why_chosen(decision, placement), *_of_versions(question)))
+        return why_none(list(inputs.candidates))
+    return " ".join((_why_chosen(decision, placement), *_of_versions(inputs)))
 
 
 def _why_chosen(decision: Decision, placement: Placement) -> str:
-    question = decision.question
+    inputs = decision.inputs
     unit = _unit(decision)
     winner = placement.chosen
-    others = [choice for choice in choices(placement, question) if choice != winner]
-    said = f"{_names(winner)} cost{_verb(winner)} {_amount(_cost(winner), unit)}"
+    others = [choice for choice in choices(placement, inputs) if choice != winner]
+    summary = f"{_names(winner)} cost{_verb(winner)} {_amount(_cost(winner), unit)}"
     if not others:
-        return f"{said}. No other choice could take it."
+        return f"{summary}. No other choice could take it."
     second = min(others, key=_cost)
     margin = _cost(second) - _cost(winner)
     if margin <= 0:
-        return f"{said}. {_names(second)} as much: the request's id breaks the tie."
+        return f"{summary}. {_names(second)} as much: the request's id breaks the tie."
     because = ", ".join(_differences(winner, second, unit))
     return (
-        f"{said}. Next best of {len(others)} other choices: {_names(second)}, "
+        f"{summary}. Next best of {len(others)} other choices: {_names(second)}, "
         f"{_amount(margin, unit)} more ({because})."
     )
 
 
-def choices(placement: Placement, question: Question) -> Iterator[Choice]:
+def choices(placement: Placement, inputs: PlacementInputs) -> Iterator[Choice]:
     """Yields every choice of workers that could run the request."""
     ready = [s for s in placement.scored if not s.candidate.excluded]
     for prefill in (s for s in ready if s.candidate.role == "prefill"):
         for decode in (s for s in ready if s.candidate.role == "decode"):
             pair = (prefill.candidate.worker, decode.candidate.worker)
             if prefill.candidate.pairing == decode.candidate.pairing and (
-                pair not in question.broken
+                pair not in inputs.broken
             ):
                 yield prefill, decode
     for single in placement.alone:
@@ -62,12 +62,12 @@ def choices(placement: Placement, question: Question) -> Iterator[Choice]:
             yield (single,)
 
 
-def _of_versions(question: Question) -> Iterator[str]:
+def _of_versions(inputs: PlacementInputs) -> Iterator[str]:
     """Yields a sentence on the effect of a rolling upgrade, if there is any."""
-    candidates = question.candidates
+    candidates = inputs.candidates
     versions = {role: ready_versions(candidates, role) for role in _OTHER}
     if has_version_gap(candidates):
-        prefills, decodes = (_listed(map(_said, sorted(versions[role]))) for role in _OTHER)
+        prefills, decodes = (_listed(map(_version_text, sorted(versions[role]))) for role in _OTHER)
         yield (
             f"Prefill workers are of version {prefills}, decode workers of {decodes}, and exchange "
             "blocks with their like alone: until the upgrade is finished, decode workers compute "
@@ -75,7 +75,7 @@ def _of_versions(question: Question) -> Iterator[str]:
         )
         return
     left_out = [
-        f"{c.worker} ({_said(c.version)})"
+        f"{c.worker} ({_version_text(c.version)})"
         for c in candidates
         if not c.excluded and c.version not in versions[_OTHER[c.role]]
     ]
@@ -89,7 +89,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(some[:_MOST_NAMED] + more)
 
 
-def _said(version: str) -> str:
+def _version_text(version: str) -> str:
     return version or "not said"
 
 

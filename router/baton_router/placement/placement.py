@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xxhash import xxh64_intdigest
 
 from baton_router.fleet.candidate import Candidate, Role
-from baton_router.placement.cost_model import PULL
+from baton_router.placement.cost_model import FETCH
 from baton_router.placement.policy import Policy, Terms, baton
 
 __all__ = [
@@ -73,7 +73,7 @@ class Placement:
         """Worker from which the prefill worker fetches a cached prefix; empty if no fetch is worth
         its cost."""
         computing = self.chosen[0]
-        return computing.candidate.source if PULL in computing.terms else ""
+        return computing.candidate.source if FETCH in computing.terms else ""
 
 
 def place(

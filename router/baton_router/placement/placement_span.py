@@ -48,8 +48,8 @@ def placing(request_id: str) -> Iterator[PlacementSpan]:
 def _of_decision(decision: Decision) -> Attributes:
     attributes: Attributes = {
         "baton.placement.policy": decision.rules.policy,
-        "baton.placement.num_tokens": decision.question.num_tokens,
-        "baton.placement.num_candidates": len(decision.question.candidates),
+        "baton.placement.num_tokens": decision.inputs.num_tokens,
+        "baton.placement.num_candidates": len(decision.inputs.candidates),
         "baton.placement.why": why(decision),
     }
     placement = decision.placement

@@ -14,7 +14,7 @@ from baton.serving.tenant import DEFAULT_TENANT
 from baton_router.failure import Pair
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.fleet import Fleet
-from baton_router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
 from baton_router.placement.placement_span import placing
 from baton_router.placement.prefix_source import with_sources
 from baton_router.placement.record.recorder import Recorder
@@ -64,7 +64,7 @@ class Placer:
             if decision.placement is None and preempted_by:
                 decision = self._decide(work, refused, broken)
             span.decided(decision)
-        self.num_placed[_way(decision)] += 1
+        self.num_placed[_path(decision)] += 1
         self._remember(work.request.tenant.name, decision)
         if self._recorder is not None:
             self._recorder.decided(decision, self._hashing(decision, work))
@@ -72,7 +72,7 @@ class Placer:
 
     def successor(self, work: Work, decode: str, refused: Collection[str] = ()) -> str | None:
         """Returns the decode worker to continue a request that runs on `decode`, or None."""
-        return self._rules.decide_again(self._question(work, refused, ()), decode)
+        return self._rules.decide_again(self._placement_inputs(work, refused, ()), decode)
 
     def ended(self, outcome: RequestOutcome) -> None:
         """Records the end of a request."""
@@ -84,7 +84,7 @@ class Placer:
         decision about it, reused unless the cluster has changed."""
         return self._decide(work, (), (), earlier=earlier)
 
-    def recall(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
+    def decision_of(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
         """Returns the last decision about a request. Raises `NotFoundError` if it is not among the
         last ones, or the request is another tenant's."""
         if (tenant, request_id) not in self._remembered:
@@ -102,11 +102,13 @@ class Placer:
         preempted_by: str = "",
         earlier: Decision | None = None,
     ) -> Decision:
-        return self._rules.decision(self._question(work, refused, broken, preempted_by), earlier)
+        return self._rules.decision(
+            self._placement_inputs(work, refused, broken, preempted_by), earlier
+        )
 
-    def _question(
+    def _placement_inputs(
         self, work: Work, refused: Collection[str], broken: Collection[Pair], preempted_by: str = ""
-    ) -> Question:
+    ) -> PlacementInputs:
         token_ids = work.token_ids
         known = self._fleet.candidates(token_ids, work.request.tenant.salt)
         candidates = [c for c in known if c.worker not in refused]
@@ -115,7 +117,7 @@ class Placer:
             candidates = with_sources(candidates)
         if preempted_by:
             candidates = [_passed_over(c) if c.worker == preempted_by else c for c in candidates]
-        return Question(
+        return PlacementInputs(
             work.request.request_id,
             len(token_ids),
             tuple(candidates),
@@ -132,14 +134,14 @@ class Placer:
         return partial(self._fleet.block_hashes, member, work.token_ids, salt)
 
     def _remember(self, tenant: str, decision: Decision) -> None:
-        key = tenant, decision.question.request_id
+        key = tenant, decision.inputs.request_id
         self._remembered[key] = decision
         self._remembered.move_to_end(key)
         if len(self._remembered) > _NUM_REMEMBERED:
             self._remembered.popitem(last=False)
 
 
-def _way(decision: Decision) -> str:
+def _path(decision: Decision) -> str:
     if decision.placement is None:
         return "nobody"
     return "handoff" if decision.placement.prefill else "decode_alone"

@@ -33,7 +33,7 @@ from baton_router.roles.role_changer import RoleChanger
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # Timeout of a role change, in seconds, which includes draining the worker.
 _FLIP_SECONDS = 120.0
 
@@ -56,7 +56,7 @@ class Rebalancer:
         admission_controller: AdmissionController,
         forecasts: Forecasts[Request],
         objectives: Objectives,
-        marks: Hysteresis,
+        limits: Hysteresis,
         *,
         is_elastic: bool,
         clock: Clock = time.monotonic,
@@ -68,34 +68,34 @@ class Rebalancer:
         self._admission = admission_controller
         self._forecasts = forecasts
         self._objectives = objectives
-        self._cooldown_seconds = marks.cooldown_seconds
+        self._cooldown_seconds = limits.cooldown_seconds
         self._clock = clock
-        self._roles = RoleBalance(marks)
-        self._notices = Gossip(redis, name, self._notice)
-        self._turn = RedisLock(redis, role_lock_key(prefix_of(redis)), name)
-        self._looking: asyncio.Task[None] | None = None
+        self._roles = RoleBalance(limits)
+        self._gossip = Gossip(redis, name, self._gossip_payload)
+        self._role_change_lock = RedisLock(redis, role_lock_key(prefix_of(redis)), name)
+        self._poll_task: asyncio.Task[None] | None = None
         self._flipping: asyncio.Task[None] | None = None
         self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")
 
     def start(self) -> None:
         """Starts polling in the background. Needs a running event loop."""
-        self._notices.start()
-        self._looking = asyncio.create_task(self._look_on())
+        self._gossip.start()
+        self._poll_task = asyncio.create_task(self._poll_forever())
 
     async def stop(self) -> None:
         """Stops polling. A worker that is changing its role continues with it."""
-        await self._notices.stop()
-        tasks = [task for task in (self._looking, self._flipping) if task is not None]
+        await self._gossip.stop()
+        tasks = [task for task in (self._poll_task, self._flipping) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def look(self) -> Balance:
+    def poll(self) -> Balance:
         """Observes both pools once and returns the proposal, also kept as `balance`."""
         workers = self._fleet.candidates(())
         demand = self._demand(workers)
-        for notice in self._notices.others:
-            demand += _demand_in(notice)
+        for payload in self._gossip.others:
+            demand += _demand_in(payload)
         before = self.balance
         self.balance = self._roles.observe(
             [self._state_of(worker) for worker in workers],
@@ -108,13 +108,13 @@ class Rebalancer:
             logger.info("%s should change to the %s role: %s", *_named(flip), self.balance.reason)
         return self.balance
 
-    async def _look_on(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             try:
-                self._act(self.look().flip)
+                self._act(self.poll().flip)
             except Exception:
                 logger.exception("the balance of roles could not be computed")
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _act(self, flip: Flip | None) -> None:
         if self.is_elastic and flip is not None and not self._is_flipping:
@@ -126,15 +126,15 @@ class Rebalancer:
 
     async def _flip(self, flip: Flip) -> None:
         """Changes the role of a worker, unless another router holds the lock."""
-        if not await self._turn.acquire(_FLIP_SECONDS + self._cooldown_seconds):
+        if not await self._role_change_lock.acquire(_FLIP_SECONDS + self._cooldown_seconds):
             return
         try:
             await self.changer.set_role(flip.worker, flip.role, flip.epoch, _FLIP_SECONDS)
             logger.info("%s changed to the %s role", *_named(flip))
         except BatonError as error:
             logger.warning("%s did not change to the %s role: %s", *_named(flip), error)
-        self._roles.rest(self._clock())
-        await self._turn.acquire(self._cooldown_seconds)
+        self._roles.begin_cooldown(self._clock())
+        await self._role_change_lock.acquire(self._cooldown_seconds)
 
     def _state_of(self, worker: Candidate) -> WorkerState:
         record = self._fleet.member(worker.worker).record
@@ -160,14 +160,14 @@ class Rebalancer:
         )
         return demand_of(workers, backlog)
 
-    def _notice(self) -> bytes:
+    def _gossip_payload(self) -> bytes:
         return json.dumps(astuple(self._demand(self._fleet.candidates(())))).encode()
 
 
-def _demand_in(notice: bytes) -> PoolDemand:
+def _demand_in(payload: bytes) -> PoolDemand:
     """Returns the demand in a gossip payload; zero if it has another format."""
     try:
-        return PoolDemand(*map(float, json.loads(notice)))
+        return PoolDemand(*map(float, json.loads(payload)))
     except (ValueError, TypeError):
         return PoolDemand()
 

@@ -90,30 +90,30 @@ class Hysteresis:
 class _Pool:
     """Pressure history of one pool."""
 
-    def __init__(self, marks: Hysteresis) -> None:
-        self._marks = marks
-        self.forget()
+    def __init__(self, limits: Hysteresis) -> None:
+        self._limits = limits
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.is_pressed = self.is_idle = False
 
     def observe(self, pressure: float) -> None:
-        marks = self._marks
-        self.is_pressed = pressure > (marks.middle if self.is_pressed else marks.high)
-        self.is_idle = pressure < (marks.middle if self.is_idle else marks.low)
+        limits = self._limits
+        self.is_pressed = pressure > (limits.middle if self.is_pressed else limits.high)
+        self.is_idle = pressure < (limits.middle if self.is_idle else limits.low)
 
 
 class RoleBalance:
     """Role balance of both pools, from repeated observations."""
 
-    def __init__(self, marks: Hysteresis = Hysteresis()) -> None:
-        self._marks = marks
-        self._pools: dict[Role, _Pool] = {"prefill": _Pool(marks), "decode": _Pool(marks)}
+    def __init__(self, limits: Hysteresis = Hysteresis()) -> None:
+        self._limits = limits
+        self._pools: dict[Role, _Pool] = {"prefill": _Pool(limits), "decode": _Pool(limits)}
         self._roles: dict[str, Role] = {}
-        self._needy: Role | None = None
-        self._needy_since = 0.0
-        self._looked_at = 0.0
-        self._rests_until: float | None = None
+        self._scarce: Role | None = None
+        self._scarce_since = 0.0
+        self._observed_at = 0.0
+        self._cooldown_until: float | None = None
 
     def observe(
         self, workers: Collection[WorkerState], prefill: float, decode: float, now: float
@@ -124,66 +124,66 @@ class RoleBalance:
         flip, reason = self._propose(workers, now)
         return Balance(prefill, decode, flip, reason)
 
-    def rest(self, now: float) -> None:
+    def begin_cooldown(self, now: float) -> None:
         """Begins a cooldown without proposals, after a role change was made or has failed."""
-        self._rests_until = now + self._marks.cooldown_seconds
-        self._needy = None
+        self._cooldown_until = now + self._limits.cooldown_seconds
+        self._scarce = None
         for pool in self._pools.values():
-            pool.forget()
+            pool.reset()
 
     def _note_changes(self, workers: Collection[WorkerState], now: float) -> None:
         """Begins a cooldown after any role change, also one that another router made."""
         roles = {one.worker: one.role for one in workers}
         if any(self._roles.get(worker, role) != role for worker, role in roles.items()):
-            self.rest(now)
+            self.begin_cooldown(now)
         self._roles = roles
 
     def _note_pressures(self, prefill: float, decode: float, now: float) -> None:
         self._pools["prefill"].observe(prefill)
         self._pools["decode"].observe(decode)
-        needy: Role | None = None
+        scarce: Role | None = None
         for role, other in _OTHER.items():
             if self._pools[role].is_pressed and self._pools[other].is_idle:
-                needy = role
-        was_away = now - self._looked_at > max(1.0, self._marks.dwell_seconds)
-        if needy != self._needy or was_away:  # an unobserved time does not count
-            self._needy, self._needy_since = needy, now
-        self._looked_at = now
+                scarce = role
+        was_unobserved = now - self._observed_at > max(1.0, self._limits.dwell_seconds)
+        if scarce != self._scarce or was_unobserved:  # an unobserved time does not count
+            self._scarce, self._scarce_since = scarce, now
+        self._observed_at = now
 
     def _propose(self, workers: Collection[WorkerState], now: float) -> tuple[Flip | None, str]:
-        marks, needy = self._marks, self._needy
-        if needy is None:
+        limits, scarce = self._limits, self._scarce
+        if scarce is None:
             return None, "no pool is pressed while the other one is idle"
-        pressed = f"{needy} workers are pressed and {_OTHER[needy]} workers idle"
+        pressed = f"{scarce} workers are pressed and {_OTHER[scarce]} workers idle"
         if any(one.is_draining for one in workers):
             return None, f"{pressed}; but a worker is draining"
-        helpers = self._helpers(workers, needy)
-        if not helpers:
-            return None, f"{pressed}; but no {_OTHER[needy]} worker can be spared"
-        if self._rests_until is not None and now < self._rests_until:
-            left = self._rests_until - now
+        donors = self._donors(workers, scarce)
+        if not donors:
+            return None, f"{pressed}; but no {_OTHER[scarce]} worker can be spared"
+        if self._cooldown_until is not None and now < self._cooldown_until:
+            left = self._cooldown_until - now
             return None, f"{pressed}; but roles rest for {left:.1f} s after the last change"
-        lasted = now - self._needy_since
-        if lasted < marks.dwell_seconds:
-            return None, f"{pressed} for {lasted:.1f} s; it has to last {marks.dwell_seconds:g} s"
-        least = min(helpers, key=_worth)
+        lasted = now - self._scarce_since
+        if lasted < limits.dwell_seconds:
+            return None, f"{pressed} for {lasted:.1f} s; it has to last {limits.dwell_seconds:g} s"
+        least = min(donors, key=_load_of)
         reason = (
             f"{pressed} for {lasted:.1f} s, and {least.worker} has least to do and least cached "
-            f"among the {_OTHER[needy]} workers"
+            f"among the {_OTHER[scarce]} workers"
         )
-        return Flip(least.worker, needy, least.epoch), reason
+        return Flip(least.worker, scarce, least.epoch), reason
 
-    def _helpers(self, workers: Collection[WorkerState], needy: Role) -> list[WorkerState]:
+    def _donors(self, workers: Collection[WorkerState], scarce: Role) -> list[WorkerState]:
         """Returns the ready workers of the idle role that are not the last one of their pairing and
-        role, and whose pairing has a worker of the needy role."""
+        role, and whose pairing has a worker of the scarce role."""
         ready = [one for one in workers if one.is_ready]
-        helpers = []
+        donors = []
         for one in ready:
             roles = [other.role for other in ready if other.pairing == one.pairing]
-            if one.role != needy and needy in roles and roles.count(one.role) > 1:
-                helpers.append(one)
-        return helpers
+            if one.role != scarce and scarce in roles and roles.count(one.role) > 1:
+                donors.append(one)
+        return donors
 
 
-def _worth(one: WorkerState) -> tuple[int, int, str]:
+def _load_of(one: WorkerState) -> tuple[int, int, str]:
     return one.num_sequences, one.num_cached_blocks, one.worker

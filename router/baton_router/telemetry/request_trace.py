@@ -80,9 +80,9 @@ class RequestTrace:
         failure, self._failure = self._failure, None
         links: tuple[Link, ...] = ()
         if failure is not None:
-            told = _of_failure(failure)
-            past_stage("recover", self._failed_at, time.monotonic(), told)
-            links = (Link(self._placed, told),) if self._placed is not None else ()
+            details = _of_failure(failure)
+            past_stage("recover", self._failed_at, time.monotonic(), details)
+            links = (Link(self._placed, details),) if self._placed is not None else ()
         self._num_attempts += 1
         with stage("place", {"baton.attempt": self._num_attempts}, links) as span:
             yield span
@@ -107,17 +107,17 @@ class RequestTrace:
             return
         source, decode = failure.pair
         began, now = self._admitted_at, self._failed_at
-        told: Attributes = {"baton.worker": failure.worker, "baton.told_by": "router"}
+        details: Attributes = {"baton.worker": failure.worker, "baton.told_by": "router"}
         if failure.worker == decode:
             before = "kv.transfer" if source else "prefill.queue"
             if handed_over_at is None:
-                past_stage(before, began, now, told, failure.error)
+                past_stage(before, began, now, details, failure.error)
                 return
-            past_stage(before, began, handed_over_at, told)
-            past_stage("decode", handed_over_at, now, told, failure.error)
+            past_stage(before, began, handed_over_at, details)
+            past_stage("decode", handed_over_at, now, details, failure.error)
         else:
             name = "prefill.chunk" if is_prefilling else "prefill.queue"
-            past_stage(name, began, now, told, failure.error)
+            past_stage(name, began, now, details, failure.error)
 
 
 @contextmanager
@@ -203,21 +203,21 @@ def _of_params(params: SamplingParams) -> Attributes:
 
 
 def _content(message: pb.GenerateRequest, outcome: RequestOutcome, card: ModelCard) -> Attributes:
-    told: Attributes = {}
+    details: Attributes = {}
     kind = message.WhichOneof("input")
     if kind == "text":
-        told["gen_ai.input.messages"] = json.dumps([_part("user", message.text)])
+        details["gen_ai.input.messages"] = json.dumps([_part("user", message.text)])
     elif kind == "chat":
-        asked = [_part(m.role, m.content) for m in message.chat.messages]
-        told["gen_ai.input.messages"] = json.dumps(asked)
+        parts = [_part(m.role, m.content) for m in message.chat.messages]
+        details["gen_ai.input.messages"] = json.dumps(parts)
     texts = [card.tokenizer.decode(token_ids) for token_ids in outcome.token_ids]
-    told["gen_ai.output.messages"] = json.dumps(
+    details["gen_ai.output.messages"] = json.dumps(
         [
             _part("assistant", text) | {"finish_reason": reason}
             for text, reason in zip(texts, _finish_reasons(outcome), strict=True)
         ]
     )
-    return told
+    return details
 
 
 def _finish_reasons(outcome: RequestOutcome) -> list[str]:

@@ -18,7 +18,7 @@ def decoding(harness: Harness) -> StepPlan:
 
 
 def spans_of(plan: StepPlan) -> list[tuple[str, int, int]]:
-    return [(span.sequence.request.request_id, span.start, span.end) for span in plan.spans]
+    return [(chunk.sequence.request.request_id, chunk.start, chunk.end) for chunk in plan.chunks]
 
 
 @pytest.mark.parametrize("groups", [[None], [None, 5], [3]])
@@ -106,7 +106,7 @@ def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other)
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12), other)
     plan = harness.schedule()
-    assert len(plan.spans) == 2
+    assert len(plan.chunks) == 2
     result = harness.runner.run(plan)
     assert harness.scheduler.schedule_ahead(plan) is None
     harness.apply(plan, result)

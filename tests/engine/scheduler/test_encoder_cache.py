@@ -54,7 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.runner = Runner(capacity)
         self.references: list[tuple[str, EncoderInput]] = []
         self.due: set[bytes] = set()
-        self.unheld: list[bytes] = []  # the next victim first
+        self.freeable: list[bytes] = []  # the next victim first
         self.freed: list[bytes] = []
 
     def held(self) -> set[bytes]:
@@ -77,14 +77,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.can_allocate(encoder_input) == fits
         if not fits:
             return
-        is_new = content not in self.held() | set(self.unheld)
+        is_new = content not in self.held() | set(self.freeable)
         assert self.cache.allocate(sequence, encoder_input) == is_new
         if is_new:
             self.due.add(content)
-        self.unheld = [h for h in self.unheld if h != content]
+        self.freeable = [h for h in self.freeable if h != content]
         self.references.append((sequence, encoder_input))
-        while self.size(self.held() | set(self.unheld)) > self.cache.capacity_tokens:
-            self.freed.append(self.unheld.pop(0))
+        while self.size(self.held() | set(self.freeable)) > self.cache.capacity_tokens:
+            self.freed.append(self.freeable.pop(0))
 
     def give_back(self, sequence: str, encoder_input: EncoderInput) -> None:
         self.references.remove((sequence, encoder_input))
@@ -94,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         if content in self.due:
             self.due.remove(content)
         else:
-            self.unheld.append(content)
+            self.freeable.append(content)
 
     @precondition(lambda self: self.references)
     @rule(data=st.data())
@@ -128,7 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.runner.apply(step)
         self.due.clear()
         self.freed.clear()
-        assert self.runner.outputs == self.held() | set(self.unheld)
+        assert self.runner.outputs == self.held() | set(self.freeable)
         assert self.cache.drain() == EncoderStep((), ())
 
     @invariant()
@@ -140,9 +140,9 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.held_by(sequence) == expected
         for content in LENGTHS:
             assert self.cache.is_held(content) == (content in held)
-            assert (content in self.cache) == (content in held or content in self.unheld)
+            assert (content in self.cache) == (content in held or content in self.freeable)
         assert self.cache.num_held_tokens == self.size(held)
-        assert self.cache.num_cached_tokens == self.size(held | set(self.unheld))
+        assert self.cache.num_cached_tokens == self.size(held | set(self.freeable))
         assert self.cache.num_due_tokens == self.size(self.due)
 
 

@@ -24,7 +24,7 @@ def test_a_prefill_ends_after_one_token_and_keeps_its_blocks():
     table = tuple(sequence_of(harness, "p").block_ids[0])
     assert [item.block_ids for item in reported] == [(table[:2],), (table,), (table,)]
     assert harness.scheduler.stats().num_held_blocks == 3
-    assert harness.scheduler.schedule().forgotten == (("p", 0),)
+    assert harness.scheduler.schedule().released == (("p", 0),)
     harness.release("p")
     assert harness.scheduler.stats().num_held_blocks == 0
 
@@ -157,7 +157,7 @@ def test_what_ended_between_plan_and_result_is_passed_over():
     progress = harness.apply(plan, harness.runner.run(plan))
     assert [s.request.request_id for s in progress.decoded.sequences] == ["c"]
     assert progress.decoded.rows.tolist() == [2]
-    assert sorted(harness.schedule().forgotten) == [("a", 0), ("b", 0)]
+    assert sorted(harness.schedule().released) == [("a", 0), ("b", 0)]
 
 
 def test_an_id_may_be_used_again_at_once():
@@ -167,7 +167,7 @@ def test_an_id_may_be_used_again_at_once():
     harness.abort("a")
     harness.add(request("a", [3, 4]))
     plan = harness.step()
-    assert plan.forgotten == (("a", 0),)
+    assert plan.released == (("a", 0),)
     assert [s.key for s in plan.new_slots] == [("a", 0)]
     harness.run()
     assert not harness.live

@@ -11,9 +11,9 @@ from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.policy import (
     AGEING_STEPS,
     AGEING_TOKENS,
-    DEFAULT_PATIENCE,
+    DEFAULT_DEADLINE_SECONDS,
     POLICIES,
-    DecodeTurn,
+    DecodeOrder,
 )
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
@@ -122,7 +122,7 @@ def test_waiting_outweighs_any_length(length, other, steps):
 
 def test_patience_stands_in_for_a_deadline():
     rank = POLICIES["deadline"].rank
-    assert rank(request("a", [1], arrival_time=5.0), 0, 0) == 5.0 + DEFAULT_PATIENCE
+    assert rank(request("a", [1], arrival_time=5.0), 0, 0) == 5.0 + DEFAULT_DEADLINE_SECONDS
     assert rank(request("a", [1], first_token_deadline=7.0), 0, 0) == 7.0
 
 
@@ -184,7 +184,7 @@ def test_decodes_take_their_turn(policy, computed):
 
 
 def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it():
-    assert POLICIES["priority"].decode_turn is DecodeTurn.BY_RANK
+    assert POLICIES["priority"].decode_order is DecodeOrder.BY_RANK
     harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy="priority")
     harness.add(request("good", [1] * 3, priority=1), request("bad", [2] * 3, priority=5))
     harness.step()
@@ -279,6 +279,6 @@ def test_a_shutdown_ends_everything_and_starts_nothing():
     ended = harness.scheduler.shutdown()
     assert sorted(r.request_id for r in ended) == ["p", "runs", "waits"]
     plan = harness.scheduler.schedule()
-    assert sorted(plan.forgotten) == [("runs", 0)]
+    assert sorted(plan.released) == [("runs", 0)]
     assert not harness.scheduler.has_work
     assert harness.scheduler.stats().num_held_blocks == 0

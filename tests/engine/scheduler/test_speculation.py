@@ -64,7 +64,7 @@ def test_drafts_beyond_the_most_are_left_out():
     (sequence,) = harness.scheduler.speculating
     harness.scheduler.set_drafts(sequence, [1] * 50)
     plan = harness.step()
-    assert [span.num_drafts for span in plan.spans] == [2]
+    assert [chunk.num_drafts for chunk in plan.chunks] == [2]
     harness.run()
 
 
@@ -78,7 +78,7 @@ def test_drafts_take_what_is_left_of_the_tokens():
     for sequence in harness.scheduler.speculating:
         harness.scheduler.set_drafts(sequence, [1] * 4)
     plan = harness.step()
-    assert [span.num_drafts for span in plan.spans] == [3]
+    assert [chunk.num_drafts for chunk in plan.chunks] == [3]
     harness.run()
 
 
@@ -177,7 +177,7 @@ def test_who_speculates_and_has_no_drafts_is_a_plain_decode():
     harness.scheduler.set_drafts(sequence, outcome[3:5])
     assert harness.scheduler.stats().num_running == 2
     plan = harness.step()
-    assert [span.sequence for span in plan.spans] == [sequence]
+    assert [chunk.sequence for chunk in plan.chunks] == [sequence]
     assert len(plan.decode_slots) == 1
     plan = harness.step()
     assert plan.is_pure_decode

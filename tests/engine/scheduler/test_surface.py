@@ -29,8 +29,8 @@ def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise():
     assert harness.scheduler.has_work
     plan = harness.scheduler.schedule()
     assert plan.num_tokens == 0
-    assert len(plan.forgotten) == len(set(plan.forgotten)) == 4
-    assert harness.scheduler.schedule().forgotten == ()
+    assert len(plan.released) == len(set(plan.released)) == 4
+    assert harness.scheduler.schedule().released == ()
     assert not harness.scheduler.has_work
 
 

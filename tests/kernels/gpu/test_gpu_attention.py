@@ -106,7 +106,7 @@ def test_a_decode_is_the_same_alone_and_in_any_batch(
     tiling = tiling_of(case, deterministic)
     together = attend(case, tiling)
     for i in range(0, 64, 7):
-        assert torch.equal(attend(case.of(case.spans[i : i + 1]), tiling)[i], together[i])
+        assert torch.equal(attend(case.of(case.ranges[i : i + 1]), tiling)[i], together[i])
 
 
 @each_case(CASES)
@@ -120,7 +120,7 @@ def test_in_the_deterministic_mode_a_token_is_the_same_however_it_is_computed(
     single = batch.of(every_token(batch))
     assert torch.equal(attend(single, tiling), whole)
     for _ in range(3):
-        assert torch.equal(attend(batch.of(cut_at_random(batch.spans)), tiling), whole)
+        assert torch.equal(attend(batch.of(cut_at_random(batch.ranges)), tiling), whole)
     assert torch.equal(prefill(single, tiling.prefill, tiling.split_tokens), whole)
     assert torch.equal(decode(batch, tiling.decode, tiling.split_tokens), whole)
 
@@ -149,9 +149,9 @@ def test_a_captured_graph_replays_over_plans_of_any_size(gpu: torch.device) -> N
     with torch.cuda.graph(graph):
         paged_decode(*arguments, tiling.decode, tiling.shared)
     for num_running in (4, 2, 3, 1):
-        running = case.of(case.spans[np.arange(num_running)])
+        running = case.of(case.ranges[np.arange(num_running)])
         plan = plan_splits(
-            running.spans,
+            running.ranges,
             tiling.split_tokens,
             tiling.decode.keys,
             tiling.decode.num_tokens(case.group),

@@ -46,16 +46,16 @@ def test_several_tokens_of_a_sequence_see_one_more_key_each(group: int) -> None:
 def test_a_token_is_the_same_alone_and_in_any_batch() -> None:
     case = make_case((5, 150, 70, 64), (1, 3, 1, 1), softcap=4.0, has_sinks=True)
     together = decode(case, TILING, SPLIT)
-    for i in range(len(case.spans)):
-        span = case.spans[i : i + 1]
-        alone = decode(case.of(span), TILING, SPLIT)
-        tokens = slice(span.first_tokens[0], span.first_tokens[0] + span.num_queries[0])
+    for i in range(len(case.ranges)):
+        range_ = case.ranges[i : i + 1]
+        alone = decode(case.of(range_), TILING, SPLIT)
+        tokens = slice(range_.first_tokens[0], range_.first_tokens[0] + range_.num_queries[0])
         assert torch.equal(alone[tokens], together[tokens])
 
 
 def test_tokens_of_no_member_stay_as_they_are() -> None:
     case = make_case((5, 20, 70), (1, 1, 1))
-    some = case.of(case.spans[np.array([0, 2])])
+    some = case.of(case.ranges[np.array([0, 2])])
     out = decode(some, TILING, SPLIT)
     assert out[1].isnan().all()
     assert torch.equal(out[[0, 2]], decode(case, TILING, SPLIT)[[0, 2]])
@@ -63,20 +63,20 @@ def test_tokens_of_no_member_stay_as_they_are() -> None:
 
 def test_a_plan_in_more_room_gives_the_same_and_zeros_behind_it() -> None:
     case = make_case((5, 100, 0, 0), (1, 1, 1, 1))
-    spans = case.spans[:2]
-    plan = plan_splits(spans, SPLIT, TILING.keys, TILING.num_tokens(case.group))
+    ranges = case.ranges[:2]
+    plan = plan_splits(ranges, SPLIT, TILING.keys, TILING.num_tokens(case.group))
     capacity = SplitCapacity(items=20, shared_items=3, members=4)
     arrays = SplitArrays.view(torch.from_numpy(pack(plan, capacity)), capacity)
     out, workspace = case.poisoned_out(), poisoned_workspace(case, 20)
     arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
     paged_decode(*arguments, TILING, TILING)
-    assert torch.equal(out[:2], decode(case.of(spans), TILING, SPLIT)[:2])
+    assert torch.equal(out[:2], decode(case.of(ranges), TILING, SPLIT)[:2])
     assert not out[2:].any()
 
 
 def test_a_batch_of_nobody_is_no_launch() -> None:
     case = make_case((5, 9), (1, 1))
-    assert decode(case.of(case.spans[:0]), TILING, SPLIT).isnan().all()
+    assert decode(case.of(case.ranges[:0]), TILING, SPLIT).isnan().all()
 
 
 def test_sinks_alone_leave_nothing_of_values_that_weigh_little() -> None:
@@ -130,7 +130,7 @@ def test_what_no_kernel_computes_is_refused_in_a_sentence() -> None:
 
 
 def test_a_plan_larger_than_its_room_is_refused() -> None:
-    plan = plan_splits(make_case((5,), (1,)).spans, SPLIT, 32, 8)
+    plan = plan_splits(make_case((5,), (1,)).ranges, SPLIT, 32, 8)
     with pytest.raises(
         ValueError, match=r"items=1, .* more than .*items=0, .* capture a larger one"
     ):

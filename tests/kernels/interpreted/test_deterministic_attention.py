@@ -41,12 +41,12 @@ def _rows_are_computed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(case: Case, tiling: Tiling, split_tokens: int) -> None:
     whole = prefill(case, tiling, split_tokens)
     case.check(whole)
-    assert torch.equal(prefill(case.of(cut_at_random(case.spans)), tiling, split_tokens), whole)
+    assert torch.equal(prefill(case.of(cut_at_random(case.ranges)), tiling, split_tokens), whole)
     decoded = case.of(every_token(case))
     assert torch.equal(decode(decoded, tiling, split_tokens), whole)
-    assert torch.equal(decode(case.of(cut_at_random(case.spans)), tiling, split_tokens), whole)
+    assert torch.equal(decode(case.of(cut_at_random(case.ranges)), tiling, split_tokens), whole)
     token = int(torch.randint(len(whole), ()))
-    alone = decoded.of(decoded.spans[token : token + 1])
+    alone = decoded.of(decoded.ranges[token : token + 1])
     for compute in (prefill, decode):
         assert torch.equal(compute(alone, tiling, split_tokens)[token], whole[token])
 

@@ -34,7 +34,7 @@ def test_chunks_of_prompts_attend_over_their_contexts(case: dict) -> None:
 
 def test_tokens_of_no_tile_stay_as_they_are() -> None:
     case = make_case((5, 20, 40), (9, 3, 30))
-    out = prefill(case.of(case.spans[np.array([0, 2])]), TILING)
+    out = prefill(case.of(case.ranges[np.array([0, 2])]), TILING)
     assert out[9:12].isnan().all()
     assert not out[:9].isnan().any()
     assert not out[12:].isnan().any()
@@ -42,7 +42,7 @@ def test_tokens_of_no_tile_stay_as_they_are() -> None:
 
 def test_a_batch_of_nobody_is_no_launch() -> None:
     case = make_case((5, 9), (1, 1))
-    assert prefill(case.of(case.spans[:0]), TILING).isnan().all()
+    assert prefill(case.of(case.ranges[:0]), TILING).isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from tests.support.cluster import shapes
 from tests.support.cluster.rolling import Pools
-from tests.support.cluster.wide import made_whole
+from tests.support.cluster.wide import restored
 
 _SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "single_shape": shapes.single,
@@ -105,7 +105,7 @@ def pair_shape() -> LocalCluster:
 @pytest.fixture
 def pair(pair_shape: LocalCluster) -> LocalCluster:
     """The shape `pair`, made whole after whatever an earlier test did to it."""
-    return made_whole(pair_shape)
+    return restored(pair_shape)
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +125,7 @@ def traced_shape() -> shapes.Traced:
 
 @pytest.fixture
 def traced(traced_shape: shapes.Traced) -> LocalCluster:
-    return traced_shape.made_whole()
+    return traced_shape.restored()
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +145,7 @@ def tight_shape() -> LocalCluster:
 
 @pytest.fixture
 def tight(tight_shape: LocalCluster) -> LocalCluster:
-    return made_whole(tight_shape)
+    return restored(tight_shape)
 
 
 @pytest.fixture(scope="session")

@@ -63,11 +63,11 @@ class Network:
     def heal(self) -> None:
         """All faults are over."""
         for link in self._links.values():
-            for way in (link.there, link.back):
-                way.is_cut, way.delay, way.damage = False, 0.0, None
+            for pipe in (link.there, link.back):
+                pipe.is_cut, pipe.delay, pipe.damage = False, 0.0, None
 
     @contextlib.contextmanager
-    def cut(self, there: str, back: str, direction: str = "both") -> Iterator[None]:
+    def partition(self, there: str, back: str, direction: str = "both") -> Iterator[None]:
         """Between the two, "there", "back" or "both" ways, for the length of the block."""
         link = self.link(there, back)
         link.there.is_cut = direction in ("there", "both")

@@ -27,7 +27,7 @@ def contents(index: LocalityIndex) -> dict[str, list[str]]:
     return {worker: sorted(blocks) for worker, blocks in found.items()}
 
 
-def beliefs(fleet: Fleet) -> dict[str, Any]:
+def fleet_view(fleet: Fleet) -> dict[str, Any]:
     return {
         "epochs": {m.record.id: m.record.epoch for m in fleet.members},
         "counters": {
@@ -43,7 +43,7 @@ def tell(*_: object) -> None:
     (fleet,) = (found for found in gc.get_objects() if isinstance(found, Fleet))
     path = Path(os.environ["PROBE_FILE"])
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(beliefs(fleet)))
+    partial.write_text(json.dumps(fleet_view(fleet)))
     partial.rename(path)
 
 

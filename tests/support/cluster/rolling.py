@@ -77,7 +77,7 @@ def questions_of(wanted: Sequence[tuple[Sequence[int], SamplingParams]]) -> list
 
 
 @dataclass
-class Toll:
+class Tally:
     """What became of the requests of a load.
 
     Attributes:
@@ -136,7 +136,7 @@ class Pools:
         """
         await self.run(partial(self._replace, process, release))
 
-    def wait_whole(self) -> None:
+    def wait_complete(self) -> None:
         """Waits until all routers can use all workers."""
         self._wait_back(self.routers[-1], {})
 
@@ -218,7 +218,7 @@ def pools(logs: Path, worker_drain_s: float = 5.0, **flags: object) -> Iterator[
             try:
                 second.start(logs)
                 running = Pools(cluster, second, thread)
-                running.wait_whole()
+                running.wait_complete()
                 yield running
             finally:
                 second.signal(signal.SIGKILL)
@@ -227,41 +227,41 @@ def pools(logs: Path, worker_drain_s: float = 5.0, **flags: object) -> Iterator[
 @asynccontextmanager
 async def under_load(
     pools: Pools, questions: Sequence[Question], num_readers: int
-) -> AsyncIterator[Toll]:
+) -> AsyncIterator[Tally]:
     """So many readers ask one question after the other, over a client that knows both routers, for
     the length of the block; then those that are in flight end."""
-    toll, over = Toll(), asyncio.Event()
+    tally, over = Tally(), asyncio.Event()
 
     async def read(client: AsyncClient, first: int) -> None:
         number = first
         while not over.is_set():
-            await _ask(client, questions[number % len(questions)], toll)
+            await _ask(client, questions[number % len(questions)], tally)
             number += 1
 
     async with AsyncClient(pools.addresses, timeout=60.0) as client:
         readers = [asyncio.create_task(read(client, i)) for i in range(num_readers)]
         try:
-            await toll.more(num_readers)
-            yield toll
+            await tally.more(num_readers)
+            yield tally
         finally:
             over.set()
             await asyncio.gather(*readers)
 
 
-async def _ask(client: AsyncClient, question: Question, toll: Toll) -> None:
+async def _ask(client: AsyncClient, question: Question, tally: Tally) -> None:
     generation = client.generate(list(question.prompt), question.params)
     try:
         completions = await generation.completions()
     except BatonError as error:
-        toll.failures[f"{type(error).__name__}: {error}"] += 1
+        tally.failures[f"{type(error).__name__}: {error}"] += 1
         return
     if tuple(c.token_ids for c in completions) != question.answer:
-        toll.failures[f"other tokens: {question.params}"] += 1
+        tally.failures[f"other tokens: {question.params}"] += 1
         return
     assert generation.finished is not None
-    toll.num_answered += 1
-    toll.num_migrations += generation.finished.usage.num_migrations
-    toll.num_resumed += generation.num_resumed
+    tally.num_answered += 1
+    tally.num_migrations += generation.finished.usage.num_migrations
+    tally.num_resumed += generation.num_resumed
 
 
 def is_busy(process: Process) -> bool:

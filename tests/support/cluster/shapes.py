@@ -17,7 +17,7 @@ from baton.cli.certs import LOCAL_HOSTS, Authority, Issued, write
 from baton.cli.local_cluster import LocalCluster
 from tests.support.cluster.network import Network
 from tests.support.cluster.rolling import Pools, pools
-from tests.support.cluster.wide import HANDOFFS, made_whole
+from tests.support.cluster.wide import HANDOFFS, restored
 from tests.support.serving.otlp_receiver import Collector, collecting
 
 _ROLES = ("router", "worker", "client", "admin")
@@ -135,9 +135,9 @@ class Traced:
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
 
-    def made_whole(self) -> LocalCluster:
+    def restored(self) -> LocalCluster:
         with patch.dict(os.environ, self.environment):
-            return made_whole(self.cluster)
+            return restored(self.cluster)
 
 
 @contextmanager

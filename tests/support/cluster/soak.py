@@ -216,24 +216,24 @@ class _Soak:
             there, back = "decode-0", prefill  # to the other one they go by no network
         if kind == "cut":
             direction = self._chance.choice(["there", "back", "both"])
-            with self._network.cut(there, back, direction):
+            with self._network.partition(there, back, direction):
                 await asyncio.sleep(self._chance.uniform(0.2, 5.0))
             return f"network cut {'both ways' if direction == 'both' else 'one way'}"
-        way = self._network.link(there, back).back
+        pipe = self._network.link(there, back).back
         try:
             if kind == "slow":
-                way.delay = self._chance.uniform(0.01, 0.2)
+                pipe.delay = self._chance.uniform(0.01, 0.2)
                 await asyncio.sleep(self._chance.uniform(0.2, 5.0))
                 return "network slowed"
-            num_before = way.num_damaged
-            way.damage = once(self._chance.choice([corrupted, truncated, reordered, duplicated]))
+            num_before = pipe.num_damaged
+            pipe.damage = once(self._chance.choice([corrupted, truncated, reordered, duplicated]))
             for _ in range(100):  # until blocks come by
                 await asyncio.sleep(0.05)
-                if way.num_damaged > num_before:
+                if pipe.num_damaged > num_before:
                     return "blocks damaged"
             return "no block to damage"
         finally:
-            way.delay, way.damage = 0.0, None
+            pipe.delay, pipe.damage = 0.0, None
 
     async def _redis_fault(self) -> str:
         redis = self._cluster.redis

@@ -22,21 +22,21 @@ LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-def made_whole(cluster: LocalCluster) -> LocalCluster:
+def restored(cluster: LocalCluster) -> LocalCluster:
     """The cluster with all its processes running and taking work in their roles."""
     for process in cluster.processes:
         process.signal(signal.SIGCONT)
-        if process.is_running and _is_leaving(process):
+        if process.is_running and _is_draining(process):
             cluster.kill(process.name)
     for process in cluster.processes:
         if not process.is_running:
             cluster.restart(process.name)
     cluster.wait_ready()
-    _give_back_roles(cluster)
+    _restore_roles(cluster)
     return cluster
 
 
-def _is_leaving(process: Process) -> bool:
+def _is_draining(process: Process) -> bool:
     """Whether it drains, or has closed its port already."""
     try:
         return load_of(process.admin_endpoint).state == "draining"
@@ -44,7 +44,7 @@ def _is_leaving(process: Process) -> bool:
         return True
 
 
-def _give_back_roles(cluster: LocalCluster) -> None:
+def _restore_roles(cluster: LocalCluster) -> None:
     with Client(cluster.address, admin_address=cluster.admin_address) as client:
         roles = {worker.id: worker.role for worker in client.list_workers()}
         for process in cluster.processes:

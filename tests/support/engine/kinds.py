@@ -32,10 +32,10 @@ KINDS: dict[str, SamplingParams] = {
     "never guessing": replace(GREEDY, speculate=False),
 }  # fmt: skip
 
-Told = tuple[Any, ...]
+Transcript = tuple[Any, ...]
 
 
-def told(updates: list[SequenceUpdate]) -> Told:
+def transcript(updates: list[SequenceUpdate]) -> Transcript:
     """All that does not depend on how the work was cut."""
     sequences: dict[int, list[SequenceUpdate]] = {}
     for update in updates:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from baton_kernels.attention_inputs import PagedKv, ScoreRule
-from baton_kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from baton_kernels.attention_plan import Ranges, SharedPrefix, plan_splits, plan_tiles
 from baton_kernels.attention_plan_arrays import SplitArrays
 from baton_kernels.attention_reference import reference_attention
 from baton_kernels.attention_tiling import AttentionTiling, Tiling
@@ -32,18 +32,18 @@ class Case:
     kv: PagedKv
     rule: ScoreRule
     tables: torch.Tensor
-    spans: Spans
+    ranges: Ranges
 
     @property
     def group(self) -> int:
         return self.query.shape[1] // self.kv.num_kv_heads
 
-    def of(self, spans: Spans) -> "Case":
+    def of(self, ranges: Ranges) -> "Case":
         """The same batch, asked for these spans alone."""
-        return replace(self, spans=spans)
+        return replace(self, ranges=ranges)
 
     def expected(self) -> torch.Tensor:
-        return reference_attention(self.query, self.kv, self.rule, self.tables, self.spans)
+        return reference_attention(self.query, self.kv, self.rule, self.tables, self.ranges)
 
     def poisoned_out(self) -> torch.Tensor:
         query = self.query
@@ -100,7 +100,7 @@ def make_case(
         PagedKv(*parts, block_size, num_kv_heads, head_dim, *scales),
         ScoreRule(1.5 * head_dim**-0.5, window, softcap, sinks),
         tables.to(device),
-        Spans.of_batch(batch_slots, starts, counts),
+        Ranges.of_batch(batch_slots, starts, counts),
     )
 
 
@@ -114,7 +114,7 @@ def decode(
     """By `paged_decode` alone, however many tokens a sequence has."""
     query, shared_tiling = case.query, shared_tiling or tiling
     splits = plan_splits(
-        case.spans,
+        case.ranges,
         split_tokens,
         tiling.keys,
         tiling.num_tokens(case.group),
@@ -133,7 +133,7 @@ def decode(
 
 def prefill(case: Case, tiling: Tiling, split_tokens: int | None = None) -> torch.Tensor:
     """By `paged_prefill` alone, however few tokens a sequence has."""
-    tiles = torch.from_numpy(plan_tiles(case.spans, tiling.num_tokens(case.group)))
+    tiles = torch.from_numpy(plan_tiles(case.ranges, tiling.num_tokens(case.group)))
     tiles, out = tiles.to(case.query.device), case.poisoned_out()
     paged_prefill(case.query, out, case.kv, case.rule, case.tables, tiles, tiling, split_tokens)
     return out
@@ -146,32 +146,32 @@ def poisoned_workspace(case: Case, num_slots: int) -> Workspace:
     return workspace
 
 
-def every_token(case: Case) -> Spans:
+def every_token(case: Case) -> Ranges:
     """Each token of the batch as a span of its own, as it would be decoded."""
-    spans = case.spans
-    of = np.repeat(np.arange(len(spans)), spans.num_queries)
+    ranges = case.ranges
+    of = np.repeat(np.arange(len(ranges)), ranges.num_queries)
     tokens = np.arange(len(of))
-    steps = tokens - spans.first_tokens[of]
-    return Spans(spans.batch_slots[of], spans.starts[of] + steps, np.ones_like(of), tokens)
+    steps = tokens - ranges.first_tokens[of]
+    return Ranges(ranges.batch_slots[of], ranges.starts[of] + steps, np.ones_like(of), tokens)
 
 
-def cut_at_random(spans: Spans) -> Spans:
+def cut_at_random(ranges: Ranges) -> Ranges:
     """The same tokens in chunks of any size, shuffled."""
     pieces = []
     for batch_slot, start, count, first in zip(
-        spans.batch_slots, spans.starts, spans.num_queries, spans.first_tokens, strict=True
+        ranges.batch_slots, ranges.starts, ranges.num_queries, ranges.first_tokens, strict=True
     ):
         inner = np.flatnonzero(torch.rand(max(count - 1, 0)).numpy() < 0.1) + 1
         edges = [0, *inner.tolist(), int(count)]
         for begin, end in itertools.pairwise(edges):
             pieces.append((batch_slot, start + begin, end - begin, first + begin))
     order = torch.randperm(len(pieces)).tolist()
-    return Spans(*np.array([pieces[i] for i in order]).T)
+    return Ranges(*np.array([pieces[i] for i in order]).T)
 
 
 def share(case: Case, members: Sequence[int], num_tokens: int) -> SharedPrefix:
     """Lets the members begin with the blocks of the first of them."""
-    batch_slots = torch.from_numpy(case.spans.batch_slots[list(members)])
+    batch_slots = torch.from_numpy(case.ranges.batch_slots[list(members)])
     num_blocks = num_tokens // case.kv.block_size
     case.tables[batch_slots, :num_blocks] = case.tables[batch_slots[0], :num_blocks]
     return SharedPrefix(np.array(members), num_tokens)
@@ -181,7 +181,7 @@ def attend(
     case: Case, tiling: AttentionTiling, shared: Sequence[SharedPrefix] = ()
 ) -> torch.Tensor:
     """By the kernel that each sequence is given to."""
-    plan = plan_attention(case.spans, case.group, tiling, case.rule.window, shared)
+    plan = plan_attention(case.ranges, case.group, tiling, case.rule.window, shared)
     assert len(plan.splits.shared_items) >= len(shared)
     arrays = AttentionArrays.of(plan, case.query.device)
     out, workspace = case.poisoned_out(), poisoned_workspace(case, plan.splits.num_slots)

@@ -13,7 +13,7 @@ class HeldTimer:
     def cancel(self) -> None:
         self._callback = None
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         if self._callback is not None:
             self._callback()
 
@@ -41,5 +41,5 @@ class HeldClock:
         while not self.is_late and self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
             self.now = max(self.now, when)
-            timer.ring()
+            timer.fire()
         self.now = end

@@ -88,7 +88,7 @@ class Transfer:
     targets: list[KvPool]
     fetcher: KvFetcher
     channels: Channels
-    doorkeeper: HandleServer
+    handle_server: HandleServer
     service: KvTransferService
     nixl: NixlSource
 
@@ -136,9 +136,9 @@ async def transfer(
     sources = [filled_pool(num_blocks, layout) for layout in ours.layouts]
     targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
     leases = LeaseTable() if leases is None else leases
-    doorkeeper = HandleServer(sources)
+    handle_server = HandleServer(sources)
     nixl = NixlSource(sources, "lo")
-    served = ServedPools(sources, ours, EPOCH, doorkeeper.door, nixl)
+    served = ServedPools(sources, ours, EPOCH, handle_server.endpoint, nixl)
     service = KvTransferService(leases, lambda: served)
     server = Server(ServingSettings())
     if servicer is None:
@@ -157,7 +157,7 @@ async def transfer(
         nixl_problem=nixl_problem,
     )
     try:
-        async with doorkeeper:
+        async with handle_server:
             yield Transfer(
                 server.endpoint,
                 leases,
@@ -165,7 +165,7 @@ async def transfer(
                 targets,
                 fetcher,
                 channels,
-                doorkeeper,
+                handle_server,
                 service,
                 nixl,
             )

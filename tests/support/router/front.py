@@ -41,7 +41,7 @@ class _FrontFleet(FakeFleet):
         super().__init__(fleet.workers)
         self.max_model_len = max_model_len
 
-    async def first_look(self, _seconds: float) -> None:
+    async def wait_for_discovery(self, _seconds: float) -> None:
         """The workers are known from the beginning."""
 
 

@@ -101,7 +101,7 @@ class Worker(
     requests: list[Any] = field(default_factory=list)
     ended: list[decode_pb2.EndSequenceRequest] = field(default_factory=list)
     num_running: int = 0
-    num_said: int = 0
+    num_sent_messages: int = 0
     endpoint: str = ""
     load: int = 0
     num_queued: int = 0
@@ -111,10 +111,10 @@ class Worker(
     model: WorkerModel = field(default_factory=lambda: WorkerModel(PoolModel()))
     bytes_per_token: float = 0.0
     orders: list[decode_pb2.HandOverRequest] = field(default_factory=list)
-    was_told: Cue = field(default_factory=Cue)
+    was_ordered: Cue = field(default_factory=Cue)
     cached: int = 0
-    lending: list[Any] = field(default_factory=list)
-    loans: list[kv_sharing_pb2.ShareRequest] = field(default_factory=list)
+    share_script: list[Any] = field(default_factory=list)
+    share_requests: list[kv_sharing_pb2.ShareRequest] = field(default_factory=list)
 
     async def _play(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)
@@ -138,7 +138,7 @@ class Worker(
                         await asyncio.Event().wait()
                     case _:
                         yield self._with_lease(step)
-                        self.num_said += 1
+                        self.num_sent_messages += 1
         finally:
             self.num_running -= 1
 
@@ -163,14 +163,14 @@ class Worker(
 
     async def HandOver(self, request, context):  # noqa: N802
         self.orders.append(request)
-        self.was_told.event.set()
+        self.was_ordered.event.set()
         return decode_pb2.HandOverResponse()
 
     async def Share(self, request, context):  # noqa: N802
-        self.loans.append(request)
+        self.share_requests.append(request)
         self.num_running += 1
         try:
-            for step in self.lending:
+            for step in self.share_script:
                 match step:
                     case BatonError():
                         raise step

@@ -228,7 +228,7 @@ class FakeRunner:
     # The parts of a step.
 
     def _introduce(self, plan: StepPlan) -> None:
-        for key in plan.forgotten:
+        for key in plan.released:
             assert key in self.known, "forgotten, but never in a slot"
             del self.known[key]
         for sequence in plan.new_slots:
@@ -289,10 +289,10 @@ class FakeRunner:
                 plan.decode_slots.tolist(), plan.decode_starts.tolist(), strict=True
             )
         ]
-        for span in plan.spans:
-            assert 0 <= span.start < span.end, "nothing to compute"
-            sequence = span.sequence if span.sequence.batch_slots is not None else None
-            work.append(Work(sequence, span.start, span.end))
+        for chunk in plan.chunks:
+            assert 0 <= chunk.start < chunk.end, "nothing to compute"
+            sequence = chunk.sequence if chunk.sequence.batch_slots is not None else None
+            work.append(Work(sequence, chunk.start, chunk.end))
         for item in work:
             if item.sequence is not None:
                 assert self.known.get(item.sequence.key) is item.sequence, "computed unannounced"
@@ -400,14 +400,14 @@ class FakeRunner:
     def _scored(
         self, plan: StepPlan, work: list[Work]
     ) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
-        for i, (span, item) in enumerate(zip(plan.spans, work, strict=True)):
-            if span.scored and item.sequence is not None:
-                assert span.start < span.scored.start <= span.scored.stop <= span.end + 1
+        for i, (chunk, item) in enumerate(zip(plan.chunks, work, strict=True)):
+            if chunk.scored and item.sequence is not None:
+                assert chunk.start < chunk.scored.start <= chunk.scored.stop <= chunk.end + 1
                 tokens = item.sequence.token_ids
-                states = self._states(item.sequence, span.scored.stop)
+                states = self._states(item.sequence, chunk.scored.stop)
                 yield (
                     i,
                     tuple(
-                        TokenLogprobs(score_of(states[p - 1], int(tokens[p]))) for p in span.scored
+                        TokenLogprobs(score_of(states[p - 1], int(tokens[p]))) for p in chunk.scored
                     ),
                 )

@@ -157,7 +157,7 @@ class Harness:
         self._findable: set[bytes] = set()
         self._content: dict[tuple[int, bytes], tuple[int, ...]] = {}
         self._true_states: set[int] = set()
-        self._num_barren = 0
+        self._num_idle_steps = 0
         self._was_idle = False
 
     # What a server does.
@@ -278,7 +278,7 @@ class Harness:
         assert (progress is None) == (token is None)
         if progress is not None:
             assert progress.logprobs == (-1.5,)
-            self._book_one(progress)
+            self._note_item(progress)
 
     def fail(self, request_id: str) -> None:
         """It will not come."""
@@ -295,8 +295,8 @@ class Harness:
             owner = self.scheduler.batch_slots.owners[batch_slot]
             assert owner is not None, "a decode of nobody"
             yield owner, start, start + 1
-        for span in plan.spans:
-            yield span.sequence, span.start, span.end
+        for chunk in plan.chunks:
+            yield chunk.sequence, chunk.start, chunk.end
 
     def _check_arrived(self, expected: Expected) -> None:
         allocation = expected.allocation
@@ -331,11 +331,11 @@ class Harness:
             self.apply(ahead, self.runner.run(ahead))
         return ahead
 
-    def step_until(self, is_so: Callable[[], object]) -> StepPlan:
+    def step_until(self, condition: Callable[[], object]) -> StepPlan:
         """Steps until something is so, at least once. Returns the last plan."""
         for _ in range(200):
             plan = self.step()
-            if is_so():
+            if condition():
                 return plan
         raise AssertionError("it never is so")
 
@@ -359,7 +359,7 @@ class Harness:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         for sequence in self.scheduler._states.returned:
-            self._give_back(sequence)
+            self._note_return(sequence)
         self.computed = {name_of(s): (start, end) for s, start, end in self._work(plan)}
         self._check_budgets(plan)
         self._check_margin(plan, num_running)
@@ -367,7 +367,7 @@ class Harness:
         self._check_prefills()
         return plan
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _note_return(self, sequence: Sequence) -> None:
         """It has made room, and is not here any more, though its tokens are not complete."""
         request_id = sequence.request.request_id
         self.returned[request_id] = self.live.pop(request_id)
@@ -388,23 +388,23 @@ class Harness:
         self._drop(*self.cancelled)
         self.cancelled.clear()
         progress = self.scheduler.apply(plan, result)
-        self._book_decodes(progress.decoded, result)
+        self._note_decodes(progress.decoded, result)
         for item in progress.others:
-            self._book_one(item)
+            self._note_item(item)
         self.check()
         return progress
 
     # What a result is checked against.
 
-    def _book_decodes(self, decoded: DecodeProgress, result: StepResult) -> None:
+    def _note_decodes(self, decoded: DecodeProgress, result: StepResult) -> None:
         assert result.token_ids[decoded.rows].tolist() == decoded.token_ids.tolist()
         for sequence, token, num_tokens in zip(
             decoded.sequences, decoded.token_ids.tolist(), decoded.num_tokens.tolist(), strict=True
         ):
             position = num_tokens - 1 - sequence.request.num_prompt_tokens
-            self._book(sequence.request, sequence.index, (token,), position, sequence.finish_reason)
+            self._note(sequence.request, sequence.index, (token,), position, sequence.finish_reason)
 
-    def _book_one(self, item: SequenceProgress) -> None:
+    def _note_item(self, item: SequenceProgress) -> None:
         if item.finish_reason is FinishReason.RETURNED:
             expected = self.returned[item.request.request_id]
             given = expected.num_tokens - item.request.num_prompt_tokens
@@ -417,7 +417,7 @@ class Harness:
         assert (item.failure is not None) == (item.finish_reason is FinishReason.FAILED)
         if item.score is None:
             reason = item.finish_reason
-            self._book(item.request, item.index, item.token_ids, item.position, reason)
+            self._note(item.request, item.index, item.token_ids, item.position, reason)
             return
         assert (item.token_ids, item.score) == expected.beams[item.index]
         last = item.token_ids[-1]
@@ -425,7 +425,7 @@ class Harness:
         expected.finished.add(item.index)
         self._finish(expected)
 
-    def _book(
+    def _note(
         self,
         request: Request,
         index: int,
@@ -484,12 +484,12 @@ class Harness:
 
     def _note_drafts(self, plan: StepPlan) -> None:
         """Counts the drafts that are what comes next."""
-        for span in plan.spans:
-            sequence, first = span.sequence, span.end - span.num_drafts
-            if not span.num_drafts or sequence.batch_slots is None:
+        for chunk in plan.chunks:
+            sequence, first = chunk.sequence, chunk.end - chunk.num_drafts
+            if not chunk.num_drafts or sequence.batch_slots is None:
                 continue
-            states = states_of(sequence.request, sequence.tokens[: span.end])
-            for p in range(first, span.end):
+            states = states_of(sequence.request, sequence.tokens[: chunk.end])
+            for p in range(first, chunk.end):
                 if sequence.tokens[p] != next_token(states[p - 1], sequence.index):
                     break
                 self.num_right_drafts += 1
@@ -558,21 +558,21 @@ class Harness:
 
     def _check_budgets(self, plan: StepPlan) -> None:
         config = self.config
-        batch_slots = [*plan.decode_slots.tolist(), *(s.sequence.batch_slot for s in plan.spans)]
+        batch_slots = [*plan.decode_slots.tolist(), *(s.sequence.batch_slot for s in plan.chunks)]
         assert len(batch_slots) == len(set(batch_slots)) <= config.max_num_seqs
-        counted = len(plan.decode_slots) + sum(s.end - s.start for s in plan.spans)
+        counted = len(plan.decode_slots) + sum(s.end - s.start for s in plan.chunks)
         assert plan.num_tokens == counted <= config.max_num_batched_tokens
-        assert plan.is_pure_decode == (not plan.spans)
-        reads = int((plan.decode_starts + 1).sum()) + sum(s.end for s in plan.spans)
+        assert plan.is_pure_decode == (not plan.chunks)
+        reads = int((plan.decode_starts + 1).sum()) + sum(s.end for s in plan.chunks)
         if config.max_cache_reads is not None and reads > config.max_cache_reads:
             owners = [self.scheduler.batch_slots.owners[batch_slot] for batch_slot in batch_slots]
             several = len(batch_slots) if owners[0] is None or not owners[0].request.beams else 1
             assert several == 1, "more cache reads than allowed, and not by a single sequence"
         most = config.long_prefill_threshold
-        for span in plan.spans:
-            assert span.num_drafts <= config.max_drafts
-            assert most is None or span.num_drafts or span.end - span.start <= most
-            assert span.end <= span.sequence.request.length_limit
+        for chunk in plan.chunks:
+            assert chunk.num_drafts <= config.max_drafts
+            assert most is None or chunk.num_drafts or chunk.end - chunk.start <= most
+            assert chunk.end <= chunk.sequence.request.length_limit
         encoded = sum(item.length for _, item in plan.encoder.to_compute)
         assert encoded <= config.encoder_budget
 
@@ -597,8 +597,8 @@ class Harness:
         if not (self.awaiting or self.kept or self.is_paused or plan.external):
             assert not (is_idle and self.live), "it stands still, though nobody is waited for"
         computes = plan.num_tokens or plan.external
-        self._num_barren = 0 if computes or is_idle else self._num_barren + 1
-        assert self._num_barren <= 3 * len(self.live) + 3, "it moves, and comes nowhere"
+        self._num_idle_steps = 0 if computes or is_idle else self._num_idle_steps + 1
+        assert self._num_idle_steps <= 3 * len(self.live) + 3, "it moves, and comes nowhere"
 
     def _check_prefills(self) -> None:
         for expected in self.live.values():
@@ -608,7 +608,7 @@ class Harness:
                 assert all(s.num_preemptions == expected.has_failed for s in each.sequences)
 
     def _note_command(self) -> None:
-        self._was_idle, self._num_barren = False, 0
+        self._was_idle, self._num_idle_steps = False, 0
 
 
 def name_of(sequence: Sequence) -> str:

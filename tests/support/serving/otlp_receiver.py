@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 
 @dataclass(frozen=True)
-class Told:
+class ReceivedSpan:
     """A span or an event or a link, as it was received. Moments are in seconds since 1970."""
 
     name: str
@@ -30,8 +30,8 @@ class Told:
     has_failed: bool = False
     reason: str = ""
     attributes: tuple[tuple[str, Any], ...] = ()
-    events: tuple["Told", ...] = ()
-    links: tuple["Told", ...] = ()
+    events: tuple["ReceivedSpan", ...] = ()
+    links: tuple["ReceivedSpan", ...] = ()
 
     def __getitem__(self, key: str) -> Any:
         return dict(self.attributes)[key]
@@ -52,7 +52,7 @@ class Collector(pb_grpc.TraceServiceServicer):
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
-        self.spans: list[Told] = []
+        self.spans: list[ReceivedSpan] = []
         self.port = 0
 
     @property
@@ -64,10 +64,10 @@ class Collector(pb_grpc.TraceServiceServicer):
             told = dict(_attributes(of_process.resource.attributes))
             who = told["service.name"], told.get("service.version", "")
             for of_scope in of_process.scope_spans:
-                self.spans += [_told(span, *who) for span in of_scope.spans]
+                self.spans += [_received_span(span, *who) for span in of_scope.spans]
         return pb.ExportTraceServiceResponse()
 
-    def trace_of(self, request_id: str, *expected: str, within: float = 10.0) -> list[Told]:
+    def trace_of(self, request_id: str, *expected: str, within: float = 10.0) -> list[ReceivedSpan]:
         """The spans of a request in order, once all those `expected` by name are there; a name that
         is given twice, two of them."""
         deadline = time.monotonic() + within
@@ -136,8 +136,8 @@ def collector_that(how: str) -> Iterator[str]:
             yield running.endpoint
 
 
-def _told(span: Any, service: str, version: str) -> Told:
-    return Told(
+def _received_span(span: Any, service: str, version: str) -> ReceivedSpan:
+    return ReceivedSpan(
         name=span.name,
         service=service,
         version=version,
@@ -150,11 +150,11 @@ def _told(span: Any, service: str, version: str) -> Told:
         reason=span.status.message,
         attributes=_attributes(span.attributes),
         events=tuple(
-            Told(e.name, start=e.time_unix_nano / 1e9, attributes=_attributes(e.attributes))
+            ReceivedSpan(e.name, start=e.time_unix_nano / 1e9, attributes=_attributes(e.attributes))
             for e in span.events
         ),
         links=tuple(
-            Told("link", span_id=x.span_id.hex(), attributes=_attributes(x.attributes))
+            ReceivedSpan("link", span_id=x.span_id.hex(), attributes=_attributes(x.attributes))
             for x in span.links
         ),
     )

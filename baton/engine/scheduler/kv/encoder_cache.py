@@ -57,7 +57,7 @@ class EncoderCache:
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self._entries: dict[bytes, _Entry] = {}
-        self._unheld: OrderedDict[bytes, None] = OrderedDict()  # the next victim first
+        self._freeable: OrderedDict[bytes, None] = OrderedDict()  # the next victim first
         self._held: dict[str, dict[EncoderInput, None]] = {}
         self._due: dict[bytes, None] = {}
         self._freed: list[bytes] = []
@@ -85,7 +85,7 @@ class EncoderCache:
 
     def is_held(self, content_hash: bytes) -> bool:
         """Returns True if the output has a holder, so that one more takes no space."""
-        return content_hash in self._entries and content_hash not in self._unheld
+        return content_hash in self._entries and content_hash not in self._freeable
 
     def holds(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
         return encoder_input in self._held.get(sequence_id, ())
@@ -116,7 +116,7 @@ class EncoderCache:
         assert entry.num_tokens == encoder_input.length, "one content hash for two lengths"
         if not entry.holders:
             self._num_held_tokens += entry.num_tokens
-            self._unheld.pop(content_hash, None)
+            self._freeable.pop(content_hash, None)
         entry.holders[sequence_id, encoder_input] = None
         self._held.setdefault(sequence_id, {})[encoder_input] = None
         return is_new
@@ -150,7 +150,7 @@ class EncoderCache:
             del self._due[content_hash]
             self._remove(content_hash)
         else:
-            self._unheld[content_hash] = None
+            self._freeable[content_hash] = None
 
     def release_passed(self, sequence_id: str, num_computed_tokens: int) -> None:
         """Drops the references to the inputs whose last token is computed."""
@@ -163,7 +163,7 @@ class EncoderCache:
             self.release(sequence_id, encoder_input)
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """True if `drain` would return any work."""
         return bool(self._freed or self._due)
 
@@ -191,19 +191,19 @@ class EncoderCache:
         for (_, encoder_input), content_hash in entered.items():
             assert encoder_input.content_hash == content_hash, "held under another hash"
             assert encoder_input.length == self._entries[content_hash].num_tokens
-        unheld = {h for h, entry in self._entries.items() if not entry.holders}
-        assert unheld == self._unheld.keys(), "the unheld are not those without holders"
+        freeable = {h for h, entry in self._entries.items() if not entry.holders}
+        assert freeable == self._freeable.keys(), "the freeable are not those without holders"
         due = {h for h, entry in self._entries.items() if entry.is_due}
         assert due == self._due.keys(), "the due are not those to be computed"
-        assert not unheld & due, "a due entry has no holder"
+        assert not freeable & due, "a due entry has no holder"
         cached = sum(entry.num_tokens for entry in self._entries.values())
-        held = cached - sum(self._entries[h].num_tokens for h in unheld)
+        held = cached - sum(self._entries[h].num_tokens for h in freeable)
         assert self._num_cached_tokens == cached <= self.capacity_tokens
         assert self._num_held_tokens == held
 
     def _insert(self, content_hash: bytes, num_tokens: int) -> None:
         while self._num_cached_tokens + num_tokens > self.capacity_tokens:
-            victim = self._unheld.popitem(last=False)[0]
+            victim = self._freeable.popitem(last=False)[0]
             self._remove(victim)
             self._freed.append(victim)
         self._entries[content_hash] = _Entry(num_tokens)

@@ -35,7 +35,7 @@ class KvCacheManager:
         prefixes: the prefix cache.
         reservations: free blocks, and their reservations by sequence.
         swap: KV in host memory.
-        pins: cached blocks that are pinned for other workers.
+        pinned_blocks: cached blocks that are pinned for other workers.
         operations: block operations of the step being planned.
     """
 
@@ -56,7 +56,7 @@ class KvCacheManager:
         self.swap = Swap(
             self.groups, batch_slots, self.prefixes, self.reservations, self.operations
         )
-        self.pins = PinnedBlocks(self.groups, self.prefixes, self.reservations)
+        self.pinned_blocks = PinnedBlocks(self.groups, self.prefixes, self.reservations)
         self._batch_slots = batch_slots
         self._windowed = [(i, g) for i, g in enumerate(groups) if g.window is not None]
 
@@ -263,7 +263,7 @@ class KvCacheManager:
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
-        if not self.swap.bring_back(sequences, margin=margin):
+        if not self.swap.copy_in(sequences, margin=margin):
             return False
         for sequence in sequences:
             num_covered = len(sequence.block_ids[0]) * self.block_size
@@ -285,7 +285,7 @@ class KvCacheManager:
         sequences = list(sequences)
         for i, group in enumerate(self.groups):
             tables = [s.block_ids[i] for s in sequences if s.block_ids]
-            group.pool.check_integrity([*tables, *self.pins.tables(i)])
+            group.pool.check_integrity([*tables, *self.pinned_blocks.tables(i)])
         self.reservations.check_integrity(sequences)
         self.swap.check_integrity(sequences)
         for sequence in sequences:

@@ -83,11 +83,11 @@ class PrefixCache:
         return PrefixHit(0, tuple([] for _ in self._groups), copies_last=False)
 
     def _longest_hit(
-        self, hashes: list[BlockHash], query_behind: Callable[[int], int]
+        self, hashes: list[BlockHash], query_after: Callable[[int], int]
     ) -> tuple[int, tuple[list[int], ...]]:
         """Returns the most leading blocks that every group can continue from: number and tables.
 
-        `query_behind` maps a number of blocks to the next token computed after them. Each group may
+        `query_after` maps a number of blocks to the next token computed after them. Each group may
         shorten the hit, so the search repeats until all agree.
         """
         full: dict[int, list[int]] = {}
@@ -103,13 +103,13 @@ class PrefixCache:
             agreed = length
             for group in self._groups:
                 if group.window is not None:
-                    length = self._windowed_hit(group, hashes, length, query_behind)
+                    length = self._windowed_hit(group, hashes, length, query_after)
         found = []
         for i, group in enumerate(self._groups):
             if group.window is None:
                 found.append(full[i][:length])
             else:
-                first = group.first_block(query_behind(length), self._block_size)
+                first = group.first_block(query_after(length), self._block_size)
                 blocks = group.pool.lookup_chain(hashes[first:length])
                 found.append([NULL_BLOCK] * first + blocks)
         return length, tuple(found)
@@ -119,11 +119,11 @@ class PrefixCache:
         group: CacheGroup,
         hashes: list[BlockHash],
         length: int,
-        query_behind: Callable[[int], int],
+        query_after: Callable[[int], int],
     ) -> int:
         """Returns the longest hit up to `length` whose blocks in the window are all cached."""
         i = length
-        while i > group.first_block(query_behind(length), self._block_size):
+        while i > group.first_block(query_after(length), self._block_size):
             i -= 1
             if group.pool.lookup(hashes[i]) is None:
                 length = i

@@ -36,7 +36,7 @@ class Swap:
 
     # Swap-out.
 
-    def can_take(self, sequences: list[Sequence]) -> bool:
+    def has_room_for(self, sequences: list[Sequence]) -> bool:
         """Returns True if the host pools have enough free blocks for all of them together."""
         return all(
             group.host is not None
@@ -81,7 +81,7 @@ class Swap:
 
     # Swap-in.
 
-    def bring_back(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
+    def copy_in(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
         """Allocates blocks for swapped sequences, which have slots; cached blocks are not copied.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
@@ -92,7 +92,7 @@ class Swap:
             if revived + len(missing) + margin > self._reservations.num_free_blocks(i):
                 return False
         for i, (found, missing) in enumerate(sources):
-            self._bring_group_back(sequences, i, found, missing)
+            self._copy_group_in(sequences, i, found, missing)
         for sequence in sequences:
             sequence.host_block_ids = []
             sequence.shares_tail = True  # a sibling may have it too, or the prefix cache
@@ -115,7 +115,7 @@ class Swap:
                     found[place] = block_id
         return found, list(missing)
 
-    def _bring_group_back(
+    def _copy_group_in(
         self, sequences: list[Sequence], index: int, found: dict[int, int], missing: list[int]
     ) -> None:
         pool = self._groups[index].pool

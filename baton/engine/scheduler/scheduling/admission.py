@@ -24,13 +24,13 @@ class Admission:
         num_hit_tokens, num_prompt_tokens: totals over the sequences admitted since the start.
     """
 
-    def __init__(self, config: SchedulerConfig, states: RequestStates, spans: Chunker) -> None:
+    def __init__(self, config: SchedulerConfig, states: RequestStates, chunker: Chunker) -> None:
         self.is_paused = False
         self.num_hit_tokens = 0
         self.num_prompt_tokens = 0
         self._config = config
         self._states = states
-        self._spans = spans
+        self._chunker = chunker
         self._kv = states.kv
 
     def add_new(self, step: Step) -> None:
@@ -131,33 +131,33 @@ class Admission:
         if sequence.request.leaves_last_token:  # without that token's block
             most = (sequence.num_tokens - 1) // self._config.block_size
         hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most)
-        span = self._admit(step, sequence, hit)
-        if span is None and hit.copies_last:
+        chunk = self._admit(step, sequence, hit)
+        if chunk is None and hit.copies_last:
             # No free block to copy the hit's last block to: recompute it instead.
             hit = self._kv.prefixes.find(
                 sequence, needs_logits=True, max_blocks=len(hit.block_ids[0]) - 1
             )
-            span = self._admit(step, sequence, hit)
-        if span is None:
+            chunk = self._admit(step, sequence, hit)
+        if chunk is None:
             return False
         self._note_hit(sequence, hit)
-        self._kv.clear_tail(sequence, span.end)
+        self._kv.clear_tail(sequence, chunk.end)
         self._states.run(sequence)
-        if span.num_tokens:
-            self._spans.add(step, span)
+        if chunk.num_tokens:
+            self._chunker.add(step, chunk)
         else:
             step.resumed.add(sequence)
         return True
 
     def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedRange | None:
         """Allocates blocks for the first chunk after a hit, and for all of what must fit."""
-        span = self._spans.cut(step, sequence, hit.num_tokens, step.num_tokens)
-        if span is None:
+        chunk = self._chunker.next(step, sequence, hit.num_tokens, step.num_tokens)
+        if chunk is None:
             return None
         reserve_to = sequence.num_tokens if self._must_fit(sequence) else 0
         margin = self._margin(sequence)
-        admitted = self._kv.admit(sequence, hit, span.end, reserve_to=reserve_to, margin=margin)
-        return span if admitted else None
+        admitted = self._kv.admit(sequence, hit, chunk.end, reserve_to=reserve_to, margin=margin)
+        return chunk if admitted else None
 
     def _must_fit(self, sequence: Sequence) -> bool:
         is_prefill = sequence.request.purpose is Purpose.PREFILL

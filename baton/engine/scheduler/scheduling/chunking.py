@@ -15,7 +15,7 @@ class Chunker:
         self._config = config
         self._states = states
 
-    def cut(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedRange | None:
+    def next(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedRange | None:
         """Returns the tokens of a sequence from `start` on that fit the budgets, or None.
 
         A beam leaves its last token to the step that all beams take together, and a prompt that
@@ -33,27 +33,27 @@ class Chunker:
         end = min(num_tokens + num_drafts, start + budget)
         if self._config.long_prefill_threshold is not None and not num_drafts:
             end = min(end, start + self._config.long_prefill_threshold)
-        span = PlannedRange(sequence, start, end, num_drafts)
+        chunk = PlannedRange(sequence, start, end, num_drafts)
         if sequence.request.encoder_inputs:
-            self._limit_to_encoder(span)
-        return span if span.end > start and step.takes_reads(span.end) else None
+            self._limit_to_encoder(chunk)
+        return chunk if chunk.end > start and step.takes_reads(chunk.end) else None
 
-    def add(self, step: Step, span: PlannedRange) -> None:
+    def add(self, step: Step, chunk: PlannedRange) -> None:
         """Adds a range, whose blocks are allocated, to the step."""
-        if span.encoder is not None:
-            self._states.encoder.take(span.sequence.encoder_id, span.encoder.to_hold)
-        self.num_drafted_tokens += span.num_drafts
-        step.add(span)
+        if chunk.encoder is not None:
+            self._states.encoder.take(chunk.sequence.encoder_id, chunk.encoder.to_hold)
+        self.num_drafted_tokens += chunk.num_drafts
+        step.add(chunk)
 
-    def _limit_to_encoder(self, span: PlannedRange) -> None:
+    def _limit_to_encoder(self, chunk: PlannedRange) -> None:
         """Shortens a range to end before an encoder input that does not fit this step."""
-        request, encoder = span.sequence.request, self._states.encoder
-        span.encoder = limit_chunk(
+        request, encoder = chunk.sequence.request, self._states.encoder
+        chunk.encoder = limit_chunk(
             request.encoder_inputs,
-            span.start,
-            span.end,
+            chunk.start,
+            chunk.end,
             encoder,
-            span.sequence.encoder_id,
+            chunk.sequence.encoder_id,
             self._config.encoder_budget - encoder.num_due_tokens,
         )
-        span.end = span.encoder.end
+        chunk.end = chunk.encoder.end

@@ -41,7 +41,7 @@ class OutputProcessor:
 
     # Plain decodes, as arrays.
 
-    def book_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
+    def apply_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
         columns, batch_slots = self._batch_slots, plan.decode_slots
         rows = columns.is_decoding[batch_slots].nonzero()[0]
         tokens, ends = result.token_ids[: len(batch_slots)], plan.decode_starts + 1
@@ -66,33 +66,33 @@ class OutputProcessor:
 
     # Scheduled ranges, one by one.
 
-    def book_span(
-        self, index: int, span: ScheduledRange, result: StepResult
+    def apply_chunk(
+        self, index: int, chunk: ScheduledRange, result: StepResult
     ) -> list[SequenceProgress]:
         """Applies the result of one range to its sequence and to those that fork at its end."""
-        sequence = span.sequence
-        num_drafts, num_accepted = span.num_drafts, 0
-        tokens = result.token_ids[span.first_row : span.first_row + num_drafts + 1].tolist()
+        sequence = chunk.sequence
+        num_drafts, num_accepted = chunk.num_drafts, 0
+        tokens = result.token_ids[chunk.first_row : chunk.first_row + num_drafts + 1].tolist()
         if num_drafts:
-            drafts = sequence.tokens[span.end - num_drafts : span.end].tolist()
+            drafts = sequence.tokens[chunk.end - num_drafts : chunk.end].tolist()
             num_accepted = _num_equal(tokens, drafts)
             self.num_accepted_tokens += num_accepted
             tokens = tokens[: num_accepted + 1]
-            sequence.num_computed_tokens = span.end - num_drafts + num_accepted
+            sequence.num_computed_tokens = chunk.end - num_drafts + num_accepted
         else:
-            sequence.num_computed_tokens = span.end
+            sequence.num_computed_tokens = chunk.end
         sequence.drafts = None
         self._kv.prefixes.commit(sequence)
         self._states.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
         scores = result.prompt_logprobs.get(index, ())
-        sequence.num_scored = max(sequence.num_scored, span.scored.stop if scores else 0)
-        if span.num_samples == 0:
+        sequence.num_scored = max(sequence.num_scored, chunk.scored.stop if scores else 0)
+        if chunk.num_samples == 0:
             return [self._progress(sequence, (), scores=scores)]
-        children = self._fork(sequence, span.num_samples - 1)
-        progress = [self._append(sequence, tokens, span.first_row, result, scores)]
+        children = self._fork(sequence, chunk.num_samples - 1)
+        progress = [self._append(sequence, tokens, chunk.first_row, result, scores)]
         if num_drafts:
             sequence.learn_from_drafts(num_drafts, num_accepted)
-        for i, child in enumerate(children, span.first_row + 1):
+        for i, child in enumerate(children, chunk.first_row + 1):
             progress.append(self._append(child, [int(result.token_ids[i])], i, result))
         return progress
 
@@ -102,7 +102,7 @@ class OutputProcessor:
         """Appends a token that was chosen elsewhere to a running sequence."""
         sequence.append(token_id)
         progress = self._progress(sequence, (token_id,), logprobs=(logprob,))
-        self._settle(sequence)
+        self._finish_or_continue(sequence)
         return progress
 
     def end(self, sequence: Sequence) -> SequenceProgress:
@@ -144,14 +144,14 @@ class OutputProcessor:
         rows = tuple(range(first_row, row + 1))
         taken = tuple(tokens[: len(rows)])
         progress = self._progress(sequence, taken, rows=rows, scores=scores, failure=failure)
-        self._settle(sequence)
+        self._finish_or_continue(sequence)
         return progress
 
-    def _settle(self, sequence: Sequence) -> None:
+    def _finish_or_continue(self, sequence: Sequence) -> None:
         if sequence.finish_reason is not None:
             self._states.finish(sequence, sequence.finish_reason)
         else:
-            self._states.settle(sequence)
+            self._states.join_plain_decodes(sequence)
 
     def _progress(
         self,
@@ -184,11 +184,11 @@ class OutputProcessor:
 
     # Beams.
 
-    def book_beams(self, plan: StepPlan, result: StepResult) -> list[SequenceProgress]:
+    def apply_beams(self, plan: StepPlan, result: StepResult) -> list[SequenceProgress]:
         """Applies the step to every request whose beams took it."""
         rows: dict[Request, dict[Sequence, int]] = {}
-        spans = [s for s in plan.spans if s.sequence.request.beams is not None]
-        beams = [s.sequence for s in spans if s.end == s.sequence.num_tokens]
+        chunks = [s for s in plan.chunks if s.sequence.request.beams is not None]
+        beams = [s.sequence for s in chunks if s.end == s.sequence.num_tokens]
         for row, sequence in enumerate(beams):
             if sequence.status is SequenceStatus.RUNNING:
                 rows.setdefault(sequence.request, {})[sequence] = row

@@ -56,7 +56,7 @@ class ExternalAllocation:
 class StepPlan:
     """Plan of one step: sequences for the runner to compute and to forget. Valid until `apply`.
 
-    The batch is flat: the tokens of the plain decodes, one each, then those of `spans` in order.
+    The batch is flat: the tokens of the plain decodes, one each, then those of `chunks` in order.
 
     Attributes:
         decode_slots: `[num_decodes]`, the slots that advance by one token.
@@ -64,7 +64,7 @@ class StepPlan:
         made_progress: False if nothing was planned, preempted or resumed: then only a command can
             change what the next step does.
         new_slots: sequences that acquired a slot since the last plan.
-        forgotten: sequences that ended or lost their slot since the last plan, each exactly once.
+        released: sequences that ended or lost their slot since the last plan, each exactly once.
         sample_rows: `[num_rows]`, rows of the flat batch whose logits choose a token.
         sample_slots, sample_indices, sample_lengths: `[num_rows]`, the slot, the sequence index and
             the number of tokens before the chosen one.
@@ -78,9 +78,9 @@ class StepPlan:
 
     decode_slots: Int64Array
     decode_starts: Int64Array
-    spans: tuple[ScheduledRange, ...]
+    chunks: tuple[ScheduledRange, ...]
     new_slots: tuple[Sequence, ...]
-    forgotten: tuple[tuple[str, int], ...]
+    released: tuple[tuple[str, int], ...]
     external: tuple[ExternalAllocation, ...]
     num_tokens: int
     made_progress: bool
@@ -102,7 +102,7 @@ class StepPlan:
     @property
     def is_pure_decode(self) -> bool:
         """True if every sequence computes one token and samples: a CUDA graph can replay it."""
-        return not self.spans
+        return not self.chunks
 
     @property
     def has_memory_operations(self) -> bool:

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan
-from baton.engine.scheduler.scheduling.policy import DecodeTurn, Policy
+from baton.engine.scheduler.scheduling.policy import DecodeOrder, Policy
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
@@ -28,14 +28,14 @@ class Planner:
     """Planner: turns the request states into a step, under the budgets of `config`.
 
     Attributes:
-        spans, admission, preemptor: its parts, which count what they do.
+        chunker, admission, preemptor: its parts, which count what they do.
     """
 
     def __init__(
         self, config: SchedulerConfig, policy: Policy, states: RequestStates, costs: PreemptionCosts
     ) -> None:
-        self.spans = Chunker(config, states)
-        self.admission = Admission(config, states, self.spans)
+        self.chunker = Chunker(config, states)
+        self.admission = Admission(config, states, self.chunker)
         self.preemptor = Preemptor(config, states, costs)
         self._config = config
         self._policy = policy
@@ -48,16 +48,16 @@ class Planner:
         config = self._config
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
         step = Step(config.max_num_batched_tokens, reads)
-        match self._policy.decode_turn:
-            case DecodeTurn.FIRST:
+        match self._policy.decode_order:
+            case DecodeOrder.FIRST:
                 self._add_decodes(step)
                 self._add_special(step)
                 self.admission.add_new(step)
-            case DecodeTurn.LAST:
+            case DecodeOrder.LAST:
                 self._add_special(step)
                 self.admission.add_new(step)
                 self._add_decodes(step)
-            case DecodeTurn.BY_RANK:
+            case DecodeOrder.BY_RANK:
                 self._add_special(step, np.sort(self._batch_slots.rank[self._states.decoding]))
                 self._add_decodes(step)
                 self.admission.add_new(step)
@@ -75,44 +75,44 @@ class Planner:
         that certainly end. Returns None if the next step depends on this one's tokens, or if a
         queued sequence could be admitted."""
         states, columns, config = self._states, self._batch_slots, self._config
-        of_spans = [span.sequence for span in plan.spans]
+        of_chunks = [chunk.sequence for chunk in plan.chunks]
         # By identity: a sequence may have joined for one that left.
         is_same = np.array_equal(np.sort(plan.decode_slots), np.sort(states.decoding))
-        if not is_same or not states.only_goes_on(of_spans):
+        if not is_same or not states.runs_only(of_chunks):
             return None
-        if of_spans and not (self._puts_decodes_first and all(map(_goes_on_plainly, plan.spans))):
+        if of_chunks and not (self._puts_decodes_first and all(map(_becomes_plain, plan.chunks))):
             return None
-        batch_slots, starts = self._decodes_behind(plan)
+        batch_slots, starts = self._decodes_after(plan)
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
         if int((starts + 1).sum()) > reads or len(batch_slots) > config.max_num_batched_tokens:
             return None
-        num_missing = sum(s.sequence.num_tokens - s.end for s in plan.spans)
-        if self._could_let_in(len(batch_slots) + num_missing):
+        num_missing = sum(s.sequence.num_tokens - s.end for s in plan.chunks)
+        if self._could_admit(len(batch_slots) + num_missing):
             return None
         due = batch_slots[starts >= columns.num_covered[batch_slots]]
         if len(due) and not self._kv.grow_decodes(due):
             return None
         step = Step(config.max_num_batched_tokens, reads)
         step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
-        for span in sorted(plan.spans, key=lambda s: order_of(s.sequence)):
-            if not span.num_samples:
-                self._add_next_chunk(step, span.sequence, span.end)
+        for chunk in sorted(plan.chunks, key=lambda s: order_of(s.sequence)):
+            if not chunk.num_samples:
+                self._add_next_chunk(step, chunk.sequence, chunk.end)
         return None if step.is_empty else step
 
-    def _decodes_behind(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
+    def _decodes_after(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
         """Returns slots and positions of the decodes after `plan`, in its order: its decodes and
         the prompts that it completes, without those that certainly end with it."""
-        ended = [span for span in plan.spans if span.num_samples]
+        ended = [chunk for chunk in plan.chunks if chunk.num_samples]
         batch_slots = np.append(plan.decode_slots, [s.sequence.batch_slot for s in ended]).astype(
             np.int64
         )
         starts = np.append(plan.decode_starts + 1, [s.end for s in ended]).astype(np.int64)
-        goes_on = starts + 1 < self._batch_slots.length_limit[batch_slots]
+        continues = starts + 1 < self._batch_slots.length_limit[batch_slots]
         generates = [s.sequence.request.purpose is Purpose.GENERATE for s in ended]
-        goes_on[len(plan.decode_slots) :] &= np.array(generates, np.bool_)
-        return batch_slots[goes_on], starts[goes_on]
+        continues[len(plan.decode_slots) :] &= np.array(generates, np.bool_)
+        return batch_slots[continues], starts[continues]
 
-    def _could_let_in(self, num_due: int) -> bool:
+    def _could_admit(self, num_due: int) -> bool:
         """Returns True if a step with `num_due` tokens due might admit a waiting sequence."""
         config, head = self._config, self._states.waiting.head()
         if head is None or self._states.num_free_slots < 1:
@@ -122,14 +122,14 @@ class Planner:
 
     @property
     def _puts_decodes_first(self) -> bool:
-        return self._policy.decode_turn is DecodeTurn.FIRST
+        return self._policy.decode_order is DecodeOrder.FIRST
 
     def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
         """Adds the next chunk of a sequence, as far as budgets and free blocks allow."""
         if step.num_tokens > 0:
-            span = self.spans.cut(step, sequence, start, step.num_tokens)
-            if span is not None and self._kv.grow(sequence, span.end):
-                self.spans.add(step, span)
+            chunk = self.chunker.next(step, sequence, start, step.num_tokens)
+            if chunk is not None and self._kv.grow(sequence, chunk.end):
+                self.chunker.add(step, chunk)
 
     # Plain decodes, as arrays.
 
@@ -169,7 +169,7 @@ class Planner:
         if not self._states.special:
             return
         for sequence in sorted(self._states.special, key=order_of):
-            if sequence.status is not SequenceStatus.RUNNING or sequence in step.spans:
+            if sequence.status is not SequenceStatus.RUNNING or sequence in step.chunks:
                 continue
             request, budget = sequence.request, step.num_tokens
             if decode_ranks is not None:
@@ -177,13 +177,13 @@ class Planner:
             if request.steps_together and all(map(_is_level, request.sequences)):
                 self._add_beams(step, request, budget)
             elif budget > 0:
-                span = self.spans.cut(step, sequence, sequence.num_computed_tokens, budget)
-                if span is None or not span.num_tokens:
+                chunk = self.chunker.next(step, sequence, sequence.num_computed_tokens, budget)
+                if chunk is None or not chunk.num_tokens:
                     continue
-                if span.num_drafts and not self._kv.grow(sequence, span.end):
-                    span.drop_drafts()  # drafts never preempt a sequence
-                if self.preemptor.grow(step, sequence, span.end):
-                    self.spans.add(step, span)
+                if chunk.num_drafts and not self._kv.grow(sequence, chunk.end):
+                    chunk.drop_drafts()  # drafts never preempt a sequence
+                if self.preemptor.grow(step, sequence, chunk.end):
+                    self.chunker.add(step, chunk)
 
     def _add_beams(self, step: Step, request: Request, budget: int) -> None:
         """Adds all beams of a request, which take a step together or not at all."""
@@ -204,9 +204,9 @@ def _is_level(sequence: Sequence) -> bool:
     return is_running and sequence.num_tokens == sequence.num_computed_tokens + 1
 
 
-def _goes_on_plainly(span: ScheduledRange) -> bool:
+def _becomes_plain(chunk: ScheduledRange) -> bool:
     """Returns True if the range is followed by a plain decode step: no forks, drafts, scores or
     images, and no decision by grammar or beams."""
-    sequence, request = span.sequence, span.sequence.request
-    is_plain = sequence.is_plain and not span.num_drafts and not request.awaits_fork
+    sequence, request = chunk.sequence, chunk.sequence.request
+    is_plain = sequence.is_plain and not chunk.num_drafts and not request.awaits_fork
     return is_plain and request.params.prompt_logprobs is None and not request.encoder_inputs

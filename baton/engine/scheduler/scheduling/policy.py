@@ -17,10 +17,10 @@ AGEING_STEPS = 1000
 # Prompt tokens that one step in the queue outweighs under `shortest-prefill`.
 AGEING_TOKENS = 64
 # Seconds from arrival to the deadline of the first token, if the request sets none.
-DEFAULT_PATIENCE = 30.0
+DEFAULT_DEADLINE_SECONDS = 30.0
 
 
-class DecodeTurn(Enum):
+class DecodeOrder(Enum):
     """Place of decodes in the order in which a step is filled."""
 
     FIRST = auto()
@@ -36,7 +36,7 @@ class Policy:
         rank: `rank(request, n, s)`, of a request that is the n-th to arrive, in step s.
     """
 
-    decode_turn: DecodeTurn
+    decode_order: DecodeOrder
     rank: Callable[[Request, int, int], float]
 
 
@@ -51,7 +51,7 @@ def _by_priority(request: Request, _arrival: int, step: int) -> float:
 def _by_deadline(request: Request, _arrival: int, _step: int) -> float:
     if request.first_token_deadline is not None:
         return request.first_token_deadline
-    return request.arrival_time + DEFAULT_PATIENCE
+    return request.arrival_time + DEFAULT_DEADLINE_SECONDS
 
 
 def _by_prompt_length(request: Request, _arrival: int, step: int) -> float:
@@ -59,12 +59,12 @@ def _by_prompt_length(request: Request, _arrival: int, step: int) -> float:
 
 
 POLICIES = {
-    "fcfs": Policy(DecodeTurn.BY_RANK, _by_arrival),
-    "priority": Policy(DecodeTurn.BY_RANK, _by_priority),
-    "prefill-first": Policy(DecodeTurn.LAST, _by_arrival),
-    "decode-first": Policy(DecodeTurn.FIRST, _by_arrival),
-    "deadline": Policy(DecodeTurn.BY_RANK, _by_deadline),
-    "shortest-prefill": Policy(DecodeTurn.FIRST, _by_prompt_length),
+    "fcfs": Policy(DecodeOrder.BY_RANK, _by_arrival),
+    "priority": Policy(DecodeOrder.BY_RANK, _by_priority),
+    "prefill-first": Policy(DecodeOrder.LAST, _by_arrival),
+    "decode-first": Policy(DecodeOrder.FIRST, _by_arrival),
+    "deadline": Policy(DecodeOrder.BY_RANK, _by_deadline),
+    "shortest-prefill": Policy(DecodeOrder.FIRST, _by_prompt_length),
 }
 """
 fcfs: strictly first come, first served, a long prompt before the decodes that arrived after it.

@@ -76,25 +76,25 @@ class Preemptor:
         siblings = [s for s in victim.request.sequences if s.status is running]
         # A sequence that is swapped in by this step cannot be swapped out by it.
         may_swap = may_swap and step.resumed.isdisjoint(siblings)
-        way = self._way(siblings, may_swap=may_swap)
-        is_swapped = way is Preemption.SWAP
+        mode = self._mode(siblings, may_swap=may_swap)
+        is_swapped = mode is Preemption.SWAP
         together = siblings if is_swapped or victim.request.beams is not None else [victim]
         for sequence in together:
             step.remove(sequence)
-        step.preempted += [(s.request.request_id, way) for s in together]
+        step.preempted += [(s.request.request_id, mode) for s in together]
         self.num_preemptions += len(together)
-        match way:
+        match mode:
             case Preemption.SWAP:
                 self.num_swaps += len(together)
                 self._states.swap_out(together)
             case Preemption.RETURN:
                 self.num_returns += 1
-                self._states.give_back(victim)
+                self._states.return_to_router(victim)
             case _:
                 for sequence in together:
                     self._states.requeue(sequence)
 
-    def _way(self, siblings: list[Sequence], *, may_swap: bool) -> Preemption:
+    def _mode(self, siblings: list[Sequence], *, may_swap: bool) -> Preemption:
         """Returns the configured mode if it is possible, else recompute; for `AUTO` the cheapest of
         those that are possible."""
         costs = self._costs_of(siblings, may_swap=may_swap)
@@ -110,7 +110,7 @@ class Preemptor:
         offer = request.return_cost
         compute_token = self._costs.compute_token if offer is None else offer.recompute_token
         costs = {Preemption.RECOMPUTE: num_computed * compute_token}
-        if may_swap and swap.can_take(siblings):
+        if may_swap and swap.has_room_for(siblings):
             num_moves = 2 * swap.num_blocks(siblings)
             costs[Preemption.SWAP] = num_moves * self._costs.swap_block
         if offer is not None:

@@ -26,7 +26,7 @@ from baton.engine.scheduler.sequences.sequence import (
     SequenceStatus,
 )
 
-NO_SEATS: Int64Array = np.zeros(0, np.int64)
+NO_SLOTS: Int64Array = np.zeros(0, np.int64)
 
 
 class RequestStates:
@@ -42,14 +42,14 @@ class RequestStates:
         self.waiting = WaitingQueue()
         self.preempted = WaitingQueue()
         self.swapped: list[list[Sequence]] = []
-        self.decoding: Int64Array = NO_SEATS
+        self.decoding: Int64Array = NO_SLOTS
         self.special: dict[Sequence, None] = {}
         self.speculating: dict[Sequence, None] = {}
         self.resuming: dict[Sequence, None] = {}
         self.awaiting_kv: dict[str, Sequence] = {}
         self.kept: dict[str, Sequence] = {}
         self.new_slots: list[Sequence] = []
-        self.forgotten: list[tuple[str, int]] = []
+        self.released: list[tuple[str, int]] = []
         self.returned: list[Sequence] = []
         self.num_promised_slots = 0
         self._known_to_runner: set[tuple[str, int]] = set()
@@ -96,7 +96,7 @@ class RequestStates:
         if sequence.request.outputs:
             self.resuming[sequence] = None
 
-    def settle(self, sequence: Sequence) -> None:
+    def join_plain_decodes(self, sequence: Sequence) -> None:
         """Moves a running sequence to the plain decodes if it is one now."""
         if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
             self.kv.reservations.release(sequence)
@@ -104,7 +104,7 @@ class RequestStates:
             self.batch_slots.is_decoding[sequence.batch_slot] = True
             self._joining.append(sequence.batch_slot)
 
-    def single_out(self, sequence: Sequence) -> None:
+    def leave_plain_decodes(self, sequence: Sequence) -> None:
         """Moves a running sequence that got drafts out of the plain decodes, if it is one."""
         if sequence.status is SequenceStatus.RUNNING and sequence not in self.special:
             self.batch_slots.is_decoding[sequence.batch_slot] = False
@@ -163,7 +163,7 @@ class RequestStates:
             del self.resuming[first]
 
     def refresh(self) -> None:
-        """Updates `decoding` with the sequences that `settle` added and without those that left."""
+        """Adds the sequences that joined to `decoding`, and removes those that left."""
         if self._has_left:
             self.decoding = self.decoding[self.batch_slots.is_decoding[self.decoding]]
             self._joining = [s for s in self._joining if self.batch_slots.is_decoding[s]]
@@ -173,7 +173,7 @@ class RequestStates:
             self.decoding = np.concatenate([self.decoding, joining])
             self._joining = []
 
-    # Departure.
+    # Ends and returns.
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Finishes a sequence in any state. A prefill that was computed keeps its blocks."""
@@ -195,7 +195,7 @@ class RequestStates:
             self._release_slot(sequence)
         self._forget(sequence)
 
-    def give_back(self, sequence: Sequence) -> None:
+    def return_to_router(self, sequence: Sequence) -> None:
         """Ends a running sequence, whose answer is not complete, and frees its slot and blocks."""
         sequence.drafts = None
         self.finish(sequence, FinishReason.RETURNED)
@@ -229,10 +229,10 @@ class RequestStates:
         self._known_to_runner.update(s.key for s in new_slots)
         return new_slots
 
-    def take_forgotten(self) -> list[tuple[str, int]]:
+    def take_released(self) -> list[tuple[str, int]]:
         """Returns the sequences known to the runner that lost their slot since the last call."""
-        forgotten, self.forgotten = self.forgotten, []
-        return forgotten
+        released, self.released = self.released, []
+        return released
 
     def take_returned(self) -> list[Sequence]:
         """Returns the sequences that were returned to the router since the last call."""
@@ -241,7 +241,7 @@ class RequestStates:
 
     def take_encoder_step(self) -> EncoderStep:
         """Returns the encoder's work since the last call, by request id instead of sequence."""
-        if not self.encoder.has_news:
+        if not self.encoder.has_changes:
             return NO_ENCODER_STEP
         step = self.encoder.drain()
         due = tuple((holder.partition(".")[2], item) for holder, item in step.to_compute)
@@ -258,7 +258,7 @@ class RequestStates:
         self._promise_slots(sequence.request)
         if sequence.key in self._known_to_runner:
             self._known_to_runner.remove(sequence.key)
-            self.forgotten.append(sequence.key)
+            self.released.append(sequence.key)
 
     def _promise_slots(self, request: Request) -> None:
         """Keeps slots free for the forks to come of a request that has a slot, and only then."""
@@ -289,7 +289,7 @@ class RequestStates:
         """Slots that are neither taken nor promised to forks."""
         return self.batch_slots.num_free - self.num_promised_slots
 
-    def only_goes_on(self, special: Collection[Sequence]) -> bool:
+    def runs_only(self, special: Collection[Sequence]) -> bool:
         """Returns True if the plain decodes and `special` are all that runs or resumes: no sequence
         joins or has left, and none speculates."""
         moves = self._joining or self._has_left or self.preempted or self.swapped

@@ -64,7 +64,7 @@ class Scheduler:
             self.batch_slots, self._kv, EncoderCache(config.encoder_cache_tokens)
         )
         self._planner = Planner(config, self._policy, self._states, self.costs)
-        self._outputs_of_steps = OutputProcessor(self._states, config.vocab_size, config.block_size)
+        self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
         self._cancelled: deque[str] = deque()
         self._num_arrived = 0
         self._num_steps = 0
@@ -91,7 +91,7 @@ class Scheduler:
             request.arrival = self._num_arrived
             request.rank = self._policy.rank(request, self._num_arrived, self._num_steps)
             self._num_arrived += 1
-            self._outputs_of_steps.watch(request.stop_token_ids | request.eos_token_ids)
+            self._output_processor.watch(request.stop_token_ids | request.eos_token_ids)
             self._states.add(request)
 
     def __contains__(self, request_id: str) -> bool:
@@ -126,7 +126,7 @@ class Scheduler:
         stays = (SequenceStatus.KEPT, SequenceStatus.AWAITING_KV)
         for sequence in request.sequences:
             if sequence.index == index and sequence.status not in stays:
-                progress = self._outputs_of_steps.end(sequence)
+                progress = self._output_processor.end(sequence)
                 self._states.refresh()
                 return progress
         return None
@@ -175,7 +175,7 @@ class Scheduler:
         if token_id is None:
             sequence.shares_tail = True
             return None
-        return self._outputs_of_steps.append_given(sequence, token_id, logprob)
+        return self._output_processor.append_given(sequence, token_id, logprob)
 
     def _commit_prefix(self, sequence: Sequence) -> None:
         """Commits a prefix that was cached on another worker: an external hit."""
@@ -216,15 +216,15 @@ class Scheduler:
             return None
         self._states.suspend(sequence)
         self._states.refresh()
-        return self._outputs_of_steps.suspended(sequence)
+        return self._output_processor.suspended(sequence)
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
         """Pins the longest cached run of these blocks until `unpin`; see `PinnedBlocks.pin`."""
-        return self._kv.pins.pin(name, hashes)
+        return self._kv.pinned_blocks.pin(name, hashes)
 
     def unpin(self, name: str) -> None:
         """Releases pinned blocks. Idempotent."""
-        self._kv.pins.unpin(name)
+        self._kv.pinned_blocks.unpin(name)
 
     # The step.
 
@@ -233,7 +233,7 @@ class Scheduler:
         drafts = np.array(token_ids[: self.config.max_drafts], np.int32)
         if len(drafts):
             sequence.drafts = drafts
-            self._states.single_out(sequence)
+            self._states.leave_plain_decodes(sequence)
 
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan is valid until `apply`; nothing else may be called between,
@@ -263,7 +263,7 @@ class Scheduler:
         plan = step.plan(
             self._kv.operations,
             self._states.take_new_slots(),
-            self._states.take_forgotten(),
+            self._states.take_released(),
             self._states.take_encoder_step(),
         )
         self._num_step_tokens = plan.num_tokens
@@ -277,14 +277,14 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         """Applies a computed step. Skips requests that ended since the plan was made."""
         self._end_cancelled()
-        decoded = self._outputs_of_steps.book_decodes(plan, result)
+        decoded = self._output_processor.apply_decodes(plan, result)
         others: list[SequenceProgress] = []
-        for i, span in enumerate(plan.spans):
-            if span.sequence.status is SequenceStatus.RUNNING:
-                others += self._outputs_of_steps.book_span(i, span, result)
+        for i, chunk in enumerate(plan.chunks):
+            if chunk.sequence.status is SequenceStatus.RUNNING:
+                others += self._output_processor.apply_chunk(i, chunk, result)
         if len(plan.beam_slots):
-            others += self._outputs_of_steps.book_beams(plan, result)
-        others += self._outputs_of_steps.returned()
+            others += self._output_processor.apply_beams(plan, result)
+        others += self._output_processor.returned()
         self._states.refresh()
         return StepProgress(decoded, others)
 
@@ -309,7 +309,7 @@ class Scheduler:
         states = self._states
         waits = len(states.waiting) > 0 and not self._planner.admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
-        return runs or waits or bool(states.forgotten or self._cancelled)
+        return runs or waits or bool(states.released or self._cancelled)
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -346,8 +346,8 @@ class Scheduler:
             num_returns=planner.preemptor.num_returns,
             num_hit_tokens=planner.admission.num_hit_tokens,
             num_prompt_tokens=planner.admission.num_prompt_tokens,
-            num_drafted_tokens=planner.spans.num_drafted_tokens,
-            num_accepted_tokens=self._outputs_of_steps.num_accepted_tokens,
+            num_drafted_tokens=planner.chunker.num_drafted_tokens,
+            num_accepted_tokens=self._output_processor.num_accepted_tokens,
             num_computed_tokens=self._num_computed_tokens,
             num_pulled_tokens=self._num_pulled_tokens,
         )

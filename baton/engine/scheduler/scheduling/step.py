@@ -63,7 +63,7 @@ class Step:
         self.num_cache_reads = num_cache_reads
         self.preempted: list[tuple[str, Preemption]] = []
         self.resumed: set[Sequence] = set()
-        self.spans: dict[Sequence, PlannedRange] = {}
+        self.chunks: dict[Sequence, PlannedRange] = {}
         self.external: list[ExternalAllocation] = []
         self.decode_slots = NO_ROWS
         self.decode_starts = NO_ROWS
@@ -76,16 +76,16 @@ class Step:
 
     @property
     def is_empty(self) -> bool:
-        return not self.spans and not self.external and not len(self.decode_slots)
+        return not self.chunks and not self.external and not len(self.decode_slots)
 
     def takes_reads(self, num_reads: int) -> bool:
         """Returns True if `num_reads` fit. An empty step takes any number, to make progress."""
         return num_reads <= self.num_cache_reads or self.is_empty
 
-    def add(self, span: PlannedRange) -> None:
-        self.spans[span.sequence] = span
-        self.num_tokens -= span.end - span.start
-        self.num_cache_reads -= span.end
+    def add(self, chunk: PlannedRange) -> None:
+        self.chunks[chunk.sequence] = chunk
+        self.num_tokens -= chunk.end - chunk.start
+        self.num_cache_reads -= chunk.end
 
     def add_decodes(self, batch_slots: Int64Array, starts: Int64Array, indices: Int64Array) -> None:
         """Adds plain decodes: the sequences on these slots advance by the token at `starts`."""
@@ -94,36 +94,36 @@ class Step:
         if self.num_cache_reads != np.inf:
             self.num_cache_reads -= float((starts + 1).sum())
 
-    def keep_decodes(self, still: "npt.NDArray[np.bool_]") -> None:
+    def keep_decodes(self, is_kept: "npt.NDArray[np.bool_]") -> None:
         """Drops the decodes that have lost their blocks since."""
-        self.decode_slots = self.decode_slots[still]
-        self.decode_starts = self.decode_starts[still]
-        self.decode_indices = self.decode_indices[still]
+        self.decode_slots = self.decode_slots[is_kept]
+        self.decode_starts = self.decode_starts[is_kept]
+        self.decode_indices = self.decode_indices[is_kept]
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence that has lost its blocks, and restores its share of the budgets."""
-        span = self.spans.pop(sequence, None)
-        if span is not None:
-            self.num_tokens += span.end - span.start
-            self.num_cache_reads += span.end
+        chunk = self.chunks.pop(sequence, None)
+        if chunk is not None:
+            self.num_tokens += chunk.end - chunk.start
+            self.num_cache_reads += chunk.end
 
     def plan(
         self,
         operations: MemoryOperations,
         new_slots: list[Sequence],
-        forgotten: list[tuple[str, int]],
+        released: list[tuple[str, int]],
         encoder: EncoderStep,
     ) -> StepPlan:
         """Returns the finished plan."""
         rows = _Rows(self)
-        spans = tuple(map(rows.add, self.spans.values()))
+        chunks = tuple(map(rows.add, self.chunks.values()))
         sampled, beams = rows.sampled(), rows.beams()
         return StepPlan(
             decode_slots=self.decode_slots,
             decode_starts=self.decode_starts,
-            spans=spans,
+            chunks=chunks,
             new_slots=tuple(new_slots),
-            forgotten=tuple(forgotten),
+            released=tuple(released),
             external=tuple(self.external),
             num_tokens=rows.num_tokens,
             made_progress=not self.is_empty or self.num_preempted + len(self.resumed) > 0,

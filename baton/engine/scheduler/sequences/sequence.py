@@ -20,8 +20,8 @@ from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.sampling import SamplingParams
 
 # Added to the draft allowance per token without drafts: one draft in 8 tokens if all are rejected.
-DRAFT_PATIENCE = 0.125
-MAX_DRAFT_ALLOWANCE = 64.0
+DRAFT_RECOVERY_RATE = 0.125
+MAX_DRAFT_LIMIT = 64.0
 
 
 class SequenceStatus(Enum):
@@ -205,8 +205,8 @@ class Sequence:
         num_reserved: per group, free blocks reserved for it beyond the blocks that it holds.
         host_block_ids: per group, the host blocks of its KV while it is swapped.
         drafts: draft tokens, to be verified in its next step.
-        draft_allowance: number of drafts worth verifying, learned from the last ones,
-        allowed_at: `num_tokens` when it was learned.
+        draft_limit: number of drafts worth verifying, learned from the last ones,
+        drafted_at: `num_tokens` when it was learned.
         num_scored: leading prompt tokens whose log-probabilities were reported.
     """
 
@@ -229,12 +229,12 @@ class Sequence:
     num_reserved: list[int] | None = None
     host_block_ids: list[list[int]] = field(default_factory=list)
     drafts: TokenArray | None = None
-    draft_allowance: float = 2.0
-    allowed_at: int = 0
+    draft_limit: float = 2.0
+    drafted_at: int = 0
     num_scored: int = 0
 
     def __post_init__(self) -> None:
-        self.allowed_at = self.own_num_tokens
+        self.drafted_at = self.own_num_tokens
 
     @classmethod
     def first_of(cls, request: Request) -> "Sequence":
@@ -305,19 +305,19 @@ class Sequence:
     @property
     def num_drafts_allowed(self) -> int:
         """Number of drafts worth verifying now; it grows with the tokens since the last drafts."""
-        num_since = self.num_tokens - self.allowed_at
-        return int(self.draft_allowance + DRAFT_PATIENCE * num_since)
+        num_since = self.num_tokens - self.drafted_at
+        return int(self.draft_limit + DRAFT_RECOVERY_RATE * num_since)
 
     def learn_from_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Sets the draft allowance: twice `num_drafts` if all were accepted, `num_accepted` + 1 if
         some were, half of `num_drafts` if none; below one, drafts come only every few tokens."""
         if num_accepted == num_drafts:
-            self.draft_allowance = min(2.0 * num_drafts, MAX_DRAFT_ALLOWANCE)
+            self.draft_limit = min(2.0 * num_drafts, MAX_DRAFT_LIMIT)
         elif num_accepted:
-            self.draft_allowance = num_accepted + 1.0
+            self.draft_limit = num_accepted + 1.0
         else:
-            self.draft_allowance = num_drafts / 2
-        self.allowed_at = self.num_tokens
+            self.draft_limit = num_drafts / 2
+        self.drafted_at = self.num_tokens
 
     def acquire_slot(self, batch_slots: "BatchSlots[Sequence]") -> None:
         """Takes a free slot and copies its state to the slot's row."""
@@ -354,7 +354,7 @@ class Sequence:
         """Appends tokens that were chosen elsewhere and did not end the sequence. It has a slot."""
         begin, end = self.num_tokens, self.num_tokens + len(token_ids)
         self.tokens[begin:end] = token_ids
-        self.num_tokens = self.allowed_at = end
+        self.num_tokens = self.drafted_at = end
 
     def append(self, token_id: int) -> None:
         """Appends a chosen token and sets `finish_reason` if the sequence ends with it."""

@@ -29,7 +29,7 @@ MAX_METADATA_BYTES = 2**20
 # Block indices of a read have 32 bits.
 _MOST_BLOCKS = 2**31 - 1
 # Pause between two polls of a read in flight, and the maximum duration of one `is_done`.
-_PAUSE_S, _LOOK_S = 5e-5, 1e-3
+_PAUSE_S, _POLL_S = 5e-5, 1e-3
 # Defaults of UCX and NIXL, unless the environment sets them: errors alone are logged, to stderr,
 # and UCX installs no signal handlers in this process.
 _ENVIRONMENT = {
@@ -94,7 +94,7 @@ class Agent:
         self._num_known: Counter[str] = Counter()
         self._held = list(pools)  # registered memory must stay allocated
         on_gpu = any(region.device is not None for region in self.regions)
-        self._goes_on_by_itself = is_read or on_gpu or _has_rdma()
+        self._progresses_unpolled = is_read or on_gpu or _has_rdma()
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = is_read
         config.useListenThread = False
@@ -162,27 +162,27 @@ class Agent:
                 False,
             )
         except self._errors as error:
-            raise _gone(error) from error
+            raise _peer_lost(error) from error
         try:
             self._agent.postXferReq(read, b"")
         except self._errors as error:
             self.release(read)
-            raise _gone(error) from error
+            raise _peer_lost(error) from error
         return read
 
     def is_done(self, read: int) -> bool:
-        """Polls a read for up to `_LOOK_S` seconds, by which it progresses. Raises
+        """Polls a read for up to `_POLL_S` seconds, by which it progresses. Raises
         `UnavailableError` if the peer is lost, or the agent is closed."""
         if not self.is_open:
             raise _closed()
-        until = time.monotonic() + _LOOK_S
+        until = time.monotonic() + _POLL_S
         try:
             while self._agent.getXferStatus(read) == self._nixl.NIXL_IN_PROG:
                 if time.monotonic() > until:
                     return False
                 time.sleep(_PAUSE_S)
         except self._errors as error:
-            raise _gone(error) from error
+            raise _peer_lost(error) from error
         return True
 
     def release(self, read: int) -> None:
@@ -191,14 +191,14 @@ class Agent:
             with suppress(*self._errors):  # closing the agent releases it otherwise
                 self._agent.releaseXferReq(read)
 
-    def leave(self) -> None:
+    def end_reads(self) -> None:
         """Ends all reads in flight: none of them writes any more.
 
         If a peer does not answer, only closing the agent guarantees this, unless reads progress
         only when polled: then none is polled again, and connections stay open until `close`.
         """
         self.is_open = False
-        if self._goes_on_by_itself:
+        if self._progresses_unpolled:
             self.close()
 
     def close(self) -> None:
@@ -279,5 +279,5 @@ def _closed() -> UnavailableError:
     return UnavailableError("another worker stood still while its memory was being read")
 
 
-def _gone(error: Exception) -> UnavailableError:
+def _peer_lost(error: Exception) -> UnavailableError:
     return UnavailableError(f"the worker whose memory was being read is gone: {error}")

@@ -79,7 +79,7 @@ class NixlReader:
 
     async def abandon(self, agent: Agent) -> None:
         """Ends all reads of an agent, from all its peers: they fail."""
-        await self._call(self._leave, agent)
+        await self._call(self._end_reads, agent)
         if agent not in self._timers:
             loop = asyncio.get_running_loop()
             self._timers[agent] = loop.call_later(_LINGER_S, self._end_later, agent)
@@ -108,11 +108,11 @@ class NixlReader:
             self._agent = Agent(self._pools, self._devices, is_read=False)
         return self._agent, self._agent.connect(offer)
 
-    def _leave(self, agent: Agent) -> None:
+    def _end_reads(self, agent: Agent) -> None:
         if agent is self._agent:
             self._agent = None
         if agent.is_open:
-            agent.leave()
+            agent.end_reads()
             self._lingering.append(agent)
         while len(self._lingering) > _MOST_LINGERING:
             self._end(self._lingering[0])

@@ -29,7 +29,7 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     is_same_user,
 )
 
-_PATIENCE = 1.0
+_CONNECT_TIMEOUT = 1.0
 # Piece that is copied and then hashed while source and target are in a core's L2 cache.
 _PIECE_BYTES = 2**17
 # One core cannot use the full memory bandwidth, a few can. Each thread copies at least these bytes.
@@ -74,9 +74,9 @@ class SharedReceiver:
             # Other sequences may get the targets as soon as this ends, even by cancellation.
             await ended(copying)
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Calls `on_gone` when the source closes its connection; `on_gone` has to `close` this."""
-        asyncio.get_running_loop().add_reader(self._connection, on_gone)
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Calls `on_loss` when the source closes its connection; `on_loss` has to `close` this."""
+        asyncio.get_running_loop().add_reader(self._connection, on_loss)
 
     def close(self) -> None:
         """Unmaps the pools after copies in flight have ended. Idempotent."""
@@ -88,7 +88,7 @@ class SharedReceiver:
 
 
 def attach(
-    door: HandleEndpoint, layouts: Sequence[KvLayout], socket_dir: str | None = None
+    endpoint: HandleEndpoint, layouts: Sequence[KvLayout], socket_dir: str | None = None
 ) -> SharedReceiver:
     """Maps a source's pools, which have these `layouts`. Blocks for at most a second per call.
 
@@ -96,17 +96,17 @@ def attach(
 
     Raises `UnavailableError` with the reason if the pools cannot be mapped.
     """
-    if door.host != host_id():
+    if endpoint.host != host_id():
         raise UnavailableError("the other worker is on another host")
-    if len(door.num_blocks) != len(layouts):
-        raise UnavailableError(f"the other worker has {len(door.num_blocks)} pools")
+    if len(endpoint.num_blocks) != len(layouts):
+        raise UnavailableError(f"the other worker has {len(endpoint.num_blocks)} pools")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(_PATIENCE)
-        connection.connect(address_of(door.address, socket_dir))
+        connection.settimeout(_CONNECT_TIMEOUT)
+        connection.connect(address_of(endpoint.address, socket_dir))
         if not is_same_user(connection):
             raise UnavailableError("the other worker belongs to another user")
-        pools = _receive_pools(connection, door, layouts)
+        pools = _receive_pools(connection, endpoint, layouts)
         connection.setblocking(False)
     except (OSError, ValueError) as error:
         connection.close()
@@ -118,7 +118,7 @@ def attach(
 
 
 def _receive_pools(
-    connection: socket.socket, door: HandleEndpoint, layouts: Sequence[KvLayout]
+    connection: socket.socket, endpoint: HandleEndpoint, layouts: Sequence[KvLayout]
 ) -> list[Rows]:
     greeting, fds, _, _ = socket.recv_fds(
         connection, len(GREETING), len(layouts), socket.MSG_CMSG_CLOEXEC
@@ -128,7 +128,7 @@ def _receive_pools(
             raise ValueError(f"it passed {len(fds)} descriptors for {len(layouts)} pools")
         return [
             as_rows(map_readonly(fd, pool_bytes(layout, count)), layout.block_bytes)
-            for fd, layout, count in zip(fds, layouts, door.num_blocks, strict=True)
+            for fd, layout, count in zip(fds, layouts, endpoint.num_blocks, strict=True)
         ]
     finally:
         for fd in fds:

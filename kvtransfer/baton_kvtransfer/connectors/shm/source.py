@@ -39,7 +39,7 @@ class HandleServer:
     end notices when the other is gone.
 
     Attributes:
-        door: its endpoint.
+        endpoint: where claimants connect.
     """
 
     def __init__(self, pools: Sequence[KvPool], socket_dir: str | None = None) -> None:
@@ -49,7 +49,7 @@ class HandleServer:
             raise ValueError("the pools of this worker are not in shared memory")
         self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
         num_blocks = tuple(pool.num_blocks for pool in pools)
-        self.door = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
+        self.endpoint = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
         self._folder = socket_dir
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._readers: set[socket.socket] = set()
@@ -58,7 +58,7 @@ class HandleServer:
     async def __aenter__(self) -> "HandleServer":
         self._socket.setblocking(False)
         try:
-            await asyncio.to_thread(listen, self._socket, self.door.address, self._folder)
+            await asyncio.to_thread(listen, self._socket, self.endpoint.address, self._folder)
         except OSError:
             self._socket.close()
             raise
@@ -70,9 +70,9 @@ class HandleServer:
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         self._socket.close()
-        remove(self.door.address, self._folder)
+        remove(self.endpoint.address, self._folder)
         for reader in tuple(self._readers):
-            self._let_go(reader)
+            self._drop_reader(reader)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -97,9 +97,9 @@ class HandleServer:
         reader.setblocking(False)
         socket.send_fds(reader, [GREETING], [memory.fd for memory in self._memories])
         self._readers.add(reader)
-        asyncio.get_running_loop().add_reader(reader, partial(self._let_go, reader))
+        asyncio.get_running_loop().add_reader(reader, partial(self._drop_reader, reader))
 
-    def _let_go(self, reader: socket.socket) -> None:
+    def _drop_reader(self, reader: socket.socket) -> None:
         """Closes a reader's connection. Readers send nothing, so readable means disconnected."""
         asyncio.get_running_loop().remove_reader(reader)
         self._readers.discard(reader)

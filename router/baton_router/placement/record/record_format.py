@@ -22,7 +22,7 @@ from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.errors import InvalidArgumentError
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.decision import Decision, Question, Rules
+from baton_router.placement.decision import Decision, PlacementInputs, Rules
 
 VERSION = 1
 
@@ -46,7 +46,7 @@ class Recorded:
 
     at: float
     rules: Rules
-    question: Question
+    inputs: PlacementInputs
     hashes: tuple[BlockHash, ...]
     prefill: str
     decode: str
@@ -58,17 +58,17 @@ def header_line(rules: Rules) -> bytes:
 
 def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before: Workers) -> bytes:
     """Returns a decision's line. `before`: the file's previous decision's candidates, by worker."""
-    question, placement = decision.question, decision.placement
-    now = {c.worker: c for c in question.candidates}
+    inputs, placement = decision.inputs, decision.placement
+    now = {c.worker: c for c in inputs.candidates}
     entry = {
         "at": at,
-        "id": question.request_id,
-        "tokens": question.num_tokens,
+        "id": inputs.request_id,
+        "tokens": inputs.num_tokens,
         "hashes": base64.b64encode(b"".join(hashes)).decode(),
         "workers": {w: change for w, c in now.items() if (change := _change(before.get(w), c))},
         "gone": [worker for worker in before if worker not in now],
-        "broken": sorted(question.broken),
-        "needs_prefill": question.needs_prefill,
+        "broken": sorted(inputs.broken),
+        "needs_prefill": inputs.needs_prefill,
         "prefill": placement.prefill if placement else "",
         "decode": placement.decode if placement else "",
     }
@@ -104,7 +104,7 @@ class RecordReader:
         for worker, change in entry.get("workers", {}).items():
             self._workers[worker] = _changed(worker, self._workers.get(worker), change)
         hashes = base64.b64decode(entry.get("hashes", ""), validate=True)
-        question = Question(
+        inputs = PlacementInputs(
             entry["id"],
             entry["tokens"],
             tuple(self._workers.values()),
@@ -114,7 +114,7 @@ class RecordReader:
         return Recorded(
             at=entry["at"],
             rules=rules,
-            question=question,
+            inputs=inputs,
             hashes=tuple(hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)),
             prefill=entry.get("prefill", ""),
             decode=entry.get("decode", ""),

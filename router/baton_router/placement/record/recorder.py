@@ -64,7 +64,7 @@ class Recorder:
         self._entries: queue.Queue[_Decided | _Ended | None] = queue.Queue(_MAX_WAITING)
         self._before: dict[str, Candidate] = {}
         self._is_stopping = False
-        self._is_in_trouble = False
+        self._is_failing = False
         self._resume_at = 0.0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
@@ -76,7 +76,7 @@ class Recorder:
         except OSError as error:
             if error.errno not in _FULL:
                 raise InvalidArgumentError("record", f"cannot be written: {error}") from error
-            self._note_trouble(error)
+            self._pause_writing(error)
         self._thread.start()
 
     def stop(self) -> None:
@@ -112,10 +112,10 @@ class Recorder:
                 continue
             try:
                 self._write(entry)
-                self._is_in_trouble = False
+                self._is_failing = False
             except OSError as error:
                 self.num_lost += 1
-                self._note_trouble(error)
+                self._pause_writing(error)
         self._file.close()
 
     def _write(self, entry: _Decided | _Ended) -> None:
@@ -130,7 +130,7 @@ class Recorder:
             return
         self._file.append(line)
         if isinstance(entry, _Decided):
-            self._before = {c.worker: c for c in entry.decision.question.candidates}
+            self._before = {c.worker: c for c in entry.decision.inputs.candidates}
 
     def _begin(self) -> None:
         """Begins a new file that can be read by itself."""
@@ -143,8 +143,8 @@ class Recorder:
             return ended_line(entry.at, entry.request_id, entry.num_output_tokens)
         return decision_line(entry.at, entry.decision, entry.hashing(), self._before)
 
-    def _note_trouble(self, error: OSError) -> None:
+    def _pause_writing(self, error: OSError) -> None:
         self._resume_at = time.monotonic() + _PAUSE
-        if not self._is_in_trouble:
+        if not self._is_failing:
             logger.warning("placements are not recorded for now: %s", error)
-        self._is_in_trouble = True
+        self._is_failing = True

@@ -61,10 +61,10 @@ def replay(recorded: Iterable[Recorded], policy: PolicyName | None = None) -> It
     equally unless the code has changed."""
     for one in recorded:
         used = one.rules if policy is None else dataclasses.replace(one.rules, policy=policy)
-        yield Redecided(one, Decision(used, one.question, used.decide(one.question)))
+        yield Redecided(one, Decision(used, one.inputs, used.decide(one.inputs)))
 
 
-def reckoned(prefill: str, decode: str, placement: Placement | None) -> float | None:
+def cost_of(prefill: str, decode: str, placement: Placement | None) -> float | None:
     """Returns the cost of a choice by another placement of the request; None if it lacks it."""
     if placement is None or not decode:
         return None

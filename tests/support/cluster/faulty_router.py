@@ -1,5 +1,5 @@
-"""What stands between a client and a router for a test: it forwards, after it has refused as a
-router does, and cut a stream as one does that dies. The router behind it is real."""
+"""Router with faults, for tests of clients: rejects calls and breaks streams as a failing router
+does, and forwards the others to a real one."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -31,66 +31,66 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The stream of a call ends as that of a router that dies, behind so many messages."""
+class Disconnect:
+    """Disconnection after so many messages, as of a router that dies."""
 
     after: int
 
 
-Trouble = Exception | Cut | None
+Fault = Exception | Disconnect | None
 
 
-class HandleEndpoint(InferenceServicer):
-    """Forwards `Generate`; the first calls meet with the troubles, one each.
+class FaultyRouter(InferenceServicer):
+    """Forwards `Generate`; the first calls meet the faults, one each.
 
     Attributes:
         seen: the calls, as they came.
         num_left: of those that were called off by the client before they had ended.
     """
 
-    def __init__(self, router: Any, troubles: list[Trouble], clock: Callable[[], float]) -> None:
+    def __init__(self, router: Any, faults: list[Fault], clock: Callable[[], float]) -> None:
         self.seen: list[Seen] = []
-        self.came_at: list[float] = []
+        self.times: list[float] = []
         self.num_left = 0
         self._router = router
-        self._troubles = troubles
+        self._faults = faults
         self._clock = clock
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateResponse]:
-        self.came_at.append(self._clock())
+        self.times.append(self._clock())
         metadata = dict(context.invocation_metadata())
         self.seen.append(Seen(request, metadata, context.time_remaining()))
-        trouble = self._troubles.pop(0) if self._troubles else None
-        if isinstance(trouble, Exception):
-            raise trouble
+        fault = self._faults.pop(0) if self._faults else None
+        if isinstance(fault, Exception):
+            raise fault
         call = self._router.Generate(request, timeout=context.time_remaining())
-        num_told, is_over = 0, False
+        num_sent, is_over = 0, False
         try:
             async for response in call:
                 yield response
-                num_told += 1
-                if isinstance(trouble, Cut) and num_told >= trouble.after:
+                num_sent += 1
+                if isinstance(fault, Disconnect) and num_sent >= fault.after:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             is_over = True
         finally:
-            self.num_left += not is_over and trouble is None
+            self.num_left += not is_over and fault is None
             call.cancel()
 
 
 @asynccontextmanager
-async def door_to(
-    router: str, troubles: list[Trouble], clock: Callable[[], float]
-) -> AsyncIterator[tuple[HandleEndpoint, str]]:
-    """One before the router at this address, and its own address."""
+async def faulty_router(
+    router: str, faults: list[Fault], clock: Callable[[], float]
+) -> AsyncIterator[tuple[FaultyRouter, str]]:
+    """Yields a proxy of the router at this address, and the proxy's address."""
     async with grpc.aio.insecure_channel(router) as channel:
-        door = HandleEndpoint(InferenceStub(channel), troubles, clock)
+        proxy = FaultyRouter(InferenceStub(channel), faults, clock)
         server = grpc.aio.server(interceptors=[ErrorInterceptor()])
-        add_InferenceServicer_to_server(door, server)
+        add_InferenceServicer_to_server(proxy, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            yield door, f"127.0.0.1:{port}"
+            yield proxy, f"127.0.0.1:{port}"
         finally:
             await server.stop(0.0)

@@ -1,4 +1,4 @@
-"""Starts far sides (`far_side.py`), all of them forked from one process that has imported torch."""
+"""Starts remote peers (`remote_peer.py`), all forked from one process that has imported torch."""
 
 import asyncio
 import json
@@ -15,14 +15,14 @@ from unittest import mock
 from baton.cli.fork_server import ForkedProcess, ForkServer
 from tests.support.repository import ROOT
 
-_MODULE = "tests.support.kvtransfer.far_side"
+_MODULE = "tests.support.kvtransfer.remote_peer"
 
 # For what has to begin.
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 @dataclass
-class FarSide:
+class RemotePeer:
     """The process of one side, and a line to it."""
 
     process: ForkedProcess
@@ -34,23 +34,23 @@ class FarSide:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
-    async def hear(self) -> Any:
-        return json.loads(await asyncio.wait_for(self.reader.readline(), PATIENCE))
+    async def receive(self) -> Any:
+        return json.loads(await asyncio.wait_for(self.reader.readline(), TIMEOUT))
 
-    async def tell(self, name: str, *arguments: Any) -> None:
+    async def call(self, name: str, *arguments: Any) -> None:
         self.writer.write(json.dumps([name, *arguments]).encode() + b"\n")
         await self.writer.drain()
-        assert await self.hear() == "done"
+        assert await self.receive() == "done"
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
     async def end(self) -> None:
         """Returns once it has been reaped."""
-        await asyncio.to_thread(self.process.wait, PATIENCE)
+        await asyncio.to_thread(self.process.wait, TIMEOUT)
 
 
-class FarSides:
+class RemotePeers:
     """What they are forked from. The sockets of their lines are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,25 +61,25 @@ class FarSides:
         self._num_started = 0
 
     @asynccontextmanager
-    async def __call__(self, role: str) -> AsyncIterator[FarSide]:
+    async def __call__(self, role: str) -> AsyncIterator[RemotePeer]:
         """A "source" or "claimant" with the environment of this moment, killed in the end."""
         self._num_started += 1
         path = str(self._folder / str(self._num_started))
-        with socket.socket(socket.AF_UNIX) as door:
-            door.bind(path)
-            door.listen()
-            door.setblocking(False)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            listener.setblocking(False)
             process = self._server.start(_MODULE, [role, path], dict(os.environ), self._log)
             try:
-                accepting = asyncio.get_running_loop().sock_accept(door)
-                line, _ = await asyncio.wait_for(accepting, PATIENCE)
-                side = FarSide(process, *await asyncio.open_unix_connection(sock=line))
-                side.about = await side.hear()
+                accepting = asyncio.get_running_loop().sock_accept(listener)
+                line, _ = await asyncio.wait_for(accepting, TIMEOUT)
+                side = RemotePeer(process, *await asyncio.open_unix_connection(sock=line))
+                side.about = await side.receive()
                 yield side
                 side.writer.close()
             finally:
                 process.send_signal(signal.SIGKILL)
-                await asyncio.to_thread(process.wait, PATIENCE)
+                await asyncio.to_thread(process.wait, TIMEOUT)
 
     def close(self) -> None:
         self._server.close()

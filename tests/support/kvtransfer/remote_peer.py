@@ -1,4 +1,4 @@
-"""One side of handoffs in a process of its own, to be killed: `far_side source|claimant SOCKET`.
+"""One side of handoffs in a process of its own, to be killed: `remote_peer source|claimant SOCKET`.
 
 To who listens on the socket it prints a line of JSON about itself, then obeys lines: the name of a
 method below, then JSON arguments. Each is answered with a line when it is done, or has begun.
@@ -60,23 +60,23 @@ class Source:
         self._pools = [filled_pool(NUM_BLOCKS, layout) for layout in HYBRID]
         self._leases = LeaseTable()
         self._stack = ExitStack()
-        self._doorkeeper = HandleServer(self._pools)
+        self._handle_server = HandleServer(self._pools)
         nixl = NixlSource(self._pools, "lo")
-        served = ServedPools(self._pools, PAIRING, EPOCH, self._doorkeeper.door, nixl)
+        served = ServedPools(self._pools, PAIRING, EPOCH, self._handle_server.endpoint, nixl)
         self._service = HoldingService(self._leases, lambda: served)
         self._server = Server(ServingSettings())
         self._lease: Lease | None = None
 
     async def start(self) -> Any:
-        await self._doorkeeper.__aenter__()
+        await self._handle_server.__aenter__()
         self._server.add(add_to_server, self._service)
         await self._server.start()
-        return [self._server.endpoint, self._doorkeeper.door.address]
+        return [self._server.endpoint, self._handle_server.endpoint.address]
 
     async def open(self, lease_id: str, num_tokens: int) -> None:
         claim = Claim(bytes.fromhex(lease_id), CLAIMANT)
-        extent = BlockRange(num_tokens, HYBRID[0].block_size)
-        self._lease = self._stack.enter_context(self._leases.open(claim, extent))
+        blocks = BlockRange(num_tokens, HYBRID[0].block_size)
+        self._lease = self._stack.enter_context(self._leases.open(claim, blocks))
 
     async def advance(self, tables: list[list[int]], num_filled: int) -> None:
         assert self._lease is not None
