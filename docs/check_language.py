@@ -25,6 +25,8 @@ PRIVATE_FILE = re.compile(
     "pending|pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|"
     "turns?|work"
 )
+PLAIN = {"bucket", "budget", "circuit", "gate", "recent", "targets", "turns", "way"}
+"""Words that are private as the name of a class alone."""
 
 SUBJECT = re.compile(r"(?=.{1,65}$)[a-z][\w./-]*: \S.*")
 UNCHECKED = "0ee588928726"
@@ -37,10 +39,21 @@ def private_names(glossary: str) -> set[str]:
     return {name.strip() for row in rows for name in row.split(",")} - {"", "not", "---"}
 
 
+def defined_name(node: ast.AST) -> str:
+    """Returns the name of the function, parameter, attribute or variable that a node defines."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
+            return name
+    return ""
+
+
 def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
     """One sentence for each violation in a file."""
     if PRIVATE_FILE.fullmatch(Path(path).stem):
         yield f"{path}: the file's name is a private word; use one of docs/glossary.md"
+    words = {name.lower().replace(" ", "_") for name in private} - PLAIN
     for node in ast.walk(ast.parse(source)):
         line = getattr(node, "lineno", 1)
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -49,6 +62,10 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
                 yield f"{path}:{line}: {found[0]!r} in a string; name the actor"
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in private:
             yield f"{path}:{line}: class {node.name}; docs/glossary.md has the word for it"
+        name = defined_name(node)
+        for word in words if name else ():
+            if f"_{word}_" in f"_{name.lower()}_":
+                yield f"{path}:{line}: {word!r} in {name}; docs/glossary.md has the word for it"
         if isinstance(node, DOCUMENTED):
             first = (ast.get_docstring(node) or "A").split()[0].strip("`,.:")
             is_function = not isinstance(node, ast.Module | ast.ClassDef)

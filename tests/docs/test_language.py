@@ -22,13 +22,15 @@ def test_private_names_are_the_last_column_of_the_glossary():
         ("router/queue.py", '"""What waits."""', "begins with 'What'"),
         ("router/a.py", 'class A:\n    """Of one router."""', "begins with 'Of'"),
         ("router/a.py", "class _Gate: ...", "class _Gate"),
+        ("router/a.py", "def open_door(): ...", "'door' in open_door"),
+        ("router/a.py", "self._door = gate = 1", "'door' in _door"),
         ("router/turns.py", '"""Admission queue."""', "private word"),
         ("router/a.py", 'def f():\n    """How it is."""', "begins with 'How'"),
         ("router/a.py", 'raise ValueError("nobody is there")', "'nobody' in a string"),
     ],
 )
 def test_findings_name_file_and_reason(path, source, finding):
-    (found,) = findings(path, source, {"Gate"})
+    (found,) = findings(path, source, {"Door", "Gate"})
     assert found.startswith(path)
     assert finding in found
 
