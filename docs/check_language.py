@@ -1,7 +1,8 @@
 """Language check of names, docstrings, messages and commits: `python docs/check_language.py`.
 
 Names are checked against the glossary, docstrings by their first word, all strings for words that
-name no actor, and commits by their subject. Tests and generated stubs are not read.
+name no actor, and commits by their subject. Of tests only the names are checked; generated stubs
+are not read.
 """
 
 import ast
@@ -15,9 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router"
 GENERATED = ROOT / "baton/v1"
 NOT_FIRST = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+DOCUMENTED = ast.Module | ast.ClassDef | FUNCTION
 NO_ACTOR = re.compile(r"\b(anew|anybody|everybody|nobody|of late|somebody|whoever|whom)\b", re.I)
 """Words that hide the actor, or for which the field has another."""
+NO_UNIT = re.compile("test_(how|it|of|what|where|whether|which|who|whose)_")
+"""Beginnings of test names that do not name the unit."""
+MAX_TEST_NAME = 60
 LABELS = {"nobody"}
 """Values of metric labels, which do not change."""
 PRIVATE_FILE = re.compile(
@@ -28,7 +33,7 @@ PRIVATE_FILE = re.compile(
 PLAIN = {"bucket", "budget", "circuit", "gate", "recent", "targets", "turns", "way"}
 """Words that are private as the name of a class alone."""
 
-SUBJECT = re.compile(r"(?=.{1,65}$)[a-z][\w./-]*: \S.*")
+SUBJECT = re.compile(r"(?=.{1,65}$)[a-z][\w./, -]*: \S.*")
 UNCHECKED = "0ee588928726"
 """The last commit that is older than the check of subjects."""
 
@@ -68,9 +73,22 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
                 yield f"{path}:{line}: {word!r} in {name}; docs/glossary.md has the word for it"
         if isinstance(node, DOCUMENTED):
             first = (ast.get_docstring(node) or "A").split()[0].strip("`,.:")
-            is_function = not isinstance(node, ast.Module | ast.ClassDef)
-            if first in NOT_FIRST and not (is_function and first == "Whether"):
+            if first in NOT_FIRST and not (isinstance(node, FUNCTION) and first == "Whether"):
                 yield f"{path}:{line}: docstring begins with {first!r}; begin with a noun or a verb"
+
+
+def name_findings(path: str, source: str) -> Iterator[str]:
+    """One sentence for each violation in the names of a file's tests."""
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, FUNCTION) and node.name.startswith("test_")):
+            continue
+        if (length := len(node.name)) > MAX_TEST_NAME:
+            yield (
+                f"{path}:{node.lineno}: {node.name} has {length} characters; "
+                f"expected at most {MAX_TEST_NAME}"
+            )
+        if found := NO_UNIT.match(node.name):
+            yield f"{path}:{node.lineno}: {node.name} begins with {found[1]!r}; begin with the unit"
 
 
 def subjects() -> list[str]:
@@ -98,6 +116,10 @@ def main() -> int:
         for path in sorted(path for folder in folders for path in folder.rglob("*.py"))
         if GENERATED not in path.parents and path != Path(__file__)
         for finding in findings(str(path.relative_to(ROOT)), path.read_text(), private)
+    ] + [
+        finding
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for finding in name_findings(str(path.relative_to(ROOT)), path.read_text())
     ]
     found += wrong_subjects(subjects())
     print("\n".join(found) or f"Language: {len(private)} private names, none in use.")

@@ -69,7 +69,7 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(field, v) for field, (good, _) in BOUNDS.items() for v in good]
 )
-def test_a_value_at_its_bound_is_taken(field: str, value: object) -> None:
+def test_sampling_params_accept_value_at_bound(field: str, value: object) -> None:
     params = SamplingParams(**COMPANY.get(field, {}), **{field: value})
     assert getattr(params, field) == value
 
@@ -77,7 +77,7 @@ def test_a_value_at_its_bound_is_taken(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [(field, v) for field, (_, bad) in BOUNDS.items() for v in bad]
 )
-def test_a_value_past_its_bound_is_refused_by_name(field: str, value: object) -> None:
+def test_sampling_params_refuse_value_past_bound_by_name(field: str, value: object) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingParams(**COMPANY.get(field, {}), **{field: value})
     assert caught.value.field.startswith(f"sampling.{field}")
@@ -87,14 +87,14 @@ def test_a_value_past_its_bound_is_refused_by_name(field: str, value: object) ->
 
 @pytest.mark.parametrize("text", ["", "a" * (MAX_GRAMMAR_BYTES + 1), "ö" * 32_769, "\ud800"])
 @pytest.mark.parametrize("kind", GrammarKind)
-def test_a_grammar_has_a_bounded_text(kind: GrammarKind, text: str) -> None:
+def test_grammar_refuses_empty_or_too_long_text(kind: GrammarKind, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         Grammar(kind, text)
     assert caught.value.field == f"sampling.grammar.{kind.value}"
     assert len(caught.value.problem) < 100
 
 
-def test_a_grammar_may_be_as_long_as_its_bound() -> None:
+def test_grammar_accepts_text_of_maximum_length() -> None:
     assert Grammar(GrammarKind.EBNF, "a" * MAX_GRAMMAR_BYTES)
 
 
@@ -148,13 +148,15 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "refusal"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_contradiction_names_both_sides(fields: dict[str, Any], refusal: str) -> None:
+def test_sampling_params_name_both_sides_of_contradiction(
+    fields: dict[str, Any], refusal: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingParams(**fields)
     assert str(caught.value) == f"sampling.{refusal}"
 
 
-def test_what_does_not_contradict_is_taken() -> None:
+def test_sampling_params_accept_compatible_fields() -> None:
     SamplingParams(
         beam_width=4, n=4, length_penalty=-1.0, early_stopping=EarlyStopping.NEVER,
         repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=-1.0, min_tokens=3,
@@ -177,13 +179,11 @@ def test_what_does_not_contradict_is_taken() -> None:
         ({"beam_width": 4, "n": 2}, 4),
     ],
 )
-def test_as_many_sequences_are_generated_as_are_chosen_from(
-    fields: dict[str, Any], number: int
-) -> None:
+def test_sampling_params_count_sequences_by_candidates(fields: dict[str, Any], number: int) -> None:
     assert SamplingParams(**fields).num_sequences == number
 
 
-def test_tokens_outside_the_vocabulary_are_refused_by_their_place() -> None:
+def test_check_vocabulary_names_place_of_unknown_token() -> None:
     params = SamplingParams(logit_bias=((1, 1.0), (9, 1.0)), bad_token_ids=((9,), (3, 8, 9)))
     check_vocabulary(params, 10)
     with pytest.raises(InvalidArgumentError, match=r"sampling\.logit_bias\[1\]: is 9; must be in"):
@@ -193,7 +193,7 @@ def test_tokens_outside_the_vocabulary_are_refused_by_their_place() -> None:
 
 
 @given(st.integers(-3, 20), st.none() | st.integers(-3, 20), st.integers(-3, 20), st.booleans())
-def test_whatever_is_taken_gives_what_it_promises(
+def test_sampling_params_are_consistent_when_accepted(
     n: int, best_of: int | None, beam_width: int, is_random: bool
 ) -> None:
     try:

@@ -70,7 +70,7 @@ def _is(node: ast.expr, constant: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is constant
 
 
-def test_no_source_reads_in_a_way_that_could_run_what_it_reads():
+def test_sources_never_deserialize_unsafely():
     found = {}
     for path in sources():
         relative = str(path.relative_to(ROOT))
@@ -79,7 +79,7 @@ def test_no_source_reads_in_a_way_that_could_run_what_it_reads():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_every_room_is_looked_at():
+def test_unsafe_reading_check_covers_every_package():
     packaged = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("*/**/__init__.py")}
     assert packaged - {"tests", ".venv"} <= set(ROOMS)
     assert all((ROOT / room).is_dir() for room in ROOMS)
@@ -104,7 +104,7 @@ def test_every_room_is_looked_at():
         "anything(trust_remote_code=True)",
     ],
 )
-def test_what_is_refused_is_found(line):
+def test_unsafe_reading_check_finds_unsafe_line(line):
     assert list(found_in(ast.parse(line)))
 
 
@@ -113,5 +113,5 @@ def test_what_is_refused_is_found(line):
     ["yaml.safe_load(text)", "model.eval()", "re.compile(x)", "json.load(file)",
      "AutoConfig.from_pretrained(path, trust_remote_code=False)"],
 )  # fmt: skip
-def test_what_is_harmless_is_not(line):
+def test_unsafe_reading_check_passes_harmless_line(line):
     assert not list(found_in(ast.parse(line)))

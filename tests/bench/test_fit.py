@@ -40,7 +40,7 @@ def measured() -> dict[str, float]:
     return found
 
 
-def test_what_was_measured_is_what_is_fitted(measured):
+def test_fit_recovers_the_costs_behind_measured_times(measured):
     steps, machine = fit_steps(measured), fit_machine(measured)
     assert _near(steps, STEPS)
     assert _near(machine.steps, SERVED)
@@ -51,14 +51,14 @@ def test_what_was_measured_is_what_is_fitted(measured):
     assert machine.num_kv_tokens == 4096
 
 
-def test_a_benchmarks_rows_make_the_same_machine(measured, tmp_path, capsys):
+def test_machine_from_reads_rows_that_the_benchmark_printed(measured, tmp_path, capsys):
     show([Row(c, v, "ms", "the fit", v, 1.0, None) for c, v in measured.items()], as_json=True)
     path = tmp_path / "steps.json"
     path.write_text(capsys.readouterr().out)
     assert machine_from(path) == fit_machine({k: float(json.dumps(v)) for k, v in measured.items()})
 
 
-def test_nothing_is_fitted_to_take_less_than_no_time(measured):
+def test_fit_never_yields_negative_costs(measured):
     falling = {c: v / (1 + i) for i, (c, v) in enumerate(measured.items())}
     steps = fit_machine(falling).steps
     assert isinstance(steps, Linear)
@@ -66,7 +66,7 @@ def test_nothing_is_fitted_to_take_less_than_no_time(measured):
     assert min(steps.per_token, steps.per_sequence, steps.per_pair, steps.per_read) >= 0
 
 
-def test_a_transfer_hides_behind_the_chunks_to_come():
+def test_transfer_end_overlaps_transfer_with_later_chunks():
     network = Network(0.0, 0.5, 0.01)
     chunks = [(1.0, 100), (2.0, 150), (9.0, 200)]
     # The first two have gone by the end of the third, whose 50 tokens take half a second.

@@ -8,13 +8,13 @@ from bench.report import Row, interleaved, show
 ROW = Row("case", 6.0, "tokens/s", "the other", 2.0, 3.0, 2.5)
 
 
-def test_a_row_holds_when_its_ratio_reaches_the_aim():
+def test_row_holds_when_its_ratio_reaches_the_aim():
     assert ROW.holds is True
     assert Row("case", 4.0, "tokens/s", "the other", 2.0, 2.0, 2.5).holds is False
     assert Row("case", 4.0, "tokens/s", "the other", 2.0, 2.0, None).holds is None
 
 
-def test_json_has_one_object_a_line_with_the_tables_columns(capsys):
+def test_show_prints_one_json_object_per_row(capsys):
     show([ROW, ROW], as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 2
@@ -23,7 +23,7 @@ def test_json_has_one_object_a_line_with_the_tables_columns(capsys):
     ]  # fmt: skip
 
 
-def test_contenders_take_turns_and_the_median_counts():
+def test_interleaved_alternates_contenders_and_takes_medians():
     clock = count()
     order: list[str] = []
 

@@ -8,7 +8,7 @@ NUM_STEPS = 400
 
 
 @pytest.mark.parametrize("num_sequences", [1, 5, 32])
-def test_the_load_goes_on_for_many_steps_and_nothing_of_it_is_lost(num_sequences):
+def test_load_stays_steady_over_many_steps(num_sequences):
     load = Load(num_sequences)
     for _ in range(NUM_STEPS):
         seconds, plan = load.step()
@@ -20,7 +20,7 @@ def test_the_load_goes_on_for_many_steps_and_nothing_of_it_is_lost(num_sequences
     assert load.measure() > 0
 
 
-def test_one_sequence_in_eight_changes_in_each_step():
+def test_load_changes_one_sequence_in_eight_per_step():
     """One in thirty-two ends, one starts, and one in sixteen takes a block in each group."""
     load = Load(32)
     plans = [load.step()[1] for _ in range(NUM_STEPS)]

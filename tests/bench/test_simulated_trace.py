@@ -30,7 +30,7 @@ def rows(conversation_trace: Path) -> list[TraceRow]:
     return list(read_mooncake(conversation_trace))[:NUM_REQUESTS]
 
 
-def test_one_idle_worker_finds_every_full_block_that_came_before(rows):
+def test_single_worker_hits_every_full_block_seen_before(rows):
     rows = rows[:200]
     setup = Setup(
         machine=h200_8b(),
@@ -54,7 +54,7 @@ def test_one_idle_worker_finds_every_full_block_that_came_before(rows):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("num_blocks", "rate"), LOADS)
-def test_baton_beats_every_other_policy(rows, num_blocks, rate):
+def test_baton_policy_beats_every_other_policy_on_the_trace(rows, num_blocks, rate):
     """On p90 TTFT and on goodput, with caches of `num_blocks`, at `rate` times the trace's own
     rate. Every policy rejects requests that cannot meet their deadline."""
     found = {policy: _outcome(rows, policy, num_blocks, rate) for policy in POLICY_NAMES}

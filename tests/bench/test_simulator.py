@@ -76,7 +76,7 @@ def outcome(cluster: Cluster) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(data=st.data(), rows=traces())
-def test_steps_run_in_one_go_give_what_single_steps_give(kind, data, rows):
+def test_simulator_fast_forward_equals_single_steps(kind, data, rows):
     fast = data.draw(setups())
     slow = Setup(**{**{n: getattr(fast, n) for n in fast.__slots__}, "fast_forward": False})
     assert outcome(simulated(kind, fast, rows)) == outcome(simulated(kind, slow, rows))
@@ -95,7 +95,7 @@ class _LooksAnew(Cluster):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(setup=setups(), rows=traces())
-def test_what_was_seen_and_decided_while_nothing_changes_is_what_would_be_again(kind, setup, rows):
+def test_simulator_reuse_of_decisions_equals_fresh_decisions(kind, setup, rows):
     anew = type("Anew", (_LooksAnew, kind), {})
     assert outcome(simulated(kind, setup, rows)) == outcome(simulated(anew, setup, rows))
 
@@ -103,7 +103,7 @@ def test_what_was_seen_and_decided_while_nothing_changes_is_what_would_be_again(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(setup=setups(), rows=traces())
-def test_every_request_ends_or_is_refused_and_nothing_is_left(kind, setup, rows):
+def test_simulator_ends_or_rejects_every_request(kind, setup, rows):
     cluster = simulated(kind, setup, rows)
     for job in cluster.jobs:
         assert job.is_finished != bool(job.refusal)
@@ -121,7 +121,7 @@ def test_every_request_ends_or_is_refused_and_nothing_is_left(kind, setup, rows)
         assert scheduler.stats().num_held_blocks == 0
 
 
-def test_one_request_takes_what_its_parts_take():
+def test_simulator_ttft_and_itl_are_sums_of_step_costs():
     row = TraceRow(1.0, 500, 3)
     setup = Setup(machine=MACHINE, num_prefill=1, num_decode=1, block_size=16)
     cluster = simulated(Disaggregated, setup, [row])
@@ -137,14 +137,14 @@ def test_one_request_takes_what_its_parts_take():
 @pytest.mark.parametrize(
     ("field", "value"), [("num_prefill", 0), ("num_decode", -1), ("block_size", 4096)]
 )
-def test_a_wrong_setting_is_named(field, value):
+def test_setup_names_the_setting_that_is_invalid(field, value):
     given = {"num_prefill": 1, "num_decode": 1, field: value}
     with pytest.raises(InvalidArgumentError, match=f"{field}: is {value}"):
         Setup(machine=MACHINE, **given)
 
 
 @pytest.mark.slow
-def test_naive_early_rejection_makes_prefill_and_decode_busy_in_turns_and_prediction_does_not():
+def test_predicted_admission_avoids_swings_of_naive_rejection():
     found = swings(Objectives(10.0, 0.1))
     naive, predicted = found["naive"], found["predicted"]
     assert naive.unevenness > 2 * predicted.unevenness

@@ -33,7 +33,7 @@ def azure(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_mooncake_row_is_read_in_seconds_and_tokens(tmp_path: Path) -> None:
+def test_mooncake_row_is_read_in_seconds_and_tokens(tmp_path: Path) -> None:
     path = mooncake(tmp_path, GOOD, "", {**GOOD, "timestamp": 1500.5})
     assert list(read_trace(path)) == [
         TraceRow(1.5, 513, 7, (0, 3)),
@@ -64,7 +64,9 @@ def test_azure_arrivals_count_from_the_first_row(tmp_path: Path) -> None:
         ({**GOOD, "timestamp": 3}, "line 2, field timestamp: comes before the row above it"),
     ],
 )
-def test_a_bad_mooncake_row_is_named(tmp_path: Path, row: Any, problem: str) -> None:
+def test_read_trace_names_line_of_a_bad_mooncake_row(
+    tmp_path: Path, row: Any, problem: str
+) -> None:
     path = mooncake(tmp_path, GOOD, row)
     with pytest.raises(TraceError) as caught:
         list(read_trace(path))
@@ -85,19 +87,19 @@ def test_a_bad_mooncake_row_is_named(tmp_path: Path, row: Any, problem: str) -> 
         ),
     ],
 )
-def test_a_bad_azure_row_is_named(tmp_path: Path, text: str, problem: str) -> None:
+def test_read_trace_names_line_of_a_bad_azure_row(tmp_path: Path, text: str, problem: str) -> None:
     path = azure(tmp_path, text)
     with pytest.raises(TraceError) as caught:
         list(read_trace(path))
     assert str(caught.value).startswith(f"{path}, {problem}")
 
 
-def test_a_trace_of_another_ending_is_refused() -> None:
+def test_read_trace_rejects_unknown_file_extension() -> None:
     with pytest.raises(TraceError, match=r"a trace ends in \.jsonl or \.csv"):
         read_trace(Path("trace.parquet"))
 
 
-def test_rows_before_a_bad_one_are_read_without_it(tmp_path: Path) -> None:
+def test_read_trace_yields_rows_before_a_bad_one(tmp_path: Path) -> None:
     path = mooncake(tmp_path, GOOD, GOOD, "{")
     assert len(list(islice(read_trace(path), 2))) == 2
 
@@ -130,7 +132,7 @@ def test_missing_traces_are_skipped_where_no_folder_is_named(
     assert recorded_trace(name, folder) == folder / name
 
 
-def test_the_conversation_trace_has_its_published_rows_and_blocks(conversation_trace: Path) -> None:
+def test_conversation_trace_has_published_rows_and_blocks(conversation_trace: Path) -> None:
     rows = list(read_trace(conversation_trace))
     assert len(rows) == 12_031
     assert sum(len(row.block_ids or ()) for row in rows) == 288_500
@@ -138,7 +140,7 @@ def test_the_conversation_trace_has_its_published_rows_and_blocks(conversation_t
     assert max(row.num_prompt_tokens for row in rows) <= 247 * MOONCAKE_BLOCK_SIZE
 
 
-def test_the_code_trace_has_its_published_rows(code_trace: Path) -> None:
+def test_code_trace_has_published_rows(code_trace: Path) -> None:
     rows = list(read_trace(code_trace))
     assert len(rows) == 8_819
     assert all(row.block_ids is None for row in rows)

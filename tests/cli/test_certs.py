@@ -18,7 +18,7 @@ def made(folder: Path, *options: str) -> list[Path]:
     return [Path(line) for line in result.stdout.splitlines()]
 
 
-def test_every_role_has_a_certificate_that_its_process_takes(tmp_path: Path) -> None:
+def test_certs_issues_a_usable_certificate_for_every_role(tmp_path: Path) -> None:
     folder = tmp_path / "tls"
     files = made(folder, "--host", "baton.example", "--host", "10.0.0.7", "--tenant", "acme")
     assert sorted(files) == sorted(folder.iterdir())
@@ -39,7 +39,7 @@ def test_every_role_has_a_certificate_that_its_process_takes(tmp_path: Path) -> 
         context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_certs_overwrites_nothing(tmp_path: Path) -> None:
     made(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     again = CliRunner().invoke(app, ["certs", str(tmp_path), "--tenant", "new"])
@@ -48,14 +48,14 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_tenant_that_no_certificate_can_name_is_refused(tmp_path: Path) -> None:
+def test_certs_rejects_invalid_tenant_name(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["certs", str(tmp_path / "tls"), "--tenant", "a/b"])
     assert result.exit_code == 1
     assert "--tenant: is 'a/b'; must be 1 to 64 letters" in result.stderr
     assert not (tmp_path / "tls").exists()
 
 
-def test_a_local_cluster_is_told_which_certificates_are_whose(tmp_path: Path) -> None:
+def test_up_passes_each_process_its_certificate(tmp_path: Path) -> None:
     made(tmp_path)
     arguments = ["up", "--dry-run", "--device", "cpu", "--tls", str(tmp_path)]
     result = CliRunner(env={"BATON_TLS_CERT": "client.pem"}).invoke(app, arguments)
@@ -68,7 +68,7 @@ def test_a_local_cluster_is_told_which_certificates_are_whose(tmp_path: Path) ->
     assert f"`baton certs {tmp_path}/none` creates it" in missing.stderr
 
 
-def test_a_certificate_without_authorities_is_refused_in_a_sentence() -> None:
+def test_generate_rejects_certificate_without_tls_ca() -> None:
     result = CliRunner().invoke(app, ["generate", "x", "--tls-cert", "a.pem"])
     assert result.exit_code == 1
     assert "--tls-ca: is needed with a certificate" in result.stderr

@@ -28,7 +28,7 @@ finally:
 COMMANDS = ["up", "demo", "generate", "chat", "workers", "role", "top"]
 
 
-def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
+def test_help_lists_commands_without_heavy_imports() -> None:
     ended = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=30)
     assert ended.returncode == 0, ended.stderr
     assert all(f"\n  {command} " in ended.stdout for command in COMMANDS)
@@ -36,13 +36,13 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_each_command_has_an_example(command: str) -> None:
+def test_help_of_each_command_has_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert f"baton {command}" in result.output.split("Example")[1]
 
 
-def test_the_version_is_printed() -> None:
+def test_version_option_prints_the_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.output == f"baton {version()}\n"
@@ -58,9 +58,7 @@ def test_the_version_is_printed() -> None:
     ],
     ids=lambda a: a[0],
 )
-def test_an_address_where_nothing_answers_is_told_with_what_to_do(
-    arguments: list[str], options: str
-) -> None:
+def test_commands_name_unreachable_address_and_remedy(arguments: list[str], options: str) -> None:
     nowhere = "127.0.0.1:1"
     ended = baton(*arguments, BATON_ADDRESS=nowhere, BATON_ADMIN_ADDRESS=nowhere)
     assert ended.returncode == 1
@@ -71,14 +69,14 @@ def test_an_address_where_nothing_answers_is_told_with_what_to_do(
     )
 
 
-def test_a_bad_parameter_is_one_sentence() -> None:
+def test_generate_rejects_bad_parameter_in_one_line() -> None:
     result = CliRunner().invoke(app, ["generate", "x", "--top-p", "2"])
     assert result.exit_code == 1
     assert "--top-p: is 2.0; must be in (0, 1]" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
+def test_dry_run_prints_commands_and_starts_nothing() -> None:
     arguments = ["--prefill", "2", "--num-blocks", "64", "--worker-arg", "prefix-caching=false"]
     arguments += ["--kv-cache-dtype", "fp8_e4m3"]
     (command,) = re.findall(r"A real one: baton (.+)", INTRODUCTION)
@@ -101,7 +99,7 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
     assert len({line.split("--port ")[1].split()[0] for line in workers}) == len(workers)
 
 
-def test_without_its_extra_http_is_not_served_and_the_extra_is_named(
+def test_up_serves_no_http_when_its_extra_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`None` is what Python has of a module that is not to be had."""
@@ -121,7 +119,7 @@ def test_without_its_extra_http_is_not_served_and_the_extra_is_named(
     assert (asked.exit_code, asked.stderr) == (1, f"baton: --http-port {how}")
 
 
-def test_a_password_is_in_no_command_line() -> None:
+def test_redis_password_appears_in_no_command_line() -> None:
     url = "redis://me:s3cret@127.0.0.1:1/0"
     result = CliRunner().invoke(app, ["up", "--dry-run", "--redis-url", url])
     assert result.stdout.startswith("# with BATON_REDIS_URL in the environment")
@@ -131,7 +129,7 @@ def test_a_password_is_in_no_command_line() -> None:
     assert process.environment == {"BATON_REDIS_URL": url}
 
 
-def test_workers_share_the_cores_unless_told_otherwise() -> None:
+def test_workers_share_cpu_cores_unless_num_threads_is_set() -> None:
     def threads(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["up", "--dry-run", "--decode", "99", *arguments])
         return result.stdout.splitlines()[-1]
@@ -141,13 +139,13 @@ def test_workers_share_the_cores_unless_told_otherwise() -> None:
     assert "--num-threads" not in threads("--device", "cuda")
 
 
-def test_a_worker_argument_without_a_value_is_refused() -> None:
+def test_up_rejects_worker_argument_without_value() -> None:
     result = CliRunner().invoke(app, ["up", "--worker-arg", "num-blocks"])
     assert result.exit_code == 1
     assert "--worker-arg: is 'num-blocks'; must be KEY=VALUE" in result.stderr
 
 
-def test_a_redis_that_does_not_answer_is_told_before_anything_starts() -> None:
+def test_up_names_unreachable_redis_before_starting_anything() -> None:
     ended = baton("up", "--redis-url", "redis://127.0.0.1:1/0")
     assert ended.returncode == 1
     assert "baton: Redis does not answer" in ended.stderr

@@ -27,21 +27,21 @@ def expected(cluster: LocalCluster, max_tokens: int) -> str:
         return client.generate(PROMPT, SamplingParams(max_tokens=max_tokens)).text()
 
 
-def test_generate_streams_what_the_client_gets(cluster: LocalCluster) -> None:
+def test_generate_streams_the_text_of_the_client(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", PROMPT, "--max-tokens", "12")
     assert result.exit_code == 0
     assert result.stdout.rstrip("\n") == expected(cluster, 12).rstrip("\n")
     assert result.stderr == ""
 
 
-def test_generate_reads_stdin_and_says_what_it_took(cluster: LocalCluster) -> None:
+def test_generate_reads_stdin_and_prints_stats(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", "-", "--max-tokens", "12", "--stats", stdin=PROMPT)
     assert result.stdout.rstrip("\n") == expected(cluster, 12).rstrip("\n")
     assert "12 output tokens" in result.stderr
     assert "ended by length" in result.stderr
 
 
-def test_generate_as_json_has_everything(cluster: LocalCluster) -> None:
+def test_generate_prints_all_fields_as_json(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", PROMPT, "--max-tokens", "4", "--json")
     answer = json.loads(result.stdout)
     assert answer["text"] == expected(cluster, 4)
@@ -51,7 +51,7 @@ def test_generate_as_json_has_everything(cluster: LocalCluster) -> None:
     assert answer["seconds"]["total"] > 0
 
 
-def test_generate_gives_several_answers(cluster: LocalCluster) -> None:
+def test_generate_prints_scored_completions(cluster: LocalCluster) -> None:
     arguments = ["generate", PROMPT, "--max-tokens", "6", "--beam-width", "3", "--n", "2"]
     answer = json.loads(invoke(cluster, *arguments, "--json").stdout)
     scores = [completion["score"] for completion in answer["completions"]]
@@ -60,7 +60,7 @@ def test_generate_gives_several_answers(cluster: LocalCluster) -> None:
     assert invoke(cluster, *arguments).stdout.startswith(f"[1, score {scores[0]:.4f}]\n")
 
 
-def test_generate_answers_in_the_form_that_is_asked_for(cluster: LocalCluster) -> None:
+def test_generate_follows_a_regex(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", PROMPT, "--regex", "(yes|no), [0-9]+!", "--seed", "3")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.split(",")[0] in ("yes", "no")
@@ -70,14 +70,14 @@ def test_generate_answers_in_the_form_that_is_asked_for(cluster: LocalCluster) -
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_generate_tells_logprobs_as_json(cluster: LocalCluster) -> None:
+def test_generate_prints_logprobs_as_json(cluster: LocalCluster) -> None:
     arguments = ["--max-tokens", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--json"]
     answer = json.loads(invoke(cluster, "generate", PROMPT, *arguments).stdout)
     assert [len(token["top"]) for token in answer["logprobs"]] == [2, 2, 2]
     assert len(answer["prompt_logprobs"]) == answer["usage"]["num_prompt_tokens"] - 1
 
 
-def test_generate_stops_at_a_text(cluster: LocalCluster) -> None:
+def test_generate_stops_at_a_stop_string(cluster: LocalCluster) -> None:
     stop = expected(cluster, 24).split()[1]
     result = invoke(cluster, "generate", PROMPT, "--max-tokens", "24", "--stop", stop, "--json")
     answer = json.loads(result.stdout)
@@ -85,7 +85,7 @@ def test_generate_stops_at_a_text(cluster: LocalCluster) -> None:
     assert stop not in answer["text"]
 
 
-def test_generate_tells_what_the_router_refused(cluster: LocalCluster) -> None:
+def test_generate_prints_rejection_in_one_line(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", "", "--max-tokens", "4")
     assert result.exit_code == 1
     assert result.stderr.startswith("baton: ")
@@ -100,7 +100,7 @@ def test_chat_answers_each_line_of_a_pipe(cluster: LocalCluster, wide: None) -> 
     assert result.stdout.startswith("def get(self, key):\n")
 
 
-def test_workers_are_listed_as_a_table_and_as_json(cluster: LocalCluster, wide: None) -> None:
+def test_workers_prints_table_and_json(cluster: LocalCluster, wide: None) -> None:
     table = invoke(cluster, "workers").stdout
     for process in cluster.processes[1:]:
         assert process.name in table
@@ -111,9 +111,7 @@ def test_workers_are_listed_as_a_table_and_as_json(cluster: LocalCluster, wide: 
     assert [json.loads(line)["role"] for line in lines] == ["decode", "prefill"]
 
 
-def test_role_says_how_the_pools_compare_and_refuses_to_take_the_last_of_one(
-    cluster: LocalCluster, wide: None
-):
+def test_role_shows_balance_and_rejects_taking_the_last_worker(cluster: LocalCluster, wide: None):
     shown = invoke(cluster, "role").stdout
     assert re.match(r"pressure: prefill [0-9.]+, decode [0-9.]+ \(", shown)
     assert "no role change is proposed: " in shown
@@ -128,7 +126,7 @@ def test_role_says_how_the_pools_compare_and_refuses_to_take_the_last_of_one(
         assert refused.stderr.startswith("baton: role")
 
 
-def test_explain_says_where_a_prompt_would_run_and_runs_nothing(cluster: LocalCluster, wide: None):
+def test_explain_shows_placement_of_a_prompt_without_running_it(cluster: LocalCluster, wide: None):
     shown = invoke(cluster, "explain", PROMPT).stdout
     for process in cluster.processes[1:]:
         assert f"> {process.name}" in " ".join(shown.split())
@@ -141,7 +139,7 @@ def test_explain_says_where_a_prompt_would_run_and_runs_nothing(cluster: LocalCl
     assert [worker["num_requests"] for worker in before] == [0, 0]
 
 
-def test_explain_says_why_a_request_ran_where_it_did(cluster: LocalCluster):
+def test_explain_shows_placement_of_a_finished_request(cluster: LocalCluster):
     arguments = ["generate", PROMPT, "--max-tokens", "2", "--json"]
     answer = json.loads(invoke(cluster, *arguments).stdout)
     arguments = ["explain", "--request-id", answer["request_id"], "--json"]
@@ -153,7 +151,7 @@ def test_explain_says_why_a_request_ran_where_it_did(cluster: LocalCluster):
     assert "nobody's" in forgotten.stderr
 
 
-def test_explain_is_of_a_prompt_or_of_a_request(cluster: LocalCluster):
+def test_explain_takes_either_a_prompt_or_a_request_id(cluster: LocalCluster):
     for arguments in ((), (PROMPT, "--request-id", "r")):
         refused = invoke(cluster, "explain", *arguments)
         assert refused.exit_code == 1
@@ -163,7 +161,7 @@ def test_explain_is_of_a_prompt_or_of_a_request(cluster: LocalCluster):
 @pytest.mark.parametrize(
     "command", [["generate", PROMPT], ["workers"], ["role"]], ids=lambda c: c[0]
 )
-def test_the_other_one_of_a_router_s_ports_is_told_apart(
+def test_commands_name_the_right_port_when_ports_are_swapped(
     cluster: LocalCluster, command: list[str]
 ) -> None:
     swapped = {"BATON_ADDRESS": cluster.admin_address, "BATON_ADMIN_ADDRESS": cluster.address}

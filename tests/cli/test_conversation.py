@@ -34,7 +34,7 @@ def conversation(client: FakeClient, system: str = "") -> Conversation:
     return Conversation(client, SamplingParams(), system)
 
 
-def test_each_turn_is_asked_with_all_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversation_sends_all_earlier_messages(capsys: pytest.CaptureFixture[str]) -> None:
     client = FakeClient("he", "llo")
     talk = conversation(client, system="Be kind.")
     talk.say("one")
@@ -48,13 +48,13 @@ def test_each_turn_is_asked_with_all_before_it(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_an_interrupted_answer_is_kept_as_far_as_it_came() -> None:
+def test_conversation_keeps_the_part_of_an_interrupted_answer() -> None:
     talk = conversation(FakeClient("he", KeyboardInterrupt()))
     talk.say("one")
     assert talk.messages == [Message("user", "one"), Message("assistant", "he")]
 
 
-def test_a_turn_that_failed_leaves_no_trace() -> None:
+def test_conversation_drops_a_turn_that_failed() -> None:
     talk = conversation(FakeClient("he", UnavailableError("gone")))
     with pytest.raises(UnavailableError):
         talk.say("one")

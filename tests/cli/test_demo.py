@@ -16,7 +16,7 @@ def test_demo_prints_what_the_readme_shows() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_nothing_running(signum: int) -> None:
+def test_demo_leaves_no_process_when_interrupted(signum: int) -> None:
     with running("demo") as demo:
         processes = started(demo, 5)
         interrupt(demo, signum)

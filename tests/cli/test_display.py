@@ -10,7 +10,7 @@ LOADING = Status("prefill-0", "starting", "loading weights", 0.5)
 READY = Status("prefill-0", "ready", "", 1.0)
 
 
-def test_without_a_terminal_there_is_a_line_for_each_change() -> None:
+def test_status_display_prints_a_line_per_change_off_terminal() -> None:
     output = io.StringIO()
     with status_display(Console(file=output)) as show:
         for status in (LOADING, LOADING, READY, READY):
@@ -18,7 +18,7 @@ def test_without_a_terminal_there_is_a_line_for_each_change() -> None:
     assert output.getvalue() == "prefill-0: loading weights\nprefill-0: ready\n"
 
 
-def test_on_a_terminal_there_is_a_bar_for_each_process() -> None:
+def test_status_display_draws_a_bar_per_process_on_terminal() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80)
     with status_display(console) as show:

@@ -44,7 +44,7 @@ def info(**changes: object) -> Info:
 # This installation.
 
 
-def test_an_installation_that_is_well_has_no_fault() -> None:
+def test_doctor_finds_no_fault_in_a_healthy_installation() -> None:
     code, found = examined()
     assert code == 0
     assert not [subject for subject, (level, *_) in found.items() if level == "fault"]
@@ -53,7 +53,7 @@ def test_an_installation_that_is_well_has_no_fault() -> None:
     assert "C compiler" not in found, "only GPUs take one"
 
 
-def test_people_are_told_what_to_do_below_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_advice_below_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "version", lambda name: "0.0.1")
     result = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["doctor"])
     assert result.exit_code == 1
@@ -64,7 +64,7 @@ def test_people_are_told_what_to_do_below_each_line(monkeypatch: pytest.MonkeyPa
     assert lines[-1].startswith("1 fault")
 
 
-def test_what_an_extra_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_notes_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name == "nixl":
             raise metadata.PackageNotFoundError(name)
@@ -80,7 +80,7 @@ def test_what_an_extra_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_workers_need_no_redis_server_but_a_cluster_here_does(
+def test_doctor_finds_missing_redis_server_for_local_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def version(name: str) -> str:
@@ -99,7 +99,7 @@ def test_workers_need_no_redis_server_but_a_cluster_here_does(
     assert "pip install 'baton-serve[worker]'" in advice
 
 
-def test_a_port_that_is_taken_and_a_redis_that_is_not_there_are_found() -> None:
+def test_doctor_finds_taken_port_and_unreachable_redis() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -182,7 +182,7 @@ def test_compiler_of_the_system_builds_modules_for_python() -> None:
 # What workers say of themselves.
 
 
-def test_workers_that_cannot_pair_are_named_with_both_values() -> None:
+def test_doctor_names_workers_that_cannot_pair() -> None:
     other = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
     answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "prefill-1", "decode-1")} | {
         "decode-0": _Answer(info(worker=other), 0.0)
@@ -196,7 +196,7 @@ def test_workers_that_cannot_pair_are_named_with_both_values() -> None:
     assert "float32, but decode-0: bfloat16" in found.text
 
 
-def test_workers_of_two_versions_are_told_apart_and_compared_with_their_like() -> None:
+def test_doctor_compares_workers_within_their_version() -> None:
     newer = {"versions": {"baton": "1.1"}}
     facts = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
     answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "decode-0")} | {
@@ -213,7 +213,7 @@ def test_workers_of_two_versions_are_told_apart_and_compared_with_their_like() -
     assert "020202020202, but decode-1: 010101010101" in found.text
 
 
-def test_versions_that_differ_are_notes_and_clocks_that_do_are_faults() -> None:
+def test_doctor_notes_version_skew_and_faults_clock_skew() -> None:
     newer = info(versions={"baton": "1.1", "torch": "2.14"})
     answers = {"router": _Answer(info(), 0.2), "decode-0": _Answer(newer, -40.0)}
     texts = [(f.level, f.text) for f in _versions(answers)]
@@ -233,7 +233,7 @@ def test_versions_that_differ_are_notes_and_clocks_that_do_are_faults() -> None:
         (["decode-0.baton:2"], Level.NOTE),
     ],
 )
-def test_what_is_said_in_the_clear_beyond_this_machine_is_a_note(endpoints, level) -> None:
+def test_doctor_notes_unencrypted_remote_endpoints(endpoints, level) -> None:
     (found,) = encryption({str(i): endpoint for i, endpoint in enumerate(endpoints)}, None)
     assert found.level is level
     assert (endpoints[-1] in found.text) == (level is Level.NOTE)
@@ -250,7 +250,7 @@ def own() -> Iterator[LocalCluster]:
 
 
 @pytest.mark.e2e
-def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> None:
+def test_doctor_finds_no_fault_in_a_healthy_cluster(own: LocalCluster) -> None:
     code, found = examined(
         *("--admin", own.admin_address, "--redis-url", own.redis_url),
         *("--try", "--address", own.address),
@@ -262,7 +262,7 @@ def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> N
 
 
 @pytest.mark.e2e
-def test_what_is_broken_in_a_cluster_is_named(own: LocalCluster) -> None:
+def test_doctor_names_faults_of_a_broken_cluster(own: LocalCluster) -> None:
     own.kill("decode-0", signal.SIGSTOP)
     try:
         wait_until(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)

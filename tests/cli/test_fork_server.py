@@ -67,14 +67,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     nursery.close()
 
 
-def test_it_has_arguments_environment_imports_log_and_an_end_of_its_own(start: Nursery) -> None:
+def test_forked_process_has_own_arguments_log_and_exit_code(start: Nursery) -> None:
     child = start("--port", "1")
     assert child.wait(60.0) == 3
     assert start.log.read_text() == "--port 1 told True\nto stderr\n"
     assert child.poll() == child.returncode == 3
 
 
-def test_it_looks_and_is_signalled_like_any_process(start: Nursery) -> None:
+def test_forked_process_can_be_inspected_and_signalled(start: Nursery) -> None:
     child = start("--port", "1", seconds=60.0)
     seen = psutil.Process(child.pid)
     wait_until(lambda: "forked_module --port 1" in " ".join(seen.cmdline()))
@@ -88,7 +88,7 @@ def test_it_looks_and_is_signalled_like_any_process(start: Nursery) -> None:
     child.send_signal(signal.SIGKILL)  # to nobody
 
 
-def test_it_is_told_of_no_other_s_files(start: Nursery) -> None:
+def test_forked_process_inherits_no_files_of_its_siblings(start: Nursery) -> None:
     first = start(seconds=60.0)
     second = start(seconds=60.0)
     wait_until(lambda: "forked_module" in " ".join(psutil.Process(second.pid).cmdline()))
@@ -98,7 +98,7 @@ def test_it_is_told_of_no_other_s_files(start: Nursery) -> None:
     assert descriptors[0] == descriptors[1]
 
 
-def test_one_that_is_killed_before_it_is_there_never_is(
+def test_fork_server_skips_child_killed_before_its_fork(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", _path(tmp_path))
@@ -113,7 +113,7 @@ def test_one_that_is_killed_before_it_is_there_never_is(
     start.close()
 
 
-def test_all_end_with_the_server(start: Nursery) -> None:
+def test_forked_processes_end_with_the_fork_server(start: Nursery) -> None:
     child = start(seconds=60.0)
     seen = psutil.Process(child.pid)
     server = seen.parent()
@@ -124,7 +124,7 @@ def test_all_end_with_the_server(start: Nursery) -> None:
     assert not start.server.is_running
 
 
-def test_all_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_forked_processes_end_with_the_parent_process(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": _path(tmp_path, ROOT)}
     command = [sys.executable, "-c", _PARENT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
@@ -141,7 +141,7 @@ def _path(*folders: Path) -> str:
     return os.pathsep.join([*map(str, folders), *([before] if before else [])])
 
 
-def test_a_changed_environment_is_imported_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_server_is_replaced_on_environment_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without starting any: the server of this process has nothing to do."""
     first = ForkServer.shared()
     monkeypatch.setenv("BATON_LOG_LEVEL", "debug")

@@ -24,7 +24,7 @@ def router_alone(**arguments: object) -> LocalCluster:
     return LocalCluster(num_prefill=0, num_decode=0, **arguments)
 
 
-def test_it_starts_serves_and_leaves_nothing_behind() -> None:
+def test_local_cluster_starts_serves_and_cleans_up() -> None:
     with router_alone() as cluster:
         (router,) = cluster.processes
         with Client(cluster.address, admin_address=cluster.admin_address) as client:
@@ -41,7 +41,7 @@ def test_it_starts_serves_and_leaves_nothing_behind() -> None:
     cluster.stop()
 
 
-def test_a_process_that_dies_is_told_of_and_can_be_started_again() -> None:
+def test_check_names_dead_process_and_restart_revives_it() -> None:
     with router_alone() as cluster:
         os.kill(cluster.process("router").pid, signal.SIGKILL)
         wait_until(lambda: not cluster.process("router").is_running)
@@ -53,7 +53,7 @@ def test_a_process_that_dies_is_told_of_and_can_be_started_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_by_a_signal_does_not_hold_up_the_end() -> None:
+def test_stop_ends_a_suspended_process() -> None:
     with router_alone() as cluster:
         cluster.kill("router", signal.SIGSTOP)
         pid = cluster.process("router").pid
@@ -61,7 +61,7 @@ def test_a_process_that_is_stopped_by_a_signal_does_not_hold_up_the_end() -> Non
 
 
 @pytest.mark.slow
-def test_a_port_that_was_taken_meanwhile_is_exchanged(tmp_path: Path) -> None:
+def test_start_picks_another_port_when_its_port_is_taken(tmp_path: Path) -> None:
     cluster = router_alone(log_dir=tmp_path)
     with socket.create_server(("127.0.0.1", cluster.process("router").port)), cluster:
         cluster.check()
@@ -69,7 +69,7 @@ def test_a_port_that_was_taken_meanwhile_is_exchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_for_metrics_that_was_taken_meanwhile_is_exchanged_alone(tmp_path: Path) -> None:
+def test_start_replaces_only_the_metrics_port_when_taken(tmp_path: Path) -> None:
     cluster = router_alone(log_dir=tmp_path)
     router, address = cluster.process("router"), cluster.address
     with socket.create_server(("127.0.0.1", router.metrics_port)) as other, cluster:
@@ -80,7 +80,7 @@ def test_a_port_for_metrics_that_was_taken_meanwhile_is_exchanged_alone(tmp_path
 
 
 @pytest.mark.nightly
-def test_a_port_that_was_taken_is_exchanged_however_often_the_process_was_started() -> None:
+def test_restart_picks_another_port_after_many_starts() -> None:
     with router_alone() as cluster:
         router = cluster.process("router")
         for _ in range(3):
@@ -94,14 +94,14 @@ def test_a_port_that_was_taken_is_exchanged_however_often_the_process_was_starte
             assert client.list_workers() == []
 
 
-def test_metrics_that_are_turned_off_have_no_endpoint() -> None:
+def test_local_cluster_has_no_metrics_endpoint_when_disabled() -> None:
     cluster = router_alone(router_flags={"metrics": False})
     assert cluster.metrics_endpoints == {}
     assert "--no-metrics" in cluster.process("router").command
 
 
 @pytest.mark.slow
-def test_a_wanted_port_that_is_taken_is_an_error() -> None:
+def test_start_fails_when_the_requested_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(UnavailableError, match=f"router: port {port} on 127.0.0.1 is taken"):
@@ -109,14 +109,14 @@ def test_a_wanted_port_that_is_taken_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_become_ready_in_time_is_named_and_stopped() -> None:
+def test_start_names_and_stops_processes_not_ready_in_time() -> None:
     cluster = LocalCluster()
     with pytest.raises(DeadlineExceededError, match=r"decode-0.* did not become ready within 0 s"):
         cluster.start(timeout=0)
     assert not any(process.is_running for process in cluster.processes)
 
 
-def test_flags_are_written_as_the_processes_read_them() -> None:
+def test_process_writes_flags_as_workers_read_them() -> None:
     flags = {"num_blocks": 4, "prefix_caching": False, "reflection": True, "dtype": None}
     process = Process("decode-0", "decode", 1234, flags, admin_port=1235)
     assert process.command[1:] == [
@@ -126,24 +126,24 @@ def test_flags_are_written_as_the_processes_read_them() -> None:
     ]
 
 
-def test_a_wildcard_host_is_reached_over_loopback() -> None:
+def test_process_endpoint_is_loopback_for_wildcard_host() -> None:
     everywhere = Process("router", "router", 1, {"host": "0.0.0.0"}, admin_port=2)
     somewhere = Process("decode-0", "decode", 1, {"host": "10.0.0.7"}, admin_port=2)
     assert everywhere.endpoint == "127.0.0.1:1"
     assert (somewhere.endpoint, somewhere.admin_endpoint) == ("10.0.0.7:1", "10.0.0.7:2")
 
 
-def test_a_router_that_listens_everywhere_is_looked_after_on_loopback() -> None:
+def test_router_admin_endpoint_is_always_loopback() -> None:
     everywhere = Process("router", "router", 1, {"host": "10.0.0.7"}, admin_port=2)
     assert everywhere.admin_endpoint == "127.0.0.1:2"
 
 
-def test_a_free_port_is_none_of_those_given_out() -> None:
+def test_free_port_differs_from_ports_given_out() -> None:
     port = free_port(set())
     assert port not in {free_port({port}) for _ in range(100)}
 
 
-def test_a_worker_that_was_killed_serves_again_under_its_name(cluster: LocalCluster) -> None:
+def test_killed_worker_serves_again_under_its_name_after_restart(cluster: LocalCluster) -> None:
     cluster.kill("decode-0")
     cluster.restart("decode-0")
     with Client(cluster.address, admin_address=cluster.admin_address) as client:

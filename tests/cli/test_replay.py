@@ -40,13 +40,13 @@ def record(pair_shape: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def test_the_recorded_policy_decides_as_it_did(record: Path) -> None:
+def test_replay_of_the_recorded_policy_changes_no_decision(record: Path) -> None:
     totals = json.loads(invoke("replay", str(record), "--json").stdout)
     assert (totals["num_decisions"], totals["num_different"]) == (NUM_REQUESTS, 0)
     assert totals["mean_cost_s"] == totals["new_mean_cost_s"] > 0
 
 
-def test_another_policy_is_compared(record: Path) -> None:
+def test_replay_compares_another_policy(record: Path) -> None:
     arguments = ("replay", str(record), "--policy", "round-robin")
     *rows, totals = map(json.loads, invoke(*arguments, "--json").stdout.splitlines())
     assert len(rows) == totals["num_different"] > 0
@@ -56,7 +56,7 @@ def test_another_policy_is_compared(record: Path) -> None:
     assert rows[0]["request_id"] in table
 
 
-def test_a_recorded_request_is_explained(record: Path) -> None:
+def test_explain_reads_a_recorded_request(record: Path) -> None:
     arguments = ("explain", "--record", str(record), "--request-id", "r3", "--json")
     explained = json.loads(invoke(*arguments).stdout)
     assert len(explained["placement"]["candidates"]) == 4 + 2
@@ -66,7 +66,7 @@ def test_a_recorded_request_is_explained(record: Path) -> None:
     assert invoke("explain", "--record", str(record), "--request-id", "x").exit_code == 1
 
 
-def test_a_record_has_arrivals_and_lengths_but_no_text(record: Path) -> None:
+def test_record_holds_arrivals_and_lengths_but_no_text(record: Path) -> None:
     text = record.read_text()
     assert SECRET not in text
     entries = [json.loads(line) for line in text.splitlines()]
@@ -77,14 +77,14 @@ def test_a_record_has_arrivals_and_lengths_but_no_text(record: Path) -> None:
     assert len(arrivals) == NUM_REQUESTS
 
 
-def test_what_is_no_record_or_no_policy_is_refused_in_a_sentence(record: Path) -> None:
+def test_replay_rejects_bad_record_or_policy_in_one_line(record: Path) -> None:
     for arguments in ((str(record), "--policy", "random"), (__file__,), ("/nothing",)):
         refused = invoke("replay", *arguments)
         assert refused.exit_code == 1
         assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_router_whose_disk_is_full_serves(pair: LocalCluster) -> None:
+def test_router_serves_when_the_disk_of_its_record_is_full(pair: LocalCluster) -> None:
     with (
         second_router(pair, record="/dev/full") as router,
         Client(router.address) as client,

@@ -35,7 +35,7 @@ def said(*arguments: str) -> SamplingOptions:
     return given[0]
 
 
-def test_nothing_said_is_greedy():
+def test_options_default_to_greedy_sampling():
     assert said().params() == SamplingParams(max_tokens=128)
 
 
@@ -71,26 +71,26 @@ OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_each_option_sets_its_parameter(option):
+def test_options_set_each_its_parameter(option):
     values, fields = OPTIONS[option]
     assert said(option, *values).params() == SamplingParams(**{"max_tokens": 128, **fields})
 
 
-def test_every_parameter_has_an_option():
+def test_options_cover_every_sampling_parameter():
     set_by_some = {name for _, fields in OPTIONS.values() for name in fields}
     assert set_by_some == {field.name for field in dataclasses.fields(SamplingParams)}
 
 
-def test_no_logprobs_of_others_are_logprobs_all_the_same():
+def test_options_enable_logprobs_with_zero_top_logprobs():
     params = said("--logprobs", "0").params()
     assert (params.logprobs, params.top_logprobs) == (True, 0)
 
 
-def test_the_priority_is_no_parameter_of_sampling():
+def test_options_keep_priority_out_of_sampling_params():
     assert said("--priority", "-3").priority == -3
 
 
-def test_a_schema_and_a_grammar_may_come_from_files(tmp_path):
+def test_options_read_schema_and_grammar_from_files(tmp_path):
     schema, grammar = tmp_path / "schema.json", tmp_path / "list.gbnf"
     schema.write_text(SCHEMA)
     grammar.write_text('root ::= "a"+')
@@ -140,7 +140,7 @@ def refused(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
     }
 
 
-def test_what_is_wrong_is_one_sentence_with_the_name_of_the_option(tmp_path):
+def test_generate_names_the_option_that_is_invalid(tmp_path):
     for arguments, sentence in refused(tmp_path).values():
         result = CliRunner().invoke(app, ["generate", "x", *arguments])
         assert result.exit_code == 1, arguments
@@ -149,11 +149,11 @@ def test_what_is_wrong_is_one_sentence_with_the_name_of_the_option(tmp_path):
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_error_without_fields_is_left_as_it_is():
+def test_errors_without_a_field_keep_their_text():
     assert with_options_named("the sampling. of router") == "the sampling. of router"
 
 
-def test_the_help_groups_the_options_and_has_each_once(wide):
+def test_help_groups_options_and_lists_each_once(wide):
     output = CliRunner().invoke(app, ["generate", "--help"]).output
     headings = [line for line in output.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings[:2] == ["Arguments:", "Options:"]
@@ -163,7 +163,7 @@ def test_the_help_groups_the_options_and_has_each_once(wide):
         assert output.count(f"\n{option}") == 1, option
 
 
-def test_a_conversation_has_no_options_that_it_could_not_show(wide):
+def test_chat_help_omits_options_that_chat_cannot_show(wide):
     output = CliRunner().invoke(app, ["chat", "--help"]).output
     assert "--best-of" in output
     for option in ("--n ", "--logprobs", "--prompt-logprobs"):
@@ -200,14 +200,14 @@ def finished(index: int, **fields: Any) -> pb.GenerateResponse:
 ACCEPTED = event(accepted=pb.Accepted(request_id="r"))
 
 
-def test_several_answers_are_printed_one_after_the_other(capsys):
+def test_show_prints_several_completions_one_after_another(capsys):
     call = FakeCall(ACCEPTED, chunk(1, "b\n"), finished(1), chunk(0, "a"), finished(0))
     params = SamplingParams(n=2, temperature=1.0)
     assert room.show(Generation(call, 2), params).sequence_index == 0
     assert capsys.readouterr().out == "[1]\na\n[2]\nb\n"
 
 
-def test_beams_are_printed_with_their_scores(capsys):
+def test_show_prints_beams_with_their_scores(capsys):
     call = FakeCall(
         ACCEPTED, chunk(0, "a"), finished(0, score=-0.5), chunk(1, "b"), finished(1, score=-1)
     )
@@ -215,7 +215,7 @@ def test_beams_are_printed_with_their_scores(capsys):
     assert capsys.readouterr().out == "[1, score -0.5000]\na\n[2, score -1.0000]\nb\n"
 
 
-def test_an_interrupted_answer_is_cancelled():
+def test_show_cancels_the_call_when_interrupted():
     class Interrupted(FakeCall):
         def __next__(self) -> pb.GenerateResponse:
             raise KeyboardInterrupt
@@ -226,7 +226,7 @@ def test_an_interrupted_answer_is_cancelled():
     assert call.is_cancelled
 
 
-def test_one_answer_as_json_is_an_object_with_all_that_was_asked_for():
+def test_as_json_returns_an_object_for_one_completion():
     top = pb.TopLogprobs(token_ids=[7, 8], logprobs=[-0.5, -1])
     call = FakeCall(
         ACCEPTED,
@@ -246,7 +246,7 @@ def test_one_answer_as_json_is_an_object_with_all_that_was_asked_for():
     ]
 
 
-def test_several_answers_as_json_are_a_list():
+def test_as_json_returns_a_list_for_several_completions():
     call = FakeCall(ACCEPTED, chunk(1, "b"), finished(1), chunk(0, "a"), finished(0, score=-0.5))
     params = SamplingParams(n=2, temperature=1.0, logprobs=True)
     answer = json.loads(room.as_json(Generation(call, 2), params))
@@ -255,7 +255,7 @@ def test_several_answers_as_json_are_a_list():
     assert "text" not in answer
 
 
-def test_what_cannot_be_read_names_the_option():
+def test_options_name_the_option_that_cannot_be_parsed():
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingOptions(logit_bias=["x"]).params()
     assert caught.value.field == "--logit-bias"

@@ -8,14 +8,14 @@ from baton.cli.signals import interrupted_by_signals, signals_deferred
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_asks_for_the_end_interrupts(signum: int) -> None:
+def test_termination_signals_raise_keyboard_interrupt(signum: int) -> None:
     before = signal.getsignal(signum)
     with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
         os.kill(os.getpid(), signum)
     assert signal.getsignal(signum) is before
 
 
-def test_a_deferred_signal_comes_at_the_end_of_the_block() -> None:
+def test_deferred_signal_arrives_at_the_end_of_the_block() -> None:
     steps: list[str] = []
 
     def work() -> None:
@@ -28,7 +28,7 @@ def test_a_deferred_signal_comes_at_the_end_of_the_block() -> None:
     assert steps == ["after the signal"]
 
 
-def test_another_thread_defers_nothing_and_does_not_fail() -> None:
+def test_signals_deferred_does_nothing_in_another_thread() -> None:
     ran = threading.Event()
 
     def run() -> None:

@@ -33,7 +33,7 @@ def simulate(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_each_policy_and_rate_is_an_object_and_colocated_workers_stand_beside(trace):
+def test_simulate_prints_an_object_per_policy_and_rate(trace):
     code, out, _ = simulate(
         "--trace", trace, "--prefill", 2, "--decode", 1, "--rate", 1, "--rate", 50,
         "--policy", "baton", "--policy", "round-robin", "--json",
@@ -51,7 +51,7 @@ def test_each_policy_and_rate_is_an_object_and_colocated_workers_stand_beside(tr
     assert by_case["baton", 50.0]["ttft"][1] > by_case["baton", 1.0]["ttft"][1]
 
 
-def test_who_would_be_late_is_refused_with_deadlines_only(trace):
+def test_simulate_rejects_late_requests_only_with_deadlines(trace):
     late = ("--trace", trace, "--prefill", 1, "--decode", 1, "--rate", 200, "--slo-ttft", 150)
     for options, is_refused in (((), False), (("--deadlines",), True)):
         code, out, _ = simulate(*late, *options, "--admission", "predicted", "--json")
@@ -60,7 +60,7 @@ def test_who_would_be_late_is_refused_with_deadlines_only(trace):
         assert (first["num_refused"] > 0) == is_refused
 
 
-def test_the_report_is_one_file_with_plots_that_asks_nobody(trace, tmp_path):
+def test_simulate_report_is_one_self_contained_file(trace, tmp_path):
     path = tmp_path / "out.html"
     code, out, err = simulate("--trace", trace, "--prefill", 1, "--decode", 1, "--report", path)
     assert code == 0, err
@@ -78,7 +78,7 @@ def test_the_report_is_one_file_with_plots_that_asks_nobody(trace, tmp_path):
         assert outside not in text
 
 
-def test_azure_traces_are_read_and_the_real_block_size_is_taken(tmp_path):
+def test_simulate_reads_azure_traces_with_given_block_size(tmp_path):
     path = tmp_path / "made.csv"
     rows = [f"2023-11-16 18:17:{i:02}.9799600,{100 + i},5\n" for i in range(10)]
     path.write_text(AZURE + "".join(rows))
@@ -103,13 +103,13 @@ def test_azure_traces_are_read_and_the_real_block_size_is_taken(tmp_path):
         (["--trace", "trace.txt"], "--trace: trace.txt: a trace ends in .jsonl or .csv"),
     ],
 )
-def test_a_wrong_value_is_named(trace, arguments, problem):
+def test_simulate_names_an_invalid_option(trace, arguments, problem):
     code, out, err = simulate("--trace", trace, *arguments)
     assert (code, out) == (1, "")
     assert err.startswith(f"baton: {problem}")
 
 
-def test_a_bad_row_of_the_trace_is_named(trace):
+def test_simulate_names_a_bad_row_of_the_trace(trace):
     with trace.open("a") as file:
         file.write('{"timestamp": 1}\n')
     code, _, err = simulate("--trace", trace)
@@ -124,7 +124,7 @@ def test_a_bad_row_of_the_trace_is_named(trace):
         ('{"case": "step: 4 decodes behind 9", "value": 1.5}', "has no case of served step"),
     ],
 )
-def test_a_file_that_is_no_latency_model_is_named(trace, tmp_path, text, problem):
+def test_simulate_names_an_invalid_latency_model_file(trace, tmp_path, text, problem):
     path = tmp_path / "model.json"
     path.write_text(text + "\n")
     code, _, err = simulate("--trace", trace, "--latency-model", path)

@@ -15,7 +15,7 @@ def said(*arguments: str) -> str:
     return result.output
 
 
-def test_a_token_is_shown_with_its_line_for_the_file(tmp_path: Path) -> None:
+def test_token_prints_a_token_and_its_line_for_the_token_file(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     shown = json.loads(said("acme", "--json"))
     path.write_text(f"{shown['line']}\n")
@@ -25,7 +25,7 @@ def test_a_token_is_shown_with_its_line_for_the_file(tmp_path: Path) -> None:
     assert owner_of(lines[2].strip(), read_tokens(path)) == "acme"
 
 
-def test_a_name_that_the_file_cannot_have_is_refused() -> None:
+def test_token_rejects_a_name_that_the_token_file_cannot_hold() -> None:
     result = CliRunner().invoke(app, ["token", "two words"])
     assert result.exit_code == 1
     assert "must be 1 to 64 characters" in result.output

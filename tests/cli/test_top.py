@@ -36,7 +36,7 @@ async def long_request(cluster: LocalCluster, request_id: str) -> AsyncIterator[
 
 
 @pytest.mark.e2e
-def test_once_prints_workers_and_ends(cluster: LocalCluster) -> None:
+def test_top_once_prints_workers_and_exits(cluster: LocalCluster) -> None:
     ended = baton("top", "--once", "--interval", "0.2", "--admin", cluster.admin_address)
     assert (ended.returncode, ended.stderr) == (0, "")
     first, *_ = ended.stdout.splitlines()
@@ -48,7 +48,7 @@ def test_once_prints_workers_and_ends(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.e2e
-def test_json_is_an_object_a_line(cluster: LocalCluster) -> None:
+def test_top_json_prints_one_object_per_line(cluster: LocalCluster) -> None:
     with Client(cluster.address) as client:
         client.generate("def counted():\n" * 4, SamplingParams(max_tokens=8)).text()
     ended = baton("top", "--json", "--once", "--interval", "0.2", "--admin", cluster.admin_address)
@@ -64,7 +64,7 @@ def test_json_is_an_object_a_line(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.e2e
-async def test_requests_in_flight_are_told_with_where_they_run(cluster: LocalCluster) -> None:
+async def test_list_requests_shows_workers_and_phase_of_a_request(cluster: LocalCluster) -> None:
     async with long_request(cluster, "told"), AsyncClient(cluster.admin_address) as client:
         (told,) = await client.list_requests()
         assert (told.request_id, told.phase) == ("told", "decode")
@@ -75,7 +75,7 @@ async def test_requests_in_flight_are_told_with_where_they_run(cluster: LocalClu
 
 
 @pytest.mark.e2e
-async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
+async def test_top_screen_shows_requests_and_freezes_on_pause(
     cluster: LocalCluster,
 ) -> None:
     async with SnapshotReader(cluster.admin_address) as reader:
@@ -98,7 +98,7 @@ async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
 
 
 @pytest.mark.e2e
-async def test_a_router_that_does_not_answer_is_told_and_asked_again() -> None:
+async def test_top_keeps_polling_a_router_that_does_not_answer() -> None:
     async with SnapshotReader("127.0.0.1:1") as reader:
         app = Top(reader, 0.1)
         async with app.run_test() as pilot:
@@ -133,7 +133,7 @@ def test_headline_names_versions_while_workers_differ() -> None:
     assert str(said).endswith("  versions: 1.0, 2.0")
 
 
-async def test_a_look_that_ends_when_its_user_has_left_shows_nothing() -> None:
+async def test_top_shows_nothing_of_a_poll_that_ends_after_quit() -> None:
     async with LateReader() as reader:
         app = Top(reader, 0.05)
         async with app.run_test() as pilot:
@@ -147,11 +147,11 @@ async def test_a_look_that_ends_when_its_user_has_left_shows_nothing() -> None:
     ("number", "shown"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345_678, "12.3 MB"), (5e15, "5000.0 TB")],
 )
-def test_bytes_have_a_unit_that_fits(number: float, shown: str) -> None:
+def test_in_bytes_picks_a_fitting_unit(number: float, shown: str) -> None:
     assert in_bytes(number) == shown
 
 
-def test_a_bar_says_how_much_is_taken() -> None:
+def test_bar_shows_the_used_share() -> None:
     assert str(bar(0, 0, 4)) == "░░░░   0%"
     assert str(bar(1, 2, 4)) == "██░░  50%"
     assert str(bar(3, 2, 4)) == "████ 150%"

@@ -30,7 +30,7 @@ def named(processes: list[psutil.Process], command: str) -> psutil.Process:
     return process
 
 
-def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None:
+def test_up_serves_until_sigterm_and_leaves_no_process() -> None:
     with running(*ARGUMENTS) as up:
         last = "Ctrl-C stops the cluster.\n"
         lines = "".join(iter(up.stdout.readline, last)) + last
@@ -53,7 +53,7 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
 
 
 @pytest.mark.slow
-def test_a_child_that_dies_takes_the_cluster_down_with_its_log() -> None:
+def test_up_ends_with_the_log_of_a_child_that_dies() -> None:
     with running(*ARGUMENTS) as up:
         processes = started(up, 5)
         named(processes, "decode-worker").kill()
@@ -64,7 +64,7 @@ def test_a_child_that_dies_takes_the_cluster_down_with_its_log() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_there_is_told_from_the_log() -> None:
+def test_up_quotes_the_log_when_the_model_is_missing() -> None:
     ended = baton(*ARGUMENTS, "--model", "no/such/folder")
     assert ended.returncode == 1
     assert "ended with code 1; its log ends:" in ended.stderr
@@ -72,14 +72,14 @@ def test_a_model_that_is_not_there_is_told_from_the_log() -> None:
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_killed_leaves_no_children() -> None:
+def test_up_leaves_no_children_when_killed() -> None:
     with running(*ARGUMENTS) as up:
         processes = started(up, 5)
         up.kill()
         wait_until(lambda: gone(processes))
 
 
-def test_http_is_at_its_port_unless_that_is_taken_or_nobody_wants_it() -> None:
+def test_up_serves_http_on_a_free_port_unless_disabled() -> None:
     def command_of_router(*flags: str) -> str:
         return next(
             line

@@ -18,7 +18,7 @@ async def ended(router) -> bool:
     return await asyncio.to_thread(router.ended.wait, 1.0)
 
 
-async def test_chunks_come_as_the_router_sends_them(client):
+async def test_generation_streams_chunks_as_the_router_sends_them(client):
     generation = client.generate("Hi")
     assert generation.accepted is None
     assert [chunk.text async for chunk in generation] == ["Hel", "lo"]
@@ -26,7 +26,7 @@ async def test_chunks_come_as_the_router_sends_them(client):
     assert generation.finished.stop_string == "\n"
 
 
-async def test_text_and_tokens_are_the_whole_answer_even_after_some_was_read(client, router):
+async def test_generation_text_covers_chunks_already_read(client, router):
     router.script = TWO
     generation = client.generate([1, 2], SamplingParams(n=2, temperature=1.0))
     await anext(generation)
@@ -36,14 +36,14 @@ async def test_text_and_tokens_are_the_whole_answer_even_after_some_was_read(cli
     assert (await generation.completions())[0].finished is generation.finished
 
 
-async def test_the_placement_can_be_waited_for(client, router):
+async def test_wait_accepted_returns_the_placement(client, router):
     router.script = [accepted(), None]
     async with client.generate("Hi") as generation:
         assert (await generation.wait_accepted()).placement.decode_worker == "d0"
     assert await ended(router)
 
 
-async def test_leaving_early_ends_the_request_on_the_router(client, router):
+async def test_leaving_a_generation_early_cancels_the_request(client, router):
     router.script = [*ANSWER[:2], None]
     async with client.generate("Hi") as generation:
         async for _ in generation:
@@ -51,7 +51,7 @@ async def test_leaving_early_ends_the_request_on_the_router(client, router):
     assert await ended(router)
 
 
-async def test_reading_on_after_a_cancel_says_cancelled(client, router):
+async def test_reading_after_cancel_raises_cancelled(client, router):
     router.script = [*ANSWER[:2], None]
     generation = client.generate("Hi")
     await anext(generation)
@@ -61,9 +61,7 @@ async def test_reading_on_after_a_cancel_says_cancelled(client, router):
             await anext(generation)
 
 
-async def test_cancelling_the_reading_task_ends_the_request_and_stays_a_cancellation(
-    client, router
-):
+async def test_cancelling_the_reading_task_cancels_the_request(client, router):
     router.script = [*ANSWER[:2], None]
     task = asyncio.create_task(client.generate("Hi").text())
     await asyncio.sleep(0.1)
@@ -73,7 +71,7 @@ async def test_cancelling_the_reading_task_ends_the_request_and_stays_a_cancella
     assert await ended(router)
 
 
-async def test_a_reader_s_own_time_limit_is_a_timeout(client, router):
+async def test_reader_timeout_raises_timeout_error(client, router):
     router.script = [accepted(), None]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
@@ -81,7 +79,7 @@ async def test_a_reader_s_own_time_limit_is_a_timeout(client, router):
     assert await ended(router)
 
 
-async def test_closing_the_client_cancels_what_runs(client, router):
+async def test_close_cancels_running_generations(client, router):
     router.script = [*ANSWER[:2], None]
     generation = client.generate("Hi")
     await anext(generation)
@@ -90,7 +88,7 @@ async def test_closing_the_client_cancels_what_runs(client, router):
         await generation.text()
 
 
-async def test_an_error_in_the_middle_keeps_its_type_and_is_raised_again(client, router):
+async def test_generation_raises_a_mid_stream_error_each_time(client, router):
     router.script = [*ANSWER[:2], errors.OverloadedError("full", retry_after=2.0)]
     generation = client.generate("Hi")
     assert (await anext(generation)).text == "Hel"
@@ -100,12 +98,12 @@ async def test_an_error_in_the_middle_keeps_its_type_and_is_raised_again(client,
         assert caught.value.retry_after == 2.0
 
 
-async def test_many_generations_share_one_client(client):
+async def test_client_serves_many_generations_at_once(client):
     texts = await asyncio.gather(*(client.generate("Hi").text() for _ in range(16)))
     assert texts == ["Hello"] * 16
 
 
-async def test_the_other_calls_answer_in_plain_values(client):
+async def test_client_returns_plain_values_from_unary_calls(client):
     assert (await client.tokenize("Hi")).text == "Hi"
     assert (await client.get_model()).name == "tiny"
     assert [worker.id for worker in await client.list_workers()] == ["d0"]

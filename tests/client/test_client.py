@@ -24,7 +24,7 @@ def client(address: str) -> Iterator[Client]:
         yield client
 
 
-def test_chunks_come_as_the_router_sends_them(client):
+def test_generation_streams_chunks_as_the_router_sends_them(client):
     chunks = list(client.generate("Hi"))
     assert [chunk.text for chunk in chunks] == ["Hel", "lo"]
     assert [chunk.token_ids for chunk in chunks] == [(5, 6), (7,)]
@@ -32,14 +32,14 @@ def test_chunks_come_as_the_router_sends_them(client):
     assert chunks[0].logprobs == (-0.5, -0.5)
 
 
-def test_text_and_tokens_are_the_whole_answer_even_after_some_was_read(client):
+def test_generation_text_covers_chunks_already_read(client):
     generation = client.generate("Hi")
     next(generation)
     assert generation.text() == "Hello"
     assert generation.token_ids() == [5, 6, 7]
 
 
-def test_the_placement_is_known_before_the_first_chunk_is_read(client, router):
+def test_accepted_shows_the_placement_before_the_first_chunk(client, router):
     router.script = [accepted(), None]
     with client.generate("Hi") as generation:
         assert generation.accepted.request_id == "r-1"
@@ -50,13 +50,13 @@ def test_the_placement_is_known_before_the_first_chunk_is_read(client, router):
         assert generation.finished is None
 
 
-def test_asking_for_the_placement_loses_no_chunk(client):
+def test_accepted_consumes_no_chunk(client):
     generation = client.generate("Hi")
     assert generation.accepted.request_id == "r-1"
     assert [chunk.text for chunk in generation] == ["Hel", "lo"]
 
 
-def test_the_end_says_why_and_what_it_took(client):
+def test_finished_has_reason_usage_and_timings(client):
     generation = client.generate("Hi")
     generation.text()
     assert generation.finished.reason is FinishReason.STOP_STRING
@@ -70,7 +70,7 @@ def test_the_end_says_why_and_what_it_took(client):
 TWO_ASKED = SamplingParams(n=2, temperature=1.0)
 
 
-def test_several_sequences_come_mixed_and_are_put_together(client, router):
+def test_generation_assembles_interleaved_sequences(client, router):
     router.script = TWO
     generation = client.generate("Hi", TWO_ASKED)
     assert [chunk.sequence_index for chunk in generation] == [1, 0, 1, 0]
@@ -83,7 +83,7 @@ def test_several_sequences_come_mixed_and_are_put_together(client, router):
     assert generation.finished is first.finished
 
 
-def test_a_generation_is_over_with_its_last_sequence(client, router):
+def test_generation_finishes_with_its_last_sequence(client, router):
     router.script = [*TWO[:-1], None]
     with client.generate("Hi", TWO_ASKED) as generation:
         for _ in range(4):
@@ -91,13 +91,13 @@ def test_a_generation_is_over_with_its_last_sequence(client, router):
         assert generation.finished is None
 
 
-def test_a_stream_without_the_end_of_every_sequence_is_an_error(client, router):
+def test_generation_fails_when_a_sequence_never_finishes(client, router):
     router.script = TWO[:-1]
     with pytest.raises(errors.InternalError):
         client.generate("Hi", TWO_ASKED).texts()
 
 
-def test_one_completion_is_all_there_is_of_one_sequence(client):
+def test_completions_has_one_entry_for_one_sequence(client):
     generation = client.generate("Hi")
     assert generation.texts() == ["Hello"]
     (completion,) = generation.completions()
@@ -106,7 +106,7 @@ def test_one_completion_is_all_there_is_of_one_sequence(client):
     assert completion.top_logprobs == ()
 
 
-def test_the_most_likely_tokens_are_told_with_the_chosen_ones(client, router):
+def test_chunks_carry_top_logprobs_of_each_token(client, router):
     top = pb.TopLogprobs(token_ids=[9, 5], logprobs=[-0.25, -0.5])
     chunk = pb.TokenChunk(token_ids=[5], text="a", logprobs=[-0.5], top_logprobs=[top])
     router.script = [accepted(), pb.GenerateResponse(tokens=chunk), finished()]
@@ -116,7 +116,7 @@ def test_the_most_likely_tokens_are_told_with_the_chosen_ones(client, router):
 
 
 @pytest.mark.parametrize("with_top", [True, False])
-def test_the_prompt_s_logprobs_are_there_with_the_first_chunk(client, router, with_top):
+def test_prompt_logprobs_arrive_with_the_first_chunk(client, router, with_top):
     tops = [pb.TopLogprobs(token_ids=[i], logprobs=[-0.125]) for i in range(3)]
     scored = [
         pb.PromptLogprobs(
@@ -136,14 +136,14 @@ def test_the_prompt_s_logprobs_are_there_with_the_first_chunk(client, router, wi
     assert generation.text() == "Hello"
 
 
-def test_the_priority_is_sent(client, router):
+def test_generate_sends_the_priority(client, router):
     client.generate("Hi", priority=-7).text()
     client.generate("Hi").text()
     assert [request.priority for request in router.requests] == [-7, 0]
 
 
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 0.5])
-def test_a_priority_that_cannot_be_sent_is_refused(client, priority):
+def test_generate_rejects_a_priority_outside_int32(client, priority):
     with pytest.raises(errors.InvalidArgumentError, match="priority"):
         client.generate("Hi", priority=priority)
 
@@ -158,7 +158,7 @@ def test_a_priority_that_cannot_be_sent_is_refused(client, priority):
         ([{"role": "user", "content": "Hi"}], "chat"),
     ],
 )
-def test_a_prompt_is_text_or_tokens_or_a_conversation(client, router, prompt, kind):
+def test_generate_sends_text_tokens_or_chat(client, router, prompt, kind):
     client.generate(prompt).text()
     assert router.requests[0].WhichOneof("input") == kind
 
@@ -175,13 +175,13 @@ def test_a_prompt_is_text_or_tokens_or_a_conversation(client, router, prompt, ki
         ([{"role": "user", "content": None}], "chat.messages[0]"),
     ],
 )
-def test_a_prompt_that_cannot_be_sent_names_the_place(client, prompt, field):
+def test_generate_names_the_field_of_an_invalid_prompt(client, prompt, field):
     with pytest.raises(errors.InvalidArgumentError) as caught:
         client.generate(prompt)
     assert caught.value.field == field
 
 
-def test_everything_asked_for_is_sent(client, router):
+def test_generate_sends_every_parameter(client, router):
     params = SamplingParams(max_tokens=4, temperature=0.5, stop=("x",), seed=2**63)
     client.generate("Hi", params, model="tiny", request_id="mine").text()
     client.generate("Hi").text()
@@ -193,14 +193,14 @@ def test_everything_asked_for_is_sent(client, router):
     assert not plain.HasField("sampling")
 
 
-def test_the_time_limit_is_the_call_s_own_or_the_client_s(client, router):
+def test_generate_uses_its_own_timeout_or_that_of_the_client(client, router):
     client.generate("Hi", timeout=3.0).text()
     client.generate("Hi").text()
     # gRPC rounds what it sends up by a percent or so.
     assert router.remaining == [pytest.approx(3.0, abs=0.5), pytest.approx(10.0, abs=0.5)]
 
 
-def test_an_error_in_the_middle_keeps_its_type_and_details(client, router):
+def test_generation_keeps_type_and_details_of_a_mid_stream_error(client, router):
     router.script = [*ANSWER[:2], errors.OverloadedError("full", retry_after=2.0)]
     generation = client.generate("Hi")
     assert next(generation).text == "Hel"
@@ -211,41 +211,41 @@ def test_an_error_in_the_middle_keeps_its_type_and_details(client, router):
         generation.text()
 
 
-def test_a_refused_request_raises_when_its_placement_is_asked_for(client, router):
+def test_accepted_raises_when_the_request_is_rejected(client, router):
     router.script = [errors.InvalidArgumentError("sampling.top_p", "is 2")]
     with pytest.raises(errors.InvalidArgumentError) as caught:
         _ = client.generate("Hi").accepted
     assert caught.value.field == "sampling.top_p"
 
 
-def test_a_bug_in_the_router_does_not_leak_its_text(client, router):
+def test_generation_hides_the_text_of_a_router_bug(client, router):
     router.script = [ValueError("secret")]
     with pytest.raises(errors.InternalError) as caught:
         client.generate("Hi").text()
     assert "secret" not in str(caught.value)
 
 
-def test_a_request_out_of_time_says_so(client, router):
+def test_generation_raises_deadline_exceeded(client, router):
     router.script = [accepted(), None]
     with pytest.raises(errors.DeadlineExceededError):
         client.generate("Hi", timeout=0.2).text()
 
 
 @pytest.mark.parametrize("script", [[], [accepted()], [tokens(0, [1], "x"), finished()]])
-def test_a_stream_that_breaks_its_contract_is_an_error(client, router, script):
+def test_generation_fails_when_the_stream_breaks_its_contract(client, router, script):
     router.script = script
     with pytest.raises(errors.InternalError):
         client.generate("Hi").text()
 
 
-def test_leaving_early_ends_the_request_on_the_router(client, router):
+def test_leaving_a_generation_early_cancels_the_request(client, router):
     router.script = [*ANSWER[:2], None]
     with client.generate("Hi") as generation:
         next(generation)
     assert router.ended.wait(1.0)
 
 
-def test_reading_on_after_a_cancel_says_cancelled(client, router):
+def test_reading_after_cancel_raises_cancelled(client, router):
     router.script = [*ANSWER[:2], None]
     generation = client.generate("Hi")
     next(generation)
@@ -255,7 +255,7 @@ def test_reading_on_after_a_cancel_says_cancelled(client, router):
     assert router.ended.wait(1.0)
 
 
-def test_cancelling_from_another_thread_wakes_the_reader(client, router):
+def test_cancel_from_another_thread_wakes_the_reader(client, router):
     router.script = [accepted(), None]
     generation = client.generate("Hi")
     timer = threading.Timer(0.1, generation.cancel)
@@ -265,14 +265,14 @@ def test_cancelling_from_another_thread_wakes_the_reader(client, router):
     timer.join()
 
 
-def test_cancelling_what_is_over_does_no_harm(client):
+def test_cancel_after_the_end_does_nothing(client):
     with client.generate("Hi") as generation:
         assert generation.text() == "Hello"
     generation.cancel()
     assert generation.text() == "Hello"
 
 
-def test_the_other_calls_answer_in_plain_values(client):
+def test_client_returns_plain_values_from_unary_calls(client):
     assert client.tokenize("Hi").token_ids == (1, 2)
     assert client.tokenize([Message("user", "Hi")]).text == "rendered"
     model = client.get_model()
@@ -285,7 +285,7 @@ def test_the_other_calls_answer_in_plain_values(client):
         client.abort("other")
 
 
-def test_a_server_that_is_not_there_is_unavailable_at_once():
+def test_client_raises_unavailable_at_once_without_server():
     with (
         Client(f"127.0.0.1:{free_port()}", timeout=10.0) as client,
         pytest.raises(errors.UnavailableError),
@@ -293,7 +293,7 @@ def test_a_server_that_is_not_there_is_unavailable_at_once():
         client.get_model()
 
 
-def test_a_server_that_is_starting_is_waited_for_when_asked():
+def test_client_waits_for_a_starting_server_when_asked_to():
     port = free_port()
     name: list[str] = []
     with Client(f"127.0.0.1:{port}", timeout=10.0, wait_for_ready=True) as client:

@@ -60,16 +60,16 @@ beams = st.builds(
 
 
 @given(samples | beams)
-def test_parameters_come_back_as_they_left(params):
+def test_params_round_trip_over_the_wire(params):
     over_the_wire = pb.SamplingParams.FromString(to_proto(params).SerializeToString())
     assert from_proto(over_the_wire, default_seed=9) == params
 
 
-def test_every_field_of_the_parameters_is_a_field_of_the_message():
+def test_params_and_message_have_the_same_fields():
     assert set(SamplingParams.__slots__) == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
 
 
-def test_every_field_is_set_even_at_its_default():
+def test_to_proto_sets_every_field_even_at_its_default():
     message = to_proto(SamplingParams())
     for field in pb.SamplingParams.DESCRIPTOR.fields:
         stays_unset = ("best_of", "prompt_logprobs", "grammar", "speculate")
@@ -78,7 +78,7 @@ def test_every_field_is_set_even_at_its_default():
     assert from_proto(message, default_seed=9) == SamplingParams()
 
 
-def test_unset_fields_take_the_documented_defaults_and_the_given_seed():
+def test_from_proto_applies_defaults_and_seed_to_unset_fields():
     assert from_proto(pb.SamplingParams(), default_seed=9) == SamplingParams(seed=9)
 
 
@@ -98,7 +98,7 @@ def test_unset_fields_take_the_documented_defaults_and_the_given_seed():
         (pb.SamplingParams(bad_token_ids=[pb.BadTokens()]), "sampling.bad_token_ids[0]"),
     ],
 )
-def test_a_value_out_of_bounds_names_its_field(message, field):
+def test_from_proto_names_the_field_out_of_bounds(message, field):
     with pytest.raises(InvalidArgumentError) as caught:
         from_proto(message, default_seed=0)
     assert caught.value.field == field
@@ -113,13 +113,13 @@ def test_a_value_out_of_bounds_names_its_field(message, field):
         (SamplingParams(bad_token_ids=((1,), (1, 2**32))), "sampling.bad_token_ids[1][1]"),
     ],
 )
-def test_a_number_the_message_cannot_hold_names_its_field(params, field):
+def test_to_proto_names_the_field_that_the_message_cannot_hold(params, field):
     with pytest.raises(InvalidArgumentError) as caught:
         to_proto(params)
     assert caught.value.field == field
 
 
-def test_the_client_imports_nothing_heavy():
+def test_client_imports_nothing_heavy():
     heavy = "('torch', 'transformers', 'redis', 'baton.serving')"
     code = f"import sys, baton.client.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -50,7 +50,7 @@ def accept(progress: Progress, *events: pb.GenerateResponse) -> None:
         progress.add(event)
 
 
-def test_before_it_is_accepted_each_router_is_asked_once_and_at_once():
+def test_resumption_tries_each_router_once_before_acceptance():
     resumption, progress = begun(3)
     assert resumption.first_attempt().router == 0
     attempts = [resumption.next_attempt(Failed(is_said=True), progress) for _ in range(3)]
@@ -60,7 +60,7 @@ def test_before_it_is_accepted_each_router_is_asked_once_and_at_once():
     assert attempts[2] is None
 
 
-def test_one_of_several_that_was_silent_is_asked_for_as_long_again_as_it_may_be_back_unnoticed():
+def test_resumption_retries_silent_router_until_window_expires():
     """While one drains, another one that has restarted may still be thought to be gone."""
     clock = Clock()
     resumption = Resumption(pb.GenerateRequest(text="Hi"), Routers(2), 10.0, clock=clock)
@@ -74,7 +74,7 @@ def test_one_of_several_that_was_silent_is_asked_for_as_long_again_as_it_may_be_
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_what_a_router_drops_as_it_ends_is_asked_of_another_one(is_begun):
+def test_resumption_moves_on_when_a_router_shuts_down(is_begun):
     """gRPC tells it as a cancellation, which nobody has asked for."""
     resumption, progress = begun(2)
     if is_begun:
@@ -86,7 +86,7 @@ def test_what_a_router_drops_as_it_ends_is_asked_of_another_one(is_begun):
     assert resumption.next_attempt(aborted, progress) is None
 
 
-def test_who_waits_asks_all_routers_again_until_one_is_there():
+def test_resumption_cycles_through_routers_with_wait_for_ready():
     resumption = Resumption(
         pb.GenerateRequest(), Routers(2), 10.0, wait_for_ready=True, clock=Clock()
     )
@@ -96,12 +96,12 @@ def test_who_waits_asks_all_routers_again_until_one_is_there():
     assert all(0.05 <= attempt.pause <= 2.0 for attempt in attempts[1:])
 
 
-def test_of_one_router_that_is_not_there_the_error_is_told_at_once():
+def test_resumption_gives_up_at_once_with_a_single_router():
     resumption, progress = begun()
     assert resumption.next_attempt(Failed(), progress) is None
 
 
-def test_the_rest_is_asked_for_as_it_was_accepted():
+def test_resumption_asks_for_the_rest_of_an_accepted_request():
     resumption, progress = begun()
     accept(progress, tokens(0, [5, 6], "He"))
     attempt = resumption.next_attempt(Failed(), progress)
@@ -111,7 +111,7 @@ def test_the_rest_is_asked_for_as_it_was_accepted():
     assert not attempt.request.sampling.HasField("prompt_logprobs")
 
 
-def test_an_ending_that_came_with_the_last_token_is_said_again():
+def test_resumption_reports_a_finish_reason_it_has_received():
     resumption, progress = begun()
     last = pb.TokenChunk(position=2, token_ids=[7], finish_reason=pb.FINISH_REASON_END_OF_SEQUENCE)
     accept(progress, tokens(0, [5, 6], "He"), pb.GenerateResponse(tokens=last))
@@ -121,7 +121,7 @@ def test_an_ending_that_came_with_the_last_token_is_said_again():
     assert sequence.finish_reason == pb.FINISH_REASON_END_OF_SEQUENCE
 
 
-def test_without_a_token_all_is_asked_for_again_with_the_same_seed():
+def test_resumption_repeats_the_request_and_seed_without_tokens():
     resumption, progress = begun()
     accept(progress, pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=[-1.0])))
     assert progress.prompt_logprobs == [TokenLogprobs(-1.0, {})]
@@ -132,7 +132,7 @@ def test_without_a_token_all_is_asked_for_again_with_the_same_seed():
 
 
 @pytest.mark.parametrize("code", [UNAVAILABLE, grpc.StatusCode.INTERNAL])
-def test_what_a_living_router_has_given_up_is_not_asked_for_again(code):
+def test_resumption_stops_when_a_live_router_reports_failure(code):
     resumption, progress = begun(2)
     accept(progress)
     assert resumption.next_attempt(Failed(code, is_said=True), progress) is None
@@ -148,7 +148,7 @@ def test_what_a_living_router_has_given_up_is_not_asked_for_again(code):
         (grpc.StatusCode.DEADLINE_EXCEEDED, False),
     ],
 )
-def test_a_router_that_cannot_yet_take_it_over_is_asked_again(code, goes_on):
+def test_resumption_retries_only_transient_codes_after_a_loss(code, goes_on):
     resumption, progress = begun()
     accept(progress)
     resumption.next_attempt(Failed(), progress)
@@ -158,7 +158,7 @@ def test_a_router_that_cannot_yet_take_it_over_is_asked_again(code, goes_on):
         assert 0.05 <= attempt.pause <= 0.1
 
 
-def test_without_progress_it_gives_up_and_each_token_gives_it_new_patience():
+def test_resumption_gives_up_without_progress():
     resumption, progress = begun()
     accept(progress)
     for position in range(2):
@@ -170,7 +170,7 @@ def test_without_progress_it_gives_up_and_each_token_gives_it_new_patience():
     assert resumption.next_attempt(Failed(), progress) is None
 
 
-def test_no_call_is_made_that_would_be_late():
+def test_resumption_makes_no_attempt_past_the_deadline():
     clock = Clock()
     resumption, progress = (
         Resumption(pb.GenerateRequest(), Routers(1), 10.0, clock=clock),
@@ -183,7 +183,7 @@ def test_no_call_is_made_that_would_be_late():
     assert resumption.next_attempt(Failed(), progress) is None
 
 
-def test_what_two_routers_say_is_added_up_once():
+def test_progress_counts_output_of_two_routers_once():
     progress = Progress(2)
     accept(progress, of(0, tokens(0, [5], "a")), of(0, tokens(0, [], "b")), of(1, finished()))
     progress.begin_call()
@@ -194,7 +194,7 @@ def test_what_two_routers_say_is_added_up_once():
     assert progress.finished is not None
 
 
-def test_a_router_that_begins_again_is_not_believed():
+def test_progress_rejects_a_router_that_starts_over():
     progress = Progress(1)
     accept(progress, tokens(0, [5, 6], "He"))
     progress.begin_call()
@@ -206,7 +206,7 @@ HALF = [accepted(), tokens(0, [5, 6], "Hel"), None]
 REST = [accepted(), tokens(2, [7], "lo"), finished()]
 
 
-def test_a_generation_goes_on_on_another_router():
+def test_generation_resumes_on_another_router():
     dying, other = FakeRouter(), FakeRouter()
     dying.script, other.script = HALF, REST
     with running(other) as second:
@@ -224,7 +224,7 @@ def test_a_generation_goes_on_on_another_router():
             assert len(other.requests) == 2
 
 
-async def test_a_generation_goes_on_on_another_router_awaited():
+async def test_async_generation_resumes_on_another_router():
     dying, other = FakeRouter(), FakeRouter()
     dying.script, other.script = HALF, REST
     with running(other) as second:
@@ -237,7 +237,7 @@ async def test_a_generation_goes_on_on_another_router_awaited():
             assert generation.num_resumed == 1
 
 
-def test_who_does_not_want_it_is_told_of_the_loss():
+def test_generation_fails_on_router_loss_with_resume_disabled():
     dying = FakeRouter()
     dying.script = HALF
     first_router = running(dying)
@@ -249,7 +249,7 @@ def test_who_does_not_want_it_is_told_of_the_loss():
             generation.text()
 
 
-async def test_a_client_that_is_closed_looks_for_no_router(router):
+async def test_closed_client_does_not_resume(router):
     router.script = HALF
     with running(router) as address:
         async with AsyncClient([address, address]) as client:
@@ -265,7 +265,7 @@ async def test_a_client_that_is_closed_looks_for_no_router(router):
     assert len(router.requests) == 2
 
 
-async def test_a_generation_is_cancelled_while_it_looks_for_a_router():
+async def test_cancel_ends_a_generation_that_looks_for_a_router():
     dying = FakeRouter()
     dying.script = HALF
     first_router = running(dying)
@@ -278,13 +278,13 @@ async def test_a_generation_is_cancelled_while_it_looks_for_a_router():
             await generation.text()
 
 
-def test_a_router_that_is_not_there_is_passed_over(router, address):
+def test_client_skips_an_unreachable_router(router, address):
     with Client([f"127.0.0.1:{free_port()}", address], timeout=10.0) as client:
         assert client.get_model().name == "tiny"
         assert client.generate("Hi").text() == "Hello"
 
 
-def test_several_routers_that_are_not_there_yet_are_waited_for(router):
+def test_client_waits_for_the_first_of_several_routers(router):
     ports = [free_port(), free_port()]
     addresses = [f"127.0.0.1:{port}" for port in ports]
     with Client(addresses, timeout=10.0, wait_for_ready=True) as client:
@@ -293,7 +293,7 @@ def test_several_routers_that_are_not_there_yet_are_waited_for(router):
             assert generation.text() == "Hello"
 
 
-def test_an_abort_finds_its_request_on_whichever_router(router, address):
+def test_abort_finds_its_request_on_any_router(router, address):
     knows_nothing = FakeRouter()
     knows_nothing.known = ()
     with running(knows_nothing) as other, Client([other, address], timeout=10.0) as client:
@@ -302,6 +302,6 @@ def test_an_abort_finds_its_request_on_whichever_router(router, address):
             client.abort("r-2")
 
 
-def test_a_client_of_no_router_is_a_mistake():
+def test_client_rejects_an_empty_address_list():
     with pytest.raises(errors.InvalidArgumentError, match="address"):
         Client([])

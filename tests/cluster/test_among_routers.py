@@ -25,16 +25,14 @@ def speaking(redis: Redis, loops: Loops, *names: str, max_age: float = 5.0) -> l
     return [loops.start(notices(name)) for name in names]
 
 
-async def test_each_router_hears_all_others(redis: Redis, loops: Loops) -> None:
+async def test_gossip_reaches_all_other_routers(redis: Redis, loops: Loops) -> None:
     a, b, c = speaking(redis, loops, "a", "b", "c")
     await until(lambda: sorted(a.others) == [b"I am b", b"I am c"], within=5.0)
     await until(lambda: sorted(b.others) == [b"I am a", b"I am c"], within=5.0)
     await until(lambda: sorted(c.others) == [b"I am a", b"I am b"], within=5.0)
 
 
-async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
-    redis: Redis, loops: Loops
-) -> None:
+async def test_gossip_forgets_a_router_that_falls_silent(redis: Redis, loops: Loops) -> None:
     a, b = speaking(redis, loops, "a", "b", max_age=0.2)
     await until(lambda: a.others == [b"I am b"], within=5.0)
     await b.stop()
@@ -45,7 +43,7 @@ async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
         await asyncio.sleep(0.01)
 
 
-async def test_routers_hear_each_other_again_after_redis_was_lost(
+async def test_gossip_resumes_after_redis_is_lost(
     server: EmbeddedRedis, redis: Redis, loops: Loops
 ) -> None:
     a, b = speaking(redis, loops, "a", "b", max_age=0.3)
@@ -57,7 +55,7 @@ async def test_routers_hear_each_other_again_after_redis_was_lost(
         await until(lambda: a.others == [b"I am b"], within=10.0)
 
 
-async def test_only_one_has_the_turn_until_its_time_is_over(
+async def test_redis_lock_has_one_owner_until_it_expires(
     server: EmbeddedRedis, redis: Redis
 ) -> None:
     other = connect(server.url)
@@ -74,7 +72,7 @@ async def test_only_one_has_the_turn_until_its_time_is_over(
     await other.aclose()
 
 
-async def test_it_is_nobodys_turn_where_redis_does_not_answer(
+async def test_redis_lock_is_not_acquired_without_redis(
     server: EmbeddedRedis, redis: Redis
 ) -> None:
     turn = RedisLock(redis, KEY, "a")

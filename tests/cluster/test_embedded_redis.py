@@ -30,14 +30,14 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_it_answers_and_keeps_values_as_bytes(server: EmbeddedRedis) -> None:
+async def test_embedded_redis_stores_values_as_bytes(server: EmbeddedRedis) -> None:
     redis = connect(server.url)
     replies = await transact(redis, ("SET", "key", b"\xff\x00"), ("GET", "key"))
     await redis.aclose()
     assert replies == [True, b"\xff\x00"]
 
 
-def test_stopping_frees_the_port_and_removes_the_folder() -> None:
+def test_embedded_redis_stop_frees_port_and_folder() -> None:
     server = EmbeddedRedis()
     server.start()
     port, folder = server.port, Path(server._folder.name)
@@ -48,7 +48,7 @@ def test_stopping_frees_the_port_and_removes_the_folder() -> None:
     assert not folder.exists()
 
 
-def test_it_starts_on_the_port_it_is_given(server: EmbeddedRedis) -> None:
+def test_embedded_redis_starts_on_the_given_port(server: EmbeddedRedis) -> None:
     port = server.port
     server.stop()
     with EmbeddedRedis(port) as second:
@@ -56,12 +56,12 @@ def test_it_starts_on_the_port_it_is_given(server: EmbeddedRedis) -> None:
         assert listens(port)
 
 
-def test_a_port_in_use_is_an_error_that_quotes_the_log(server: EmbeddedRedis) -> None:
+def test_embedded_redis_quotes_the_log_when_its_port_is_taken(server: EmbeddedRedis) -> None:
     with pytest.raises(UnavailableError, match="Address already in use"):
         EmbeddedRedis(server.port).start()
 
 
-async def test_commands_that_reach_beyond_redis_are_disabled(server: EmbeddedRedis) -> None:
+async def test_embedded_redis_disables_config_commands(server: EmbeddedRedis) -> None:
     redis = connect(server.url)
     with pytest.raises(Exception, match="unknown command"):
         await transact(redis, ("CONFIG", "SET", "dir", "elsewhere"))
@@ -69,7 +69,7 @@ async def test_commands_that_reach_beyond_redis_are_disabled(server: EmbeddedRed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-async def test_it_dies_with_a_parent_that_is_killed() -> None:
+async def test_embedded_redis_dies_with_its_killed_parent() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
     )
@@ -141,12 +141,12 @@ def test_start_names_all_ways_to_a_server_when_there_is_none(
         assert way in str(caught.value)
 
 
-def test_a_malformed_url_is_named() -> None:
+def test_connect_names_a_malformed_url() -> None:
     with pytest.raises(InvalidArgumentError, match="redis_url"):
         connect("localhost:6379")
 
 
-async def test_a_server_that_hangs_costs_a_second(server: EmbeddedRedis) -> None:
+async def test_transact_gives_up_on_a_hung_server_after_a_second(server: EmbeddedRedis) -> None:
     redis = connect(server.url)
     await transact(redis, ("PING",))
     os.kill(server.pid, signal.SIGSTOP)
@@ -157,7 +157,7 @@ async def test_a_server_that_hangs_costs_a_second(server: EmbeddedRedis) -> None
     await redis.aclose()
 
 
-def test_a_server_that_is_not_there_is_told_from_one_that_answers(server: EmbeddedRedis) -> None:
+def test_check_answers_tells_unreachable_server_from_bad_url(server: EmbeddedRedis) -> None:
     check_answers(server.url)
     server.stop()
     with pytest.raises(UnavailableError, match=r"Redis does not answer.*refused"):

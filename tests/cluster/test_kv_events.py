@@ -90,7 +90,7 @@ class Held:
     st.integers(1, 4),
     st.integers(0, 20),
 )
-def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
+def test_snapshot_plus_stream_equals_the_cached_blocks(
     steps: list[KvEvents | str], max_slots: int, cut: int
 ) -> None:
     """Also for a reader whose first parts of the snapshot are older than its last ones."""
@@ -125,7 +125,7 @@ def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
     assert log.sequence == 0 or held.read() == truth
 
 
-def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> None:
+def test_snapshot_completes_within_an_eighth_of_its_hashes() -> None:
     snapshot = IndexSnapshot()
     snapshot.apply(KvEvents(stored=tuple(number.to_bytes(16, "big") for number in range(80_000))))
     compaction = Compaction(snapshot)
@@ -143,7 +143,7 @@ def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> No
     assert part.oldest == 2, "a reader may still be at the snapshot before"
 
 
-def test_the_snapshot_of_a_cache_that_changes_stays_as_long_as_the_cache() -> None:
+def test_snapshot_size_follows_the_size_of_the_cache() -> None:
     snapshot = IndexSnapshot()
     for number in range(1_000):
         snapshot.apply(KvEvents(stored=(number.to_bytes(16, "big"),)))
@@ -155,7 +155,7 @@ def test_the_snapshot_of_a_cache_that_changes_stays_as_long_as_the_cache() -> No
 
 
 @given(some_events, st.integers(1, 2**63), st.integers(0, 2**63))
-def test_batches_survive_the_way_through_redis(events: KvEvents, first: int, more: int) -> None:
+def test_event_batch_round_trips_through_redis(events: KvEvents, first: int, more: int) -> None:
     batch = EventBatch(first, first + more, events)
     fields = {
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
@@ -164,7 +164,7 @@ def test_batches_survive_the_way_through_redis(events: KvEvents, first: int, mor
     assert EventBatch.from_fields(fields) == batch
 
 
-def test_a_snapshot_is_a_sequence_number_and_hashes_with_holes() -> None:
+def test_snapshot_encodes_sequence_number_and_hash_slots() -> None:
     snapshot = IndexSnapshot()
     snapshot.apply(KvEvents(stored=(b"a" * 16, b"c" * 16, b"b" * 16)))
     snapshot.apply(KvEvents(removed=(b"c" * 16,)))
@@ -175,7 +175,7 @@ def test_a_snapshot_is_a_sequence_number_and_hashes_with_holes() -> None:
 
 
 @pytest.mark.parametrize("data", [b"1", b"a" * 15, b"a" * 17])
-def test_slots_that_are_cut_off_are_a_value_error(data: bytes) -> None:
+def test_decode_slots_rejects_truncated_data(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_slots(data)
 
@@ -220,7 +220,7 @@ def held(subscriber: EventSubscriber) -> set[bytes]:
     return {block for block in BLOCKS if "w" in subscriber._index.match([block])}
 
 
-async def test_events_arrive_in_order(kv: Events) -> None:
+async def test_subscriber_applies_events_in_order(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
     await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4}, within=5.0)
@@ -232,7 +232,7 @@ async def test_events_arrive_in_order(kv: Events) -> None:
     await until(lambda: publisher.published == publisher.sequence == 5, within=5.0)
 
 
-async def test_many_events_in_one_turn_are_one_entry(kv: Events) -> None:
+async def test_publisher_merges_events_of_one_iteration(kv: Events) -> None:
     publisher = kv.publisher()
     await until(lambda: publisher.published == 1, within=5.0)
     for block in BLOCKS:
@@ -242,7 +242,7 @@ async def test_many_events_in_one_turn_are_one_entry(kv: Events) -> None:
     assert await transact(kv.redis, ("XLEN", STREAM)) == [2]
 
 
-async def test_a_new_router_starts_from_redis_alone(kv: Events) -> None:
+async def test_new_subscriber_starts_from_redis_alone(kv: Events) -> None:
     publisher = kv.publisher(max_slots=2)
     for block in BLOCKS[:5]:
         publisher.publish(KvEvents(stored=(block,)))
@@ -254,7 +254,7 @@ async def test_a_new_router_starts_from_redis_alone(kv: Events) -> None:
     assert subscriber._index.match(BLOCKS) == {"w": 5}
 
 
-async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: Events) -> None:
+async def test_subscriber_reads_a_long_snapshot_of_an_active_worker(kv: Events) -> None:
     many = [number.to_bytes(16, "little") for number in range(1, 150_000)]
     publisher = kv.publisher()
     for start in range(0, len(many), 1_000):
@@ -273,7 +273,7 @@ async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: 
     assert subscriber._index.num_blocks("w") == len(many) - 2_500
 
 
-async def test_a_gap_sends_the_subscriber_back_to_the_snapshot(kv: Events) -> None:
+async def test_subscriber_reloads_the_snapshot_after_a_gap(kv: Events) -> None:
     await kv.append(1, 2, *BLOCKS[:2])
     subscriber = kv.subscriber()
     await until(lambda: held(subscriber) == set(BLOCKS[:2]), within=5.0)
@@ -287,7 +287,7 @@ async def test_a_gap_sends_the_subscriber_back_to_the_snapshot(kv: Events) -> No
     await until(lambda: held(subscriber) == {*BLOCKS[4:7], BLOCKS[9]}, within=5.0)
 
 
-async def test_a_malformed_entry_counts_as_a_gap(
+async def test_subscriber_treats_a_malformed_entry_as_a_gap(
     kv: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
     await kv.append(1, 1, BLOCKS[0])
@@ -300,7 +300,7 @@ async def test_a_malformed_entry_counts_as_a_gap(
     assert caplog.text.count("ignoring an event of worker 'w'") == 1
 
 
-async def test_what_does_not_fit_into_memory_is_replaced_by_a_snapshot(kv: Events) -> None:
+async def test_publisher_replaces_an_overflowing_log_by_a_snapshot(kv: Events) -> None:
     publisher, subscriber = kv.publisher(max_pending=4), kv.subscriber()
     await until(lambda: publisher.published == 1, within=5.0)
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:8])))
@@ -309,7 +309,7 @@ async def test_what_does_not_fit_into_memory_is_replaced_by_a_snapshot(kv: Event
     assert (await kv.snapshot())[1] == set(BLOCKS[1:8])
 
 
-async def test_a_flushed_redis_is_filled_again_without_new_events(kv: Events) -> None:
+async def test_publisher_refills_a_flushed_redis_without_new_events(kv: Events) -> None:
     publisher = kv.publisher(refresh_interval=0.1)
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
     await until(lambda: publisher.published == 2, within=5.0)
@@ -318,7 +318,7 @@ async def test_a_flushed_redis_is_filled_again_without_new_events(kv: Events) ->
     await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
 
 
-async def test_a_flushed_redis_is_filled_again_with_the_next_event(kv: Events) -> None:
+async def test_publisher_refills_a_flushed_redis_with_the_next_event(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
     await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
@@ -329,7 +329,7 @@ async def test_a_flushed_redis_is_filled_again_with_the_next_event(kv: Events) -
     await until(lambda: newcomer._index.match(BLOCKS) == {"w": 4}, within=5.0)
 
 
-async def test_a_stream_restored_from_an_old_copy_is_noticed(kv: Events) -> None:
+async def test_publisher_notices_a_stream_restored_from_a_backup(kv: Events) -> None:
     publisher = kv.publisher(refresh_interval=0.1)
     await until(lambda: publisher.published == 1, within=5.0)
     (copy,) = await transact(kv.redis, ("DUMP", STREAM))
@@ -340,7 +340,7 @@ async def test_a_stream_restored_from_an_old_copy_is_noticed(kv: Events) -> None
     await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
 
 
-async def test_events_survive_a_redis_that_is_killed_and_replaced(
+async def test_events_survive_a_redis_killed_and_replaced(
     kv: Events, server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher, subscriber = kv.publisher(refresh_interval=0.1), kv.subscriber()
@@ -360,9 +360,7 @@ async def test_events_survive_a_redis_that_is_killed_and_replaced(
     assert len(caplog.records) == 4
 
 
-async def test_publishing_never_waits_for_a_redis_that_hangs(
-    kv: Events, server: EmbeddedRedis
-) -> None:
+async def test_publish_never_waits_for_a_hung_redis(kv: Events, server: EmbeddedRedis) -> None:
     publisher, subscriber = kv.publisher(max_pending=4), kv.subscriber()
     await until(lambda: publisher.published == 1, within=5.0)
     os.kill(server.pid, signal.SIGSTOP)
@@ -374,7 +372,7 @@ async def test_publishing_never_waits_for_a_redis_that_hangs(
     await until(lambda: held(subscriber) == {BLOCKS[0]}, within=5.0)
 
 
-async def test_a_new_epoch_starts_from_nothing(kv: Events) -> None:
+async def test_subscriber_starts_empty_at_a_new_epoch(kv: Events) -> None:
     await kv.append(1, 1, BLOCKS[0])
     subscriber = kv.subscriber()
     await until(lambda: held(subscriber) == {BLOCKS[0]}, within=5.0)
@@ -387,7 +385,7 @@ async def test_a_new_epoch_starts_from_nothing(kv: Events) -> None:
     await until(lambda: held(subscriber) == {BLOCKS[2]}, within=5.0)
 
 
-async def test_a_new_epoch_of_the_same_cache_starts_from_what_is_findable(kv: Events) -> None:
+async def test_successor_publishes_the_cache_under_a_new_epoch(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
     publisher.publish(KvEvents(removed=(BLOCKS[3],)))
@@ -401,7 +399,7 @@ async def test_a_new_epoch_of_the_same_cache_starts_from_what_is_findable(kv: Ev
     await until(lambda: held(subscriber) == set(BLOCKS[:5]) - {BLOCKS[1]}, within=5.0)
 
 
-async def test_a_worker_not_followed_any_more_is_gone_at_once(kv: Events) -> None:
+async def test_unfollow_drops_all_blocks_of_a_worker_at_once(kv: Events) -> None:
     await kv.append(1, 1, BLOCKS[0])
     subscriber = kv.subscriber()
     await until(lambda: held(subscriber) == {BLOCKS[0]}, within=5.0)
@@ -414,7 +412,7 @@ async def test_a_worker_not_followed_any_more_is_gone_at_once(kv: Events) -> Non
     assert held(subscriber) == set()
 
 
-async def test_what_a_dead_worker_left_expires(kv: Events) -> None:
+async def test_keys_of_a_dead_worker_expire(kv: Events) -> None:
     publisher = kv.publisher()
     publisher.publish(KvEvents(stored=(BLOCKS[0],)))
     await until(lambda: publisher.published == 2, within=5.0)

@@ -76,7 +76,7 @@ TestIndexAgainstSets.settings = settings(max_examples=100, stateful_step_count=3
     st.integers(1, 10),
     st.lists(st.tuples(workers, blocks, blocks), max_size=20),
 )
-def test_a_bounded_index_stays_within_its_bound_and_never_invents_a_block(
+def test_bounded_index_keeps_its_bound_and_invents_no_block(
     max_entries: int, changes: list[tuple[str, list[bytes], list[bytes]]]
 ) -> None:
     index = LocalityIndex(max_entries)
@@ -91,14 +91,14 @@ def test_a_bounded_index_stays_within_its_bound_and_never_invents_a_block(
             assert index.num_blocks(name) == len(found)
 
 
-def test_what_came_first_is_evicted_first() -> None:
+def test_bounded_index_evicts_the_oldest_entry_first() -> None:
     index = LocalityIndex(max_entries=4)
     for block in BLOCKS[:6]:
         index.apply("a", 1, KvEvents(stored=(block,)))
     assert [bool(index.match([block])) for block in BLOCKS[:6]] == [False, False] + [True] * 4
 
 
-def test_what_is_asked_for_stays_when_what_came_later_is_evicted() -> None:
+def test_bounded_index_keeps_recently_matched_blocks() -> None:
     index = LocalityIndex(max_entries=1_000)
     hot = [number.to_bytes(16, "little") for number in range(20)]
     index.apply("a", 1, KvEvents(stored=tuple(hot)))
@@ -112,7 +112,7 @@ def test_what_is_asked_for_stays_when_what_came_later_is_evicted() -> None:
     assert index.num_blocks("a") == len(index)
 
 
-def test_where_everything_is_asked_for_the_bound_holds_all_the_same() -> None:
+def test_bounded_index_keeps_its_bound_when_all_is_matched() -> None:
     index = LocalityIndex(max_entries=1_000)
     hashes = [number.to_bytes(16, "little") for number in range(5_000)]
     for start in range(0, 5_000, 100):
@@ -122,7 +122,7 @@ def test_where_everything_is_asked_for_the_bound_holds_all_the_same() -> None:
         assert len(index) <= 1_000
 
 
-def test_a_dropped_worker_vanishes_at_once_and_its_entries_later() -> None:
+def test_drop_hides_a_worker_at_once_and_frees_entries_later() -> None:
     index = LocalityIndex()
     hashes = [number.to_bytes(16, "little") for number in range(5_000)]
     index.replace("a", 1, hashes)
@@ -133,7 +133,7 @@ def test_a_dropped_worker_vanishes_at_once_and_its_entries_later() -> None:
     assert (len(index), index.match(hashes)) == (1, {"b": 1})
 
 
-def test_bitmaps_stay_small_however_often_workers_come_and_go() -> None:
+def test_index_bitmaps_stay_small_when_workers_come_and_go() -> None:
     index = LocalityIndex()
     hashes = [number.to_bytes(16, "little") for number in range(2_000)]
     index.replace("stays", 1, hashes)

@@ -51,12 +51,12 @@ def one_block(tokens: list[int], extras: bytes = b"") -> bytes:
         ([b"tenant", b"adapter"], "fb6eac98f58bc06e60c8698ac4f0dfe1"),
     ],
 )
-def test_the_root_is_the_same_on_every_machine(parts: list[bytes], golden: str) -> None:
+def test_root_matches_golden_hash(parts: list[bytes], golden: str) -> None:
     assert NAMESPACE.root(*parts).hex() == golden
     assert plain_root(NAMESPACE, *parts).hex() == golden
 
 
-def test_extras_go_into_the_blocks_that_have_them() -> None:
+def test_extend_chain_hashes_extras_into_their_blocks() -> None:
     tokens = list(range(12))
     extras = {1: b"image"}
     hashes: list[bytes] = []
@@ -66,7 +66,7 @@ def test_extras_go_into_the_blocks_that_have_them() -> None:
     assert hashes == [first, second, plain_block(second, tokens[8:])]
 
 
-def test_the_chain_is_the_same_on_every_machine() -> None:
+def test_hash_chain_matches_golden_hashes() -> None:
     tokens = [0, 1, 2, 3, 255, 256, 65536, 2**32 - 1, 7, 7]
     golden = ["434c97ed517b0f35870b300f0c17417d", "5573943dc3e55f556f9ccfe1cde5dc7b"]
     assert [block.hex() for block in hash_chain(NAMESPACE.root(), tokens, 4)] == golden
@@ -74,7 +74,7 @@ def test_the_chain_is_the_same_on_every_machine() -> None:
     assert [first.hex(), plain_block(first, tokens[4:8]).hex()] == golden
 
 
-def test_what_encoders_put_into_a_sequence_is_the_same_on_every_machine() -> None:
+def test_chain_with_encoder_inputs_matches_golden_hashes() -> None:
     """An image over the tokens [2, 6) of blocks of 4, and one in the last of them."""
     inputs = [(2, 6, b"image"), (9, 10, b"sound")]
     extras = [input_extras(inputs, 4, i) for i in range(3)]
@@ -102,7 +102,7 @@ def test_what_encoders_put_into_a_sequence_is_the_same_on_every_machine() -> Non
         [(2, 6, b"imag"), (9, 10, b"esound")],
     ],
 )
-def test_other_inputs_are_another_chain(inputs: list[tuple[int, int, bytes]]) -> None:
+def test_chains_of_other_encoder_inputs_share_no_hash(inputs: list[tuple[int, int, bytes]]) -> None:
     chains = []
     for each in (inputs, [(2, 6, b"image"), (9, 10, b"sound")]):
         hashes: list[bytes] = []
@@ -112,14 +112,14 @@ def test_other_inputs_are_another_chain(inputs: list[tuple[int, int, bytes]]) ->
     assert not chains[0] & chains[1]
 
 
-def test_a_block_with_extras_is_the_same_on_every_machine() -> None:
+def test_block_with_extras_matches_golden_hash() -> None:
     golden = "09c091a280cba3f7273915f84baa1fd2"
     assert one_block([1, 2, 3, 4], b"adapter-7").hex() == golden
     assert plain_block(plain_root(NAMESPACE, b""), [1, 2, 3, 4], b"adapter-7").hex() == golden
 
 
 @given(TOKENS, st.integers(1, 8), st.integers(0, 40))
-def test_extending_block_by_block_agrees_with_hashing_each_block(
+def test_extend_chain_agrees_with_hash_block_at_any_cut(
     tokens: list[int], block_size: int, cut: int
 ) -> None:
     parent = NAMESPACE.root()
@@ -135,14 +135,16 @@ def test_extending_block_by_block_agrees_with_hashing_each_block(
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8), st.lists(st.integers(0, 9), min_size=4))
-def test_unequal_salts_never_meet(salt: bytes, other: bytes, tokens: list[int]) -> None:
+def test_chains_of_unequal_salts_share_no_hash(
+    salt: bytes, other: bytes, tokens: list[int]
+) -> None:
     one = hash_chain(NAMESPACE.root(salt), tokens, 4)
     two = hash_chain(NAMESPACE.root(other), tokens, 4)
     assert (one == two) if salt == other else not set(one) & set(two)
 
 
 @given(TOKENS, TOKENS, st.binary(max_size=4), st.binary(max_size=4))
-def test_only_equal_blocks_have_equal_hashes(
+def test_hash_block_is_equal_only_for_equal_blocks(
     tokens: list[int], others: list[int], extras: bytes, other_extras: bytes
 ) -> None:
     tokens, others = (tokens + [0] * 4)[:4], (others + [0] * 4)[:4]
@@ -160,10 +162,10 @@ def test_only_equal_blocks_have_equal_hashes(
         PrefixNamespace(b"modelt", b"okenizer", "float32", 4),
     ],
 )
-def test_every_part_of_the_namespace_counts(other: PrefixNamespace) -> None:
+def test_root_depends_on_every_part_of_the_namespace(other: PrefixNamespace) -> None:
     assert other.root() != NAMESPACE.root()
 
 
-def test_a_token_that_does_not_fit_is_refused() -> None:
+def test_hash_block_rejects_a_token_beyond_32_bits() -> None:
     with pytest.raises(OverflowError):
         encode_tokens([2**32])

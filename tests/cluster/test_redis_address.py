@@ -43,7 +43,7 @@ from baton.errors import InvalidArgumentError
         ),
     ],
 )
-def test_a_url_is_taken_apart(url: str, expected: RedisAddress) -> None:
+def test_parse_address_splits_a_url(url: str, expected: RedisAddress) -> None:
     assert parse_address(url) == expected
 
 
@@ -77,7 +77,7 @@ def test_a_url_is_taken_apart(url: str, expected: RedisAddress) -> None:
         ("redis://u:p\u2100w@host", "no URL"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_named(url: str, problem: str) -> None:
+def test_parse_address_names_the_problem_of_a_url(url: str, problem: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse_address(url)
     assert caught.value.field == "redis_url"
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_a_url_is_named(url: str, problem: str) -> None:
     st.lists(st.sampled_from([*"/?#@:%,[]", "\u2100", "="]), max_size=3),
     st.sampled_from(["host:6379/0", "host:x/0", "a,b/mymaster", "host?ssl_what=1", "/sock"]),
 )
-def test_a_password_is_in_no_message(scheme: str, odd: list[str], rest: str) -> None:
+def test_parse_address_leaks_no_password(scheme: str, odd: list[str], rest: str) -> None:
     """Whatever odd characters are in it, unescaped."""
     url = f"{scheme}user:{'SECRET'.join(['', *odd, ''])}SECRET@{rest}"
     try:
@@ -99,7 +99,7 @@ def test_a_password_is_in_no_message(scheme: str, odd: list[str], rest: str) -> 
     assert "SECRET" not in said
 
 
-def test_that_a_url_has_a_password_is_known() -> None:
+def test_has_secret_detects_passwords_in_a_url() -> None:
     assert has_secret("redis://:pw@host")
     assert has_secret("redis+sentinel://host/mine?sentinel_password=q")
     assert not has_secret("redis://host:6379/0")

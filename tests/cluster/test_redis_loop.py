@@ -10,7 +10,7 @@ async def nothing() -> float:
     return 0.0
 
 
-def test_pauses_double_up_to_two_seconds_and_no_two_loops_pause_alike() -> None:
+def test_redis_loop_backs_off_exponentially_with_jitter() -> None:
     pauses = []
     for _ in range(2):
         loop = RedisLoop("loop", nothing)
@@ -21,7 +21,7 @@ def test_pauses_double_up_to_two_seconds_and_no_two_loops_pause_alike() -> None:
     assert pauses[0] != pauses[1]
 
 
-async def test_after_a_success_the_first_pause_is_short_again(
+async def test_redis_loop_resets_its_backoff_after_success(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     outcomes = [OSError("gone"), OSError("gone"), None, ValueError("a bug")]

@@ -50,7 +50,7 @@ def cluster(redis: Redis, loops: Loops) -> Cluster:
     return Cluster(redis, loops)
 
 
-def test_a_record_survives_the_way_through_redis_fields() -> None:
+def test_record_round_trips_through_redis_fields() -> None:
     fields = {
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in replace(RECORD, draining=True).to_fields().items()
@@ -58,7 +58,7 @@ def test_a_record_survives_the_way_through_redis_fields() -> None:
     assert WorkerRecord.from_fields(fields | {b"unknown": b"?"}) == replace(RECORD, draining=True)
 
 
-def test_a_record_of_a_worker_of_before_has_no_version_and_pairs_with_its_like_alone() -> None:
+def test_record_without_version_pairs_only_with_its_like() -> None:
     fields = {name.encode(): str(value).encode() for name, value in RECORD.to_fields().items()}
     named = WorkerRecord.from_fields(fields | {b"version": b"1.2.3"})
     del fields[b"version"]
@@ -71,28 +71,28 @@ def test_a_record_of_a_worker_of_before_has_no_version_and_pairs_with_its_like_a
 
 
 @pytest.mark.parametrize("change", [{b"role": b"both"}, {b"epoch": b"x"}, {b"model": b"\xff"}])
-def test_a_malformed_record_is_a_value_error(change: dict[bytes, bytes]) -> None:
+def test_malformed_record_raises_value_error(change: dict[bytes, bytes]) -> None:
     fields = {name.encode(): b"1" for name in RECORD.to_fields()} | {b"role": b"decode"}
     with pytest.raises(ValueError):
         WorkerRecord.from_fields(fields | change)
 
 
-def test_a_record_without_a_field_is_a_value_error() -> None:
+def test_record_without_a_field_raises_value_error() -> None:
     with pytest.raises(ValueError, match="missing"):
         WorkerRecord.from_fields({b"id": b"a"})
 
 
-def test_a_record_says_where_its_chain_hashes_start() -> None:
+def test_record_namespace_is_that_of_its_chain_hashes() -> None:
     assert RECORD.namespace == PrefixNamespace(b"\x00\xff", b"\xfe", "float32", 16)
 
 
-def test_epochs_grow_with_the_clock() -> None:
+def test_new_epoch_grows_with_the_clock() -> None:
     first = new_epoch()
     assert first > 1_700_000_000_000
     assert new_epoch() >= first
 
 
-async def test_a_worker_joins_changes_and_leaves(cluster: Cluster) -> None:
+async def test_watcher_sees_a_worker_join_drain_and_leave(cluster: Cluster) -> None:
     watcher = cluster.watch()
     assert watcher.stale
     registration = cluster.register(RECORD)
@@ -106,7 +106,7 @@ async def test_a_worker_joins_changes_and_leaves(cluster: Cluster) -> None:
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, draining), (RECORD.id, None)]
 
 
-async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(cluster: Cluster) -> None:
+async def test_expired_record_is_removed_and_its_id_pruned(cluster: Cluster) -> None:
     registration = cluster.register(RECORD, ttl=0.3)
     watcher = cluster.watch(grace=0.5)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
@@ -116,7 +116,7 @@ async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(cluster
     assert await transact(cluster.redis, ("SMEMBERS", workers_key())) == [set()]
 
 
-async def test_stopping_leaves_the_record_of_a_successor_alone(cluster: Cluster) -> None:
+async def test_stop_leaves_the_record_of_a_successor(cluster: Cluster) -> None:
     watcher = cluster.watch()
     old = cluster.register(RECORD)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
@@ -128,7 +128,7 @@ async def test_stopping_leaves_the_record_of_a_successor_alone(cluster: Cluster)
     assert await transact(cluster.redis, ("EXISTS", record_key(RECORD.id))) == [1]
 
 
-async def test_flushing_redis_loses_no_worker(cluster: Cluster) -> None:
+async def test_watcher_keeps_workers_through_a_redis_flush(cluster: Cluster) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD, interval=0.3)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
@@ -139,7 +139,7 @@ async def test_flushing_redis_loses_no_worker(cluster: Cluster) -> None:
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
-async def test_a_worker_that_stays_away_after_a_flush_leaves_after_the_grace(
+async def test_watcher_drops_an_unlisted_worker_after_the_grace_period(
     cluster: Cluster,
 ) -> None:
     watcher = cluster.watch(grace=0.4)
@@ -151,7 +151,7 @@ async def test_a_worker_that_stays_away_after_a_flush_leaves_after_the_grace(
     await until(lambda: not watcher.records, within=5.0)
 
 
-async def test_everything_refills_when_redis_is_killed_and_another_one_started(
+async def test_registry_recovers_after_redis_is_killed_and_replaced(
     cluster: Cluster,
     server: EmbeddedRedis,
     caplog: pytest.LogCaptureFixture,
@@ -173,7 +173,7 @@ async def test_everything_refills_when_redis_is_killed_and_another_one_started(
     assert not any(record.exc_info for record in warnings)
 
 
-async def test_a_redis_that_hangs_makes_the_watcher_stale_and_nothing_else(
+async def test_watcher_turns_stale_and_keeps_workers_on_hung_redis(
     cluster: Cluster, server: EmbeddedRedis
 ) -> None:
     watcher = cluster.watch()
@@ -186,7 +186,7 @@ async def test_a_redis_that_hangs_makes_the_watcher_stale_and_nothing_else(
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
-async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(cluster: Cluster) -> None:
+async def test_watcher_ignores_an_older_epoch_until_the_newer_is_gone(cluster: Cluster) -> None:
     watcher = cluster.watch(grace=0.4)
     await cluster.write(RECORD)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
@@ -196,7 +196,7 @@ async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(cluster
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, None), (RECORD.id, older)]
 
 
-async def test_a_malformed_record_is_ignored_and_named_once(
+async def test_watcher_ignores_and_logs_a_malformed_record_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     await transact(cluster.redis, ("HSET", record_key("odd"), "role", "?"))
@@ -209,7 +209,7 @@ async def test_a_malformed_record_is_ignored_and_named_once(
     assert caplog.text.count("ignoring the record of worker 'odd'") == 1
 
 
-async def test_a_listener_that_fails_does_not_end_the_watching(
+async def test_watcher_continues_after_a_listener_fails(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(worker: str, record: WorkerRecord | None) -> None:

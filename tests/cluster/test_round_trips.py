@@ -30,7 +30,7 @@ async def test_round_trips_are_counted_by_kind_and_outcome(server: EmbeddedRedis
     assert counted.num_failed == {"command": 2, "read": 0}
 
 
-async def test_a_round_trip_that_is_called_off_has_not_failed(server: EmbeddedRedis) -> None:
+async def test_cancelled_round_trip_does_not_count_as_failed(server: EmbeddedRedis) -> None:
     counted = RoundTrips()
     async with connect(server.url, counted) as redis:
         reading = asyncio.create_task(read_streams(redis, {b"{baton}:s": "0-0"}, 10, 5000))
@@ -40,7 +40,7 @@ async def test_a_round_trip_that_is_called_off_has_not_failed(server: EmbeddedRe
     assert counted.num_answered["read"] + counted.num_failed["read"] == 0
 
 
-async def test_what_redis_does_not_answer_becomes_stale() -> None:
+async def test_redis_loop_staleness_grows_until_redis_answers() -> None:
     answers = True
 
     async def step() -> float:

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 NAMES = ["blue", "green", ""]
 
 
-async def test_several_batons_on_one_redis_are_isolated(server: EmbeddedRedis) -> None:
+async def test_batons_with_own_prefixes_on_one_redis_are_isolated(server: EmbeddedRedis) -> None:
     """Their workers have the same id and epoch."""
     async with AsyncExitStack() as stack:
         pairs = []

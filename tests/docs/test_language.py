@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.check_language import findings, private_names, wrong_subjects
+from docs.check_language import findings, name_findings, private_names, wrong_subjects
 
 GLOSSARY = """
 | use | meaning | not |
@@ -53,3 +53,17 @@ def test_findings_accept_nouns():
 )
 def test_subjects_are_an_area_and_a_summary(subject, is_wrong):
     assert bool([*wrong_subjects([subject])]) is is_wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [("what_is_told", "begins with 'what'"), ("router_" + "x" * 49, "has 61 characters")],
+)
+def test_name_findings_name_test_and_reason(name, finding):
+    (found,) = name_findings("tests/a.py", f"async def test_{name}(): ...")
+    assert found.startswith(f"tests/a.py:1: test_{name} ")
+    assert finding in found
+
+
+def test_name_findings_accept_units():
+    assert not list(name_findings("tests/a.py", f"def test_item_{'x' * 50}(): ..."))

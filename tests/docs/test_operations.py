@@ -47,7 +47,7 @@ def test_sizing_table_is_what_the_simulator_finds(row, conversation_trace):
     )
 
 
-def test_each_alert_has_a_section_that_it_leads_to():
+def test_alerts_have_a_section_each_and_link_to_it():
     groups = yaml.safe_load(RULES.read_text())["groups"]
     alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     assert re.findall(r"^### (\w+)$", section("Alerts"), re.MULTILINE) == [
@@ -58,7 +58,7 @@ def test_each_alert_has_a_section_that_it_leads_to():
         assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{anchor}"
 
 
-def test_what_it_leads_to_is_there():
+def test_operations_page_has_no_broken_link():
     headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
     anchors = {heading.lower().replace(" ", "-") for heading in headings}
     for target in re.findall(r"\]\(([^)]+)\)", PAGE):
@@ -69,14 +69,14 @@ def test_what_it_leads_to_is_there():
         assert path or anchor in anchors, target
 
 
-def test_the_options_that_it_names_exist():
+def test_operations_page_names_existing_options():
     known = {*RouterSettings.model_fields, *settings_class().model_fields}
     simulated = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "200"}).stdout
     for option in re.findall(r"--([a-z][a-z-]+)", PAGE):
         assert option.replace("-", "_") in known or f"--{option}" in simulated, option
 
 
-def test_the_metrics_and_files_that_it_names_exist():
+def test_operations_page_names_existing_metrics_and_files():
     metrics = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
     for metric in re.findall(r"`(baton_\w+)", PAGE):
         assert f"`{metric}`" in metrics, metric

@@ -14,13 +14,13 @@ NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", DOCUMENT)
 ELSEWHERE = {"--no-shared-pools"}
 
 
-def test_every_named_test_exists():
+def test_security_page_names_existing_tests():
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path, _ in NAMED}
     lost = [(path, name) for path, name in NAMED if name and f"def {name}(" not in sources[path]]
     assert lost == []
 
 
-def test_every_promise_names_a_test():
+def test_security_page_names_a_test_for_every_promise():
     promises = PROMISED.split("## Promises\n")[1]
     # Without the heads of tables, and the lines below those.
     rows = re.findall(r"^\|(?!-)(?!.*\|\n\|-).*$", promises, re.MULTILINE)
@@ -28,7 +28,7 @@ def test_every_promise_names_a_test():
     assert [row for row in rows if "`tests/" not in row.split("|")[-2]] == []
 
 
-def test_every_setting_that_is_named_is_one():
+def test_security_page_names_existing_settings():
     named = set(re.findall(r"`(--[a-z-]+)", DOCUMENT))
     settings = (ServingSettings, RouterSettings, DecodeSettings)
     flags = {f"--{name.replace('_', '-')}" for one in settings for name in one.model_fields}

@@ -76,7 +76,7 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("token", [None, "guessed"])
-async def test_a_stranger_is_told_nothing(guarded, token):
+async def test_router_answers_401_without_a_valid_token(guarded, token):
     async with client_of(guarded, token) as client:
         calls = (
             client.generate("def", SHORT).text,
@@ -105,7 +105,7 @@ async def test_a_stranger_is_told_nothing(guarded, token):
         assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_token_that_is_revoked_is_refused_without_a_restart(guarded, tenant_files):
+async def test_revoked_token_is_rejected_without_a_restart(guarded, tenant_files):
     token = tenant_files.tokens["fired"]
     async with client_of(guarded, token) as client, http_of(guarded, token) as http:
         assert await client.generate("def", SHORT).text()
@@ -120,7 +120,7 @@ async def test_a_token_that_is_revoked_is_refused_without_a_restart(guarded, ten
         assert await client.generate("def", SHORT).text()
 
 
-async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded, tenant_files):
+async def test_request_rate_limit_rejects_until_the_window_has_room(guarded, tenant_files):
     token = tenant_files.tokens["few"]
     async with client_of(guarded, token) as client, http_of(guarded, token) as http:
         answer = await http.post("/v1/completions", json=completion())
@@ -150,14 +150,14 @@ async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded
     await until_nothing_is_held(guarded)
 
 
-async def test_requests_that_are_no_good_count_as_well(guarded, tenant_files):
+async def test_invalid_requests_count_towards_the_rate_limit(guarded, tenant_files):
     too_long = {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 4000}]}
     async with http_of(guarded, tenant_files.tokens["clumsy"]) as http:
         codes = [(await http.post("/v1/chat/completions", json=too_long)).status_code for _ in "ab"]
     assert codes == [400, 429]
 
 
-async def test_tokens_that_were_not_used_are_given_back_and_too_many_refused(guarded, tenant_files):
+async def test_token_rate_limit_refunds_unused_tokens(guarded, tenant_files):
     ids = list(range(10, 50))
     async with client_of(guarded, tenant_files.tokens["thrifty"]) as client:
         # Of the sixty that it may come to, one; then of seventy.
@@ -172,7 +172,7 @@ async def test_tokens_that_were_not_used_are_given_back_and_too_many_refused(gua
     await until_nothing_is_held(guarded)
 
 
-def test_who_was_refused_is_counted_by_name_where_an_operator_has_named_it(guarded):
+def test_rate_limit_metric_names_only_configured_tenants(guarded):
     """Behind the tests of limits: those have refused some."""
     metrics = f"http://{guarded.metrics_endpoints['router']}/metrics"
     with urllib.request.urlopen(metrics, timeout=10) as response:

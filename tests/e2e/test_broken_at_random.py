@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 @pytest.mark.parametrize(
     ("seconds", "seed"), [(30.0, 1), pytest.param(120.0, 2, marks=pytest.mark.nightly)]
 )
-def test_random_faults_lose_nothing_and_hold_nothing(seconds, seed):
+def test_random_faults_lose_no_request_and_leak_nothing(seconds, seed):
     report = run(seconds, seed)
     assert report.lost == [], report
     assert report.wrong == [], report

@@ -123,13 +123,13 @@ async def check_said(cluster: LocalCluster, said: Sequence[dict[str, object]]) -
     assert late == {"deadline": "exceeded"}
 
 
-async def test_the_program_in_python_by_the_library(cluster, tmp_path):
+async def test_python_example_with_library_runs(cluster, tmp_path):
     example = EXAMPLES / "python" / "with_library.py"
     await check_said(cluster, await said_by(cluster, sys.executable, example, cwd=tmp_path))
 
 
 @pytest.mark.slow
-async def test_the_program_in_python_by_bare_stubs(cluster, tmp_path):
+async def test_python_example_with_plain_stubs_runs(cluster, tmp_path):
     """In a folder whose `baton` is what protoc makes, and nothing else."""
     built(
         *(sys.executable, "-m", "grpc_tools.protoc", "-I", PROTOS),
@@ -145,7 +145,7 @@ async def test_the_program_in_python_by_bare_stubs(cluster, tmp_path):
 
 
 @pytest.mark.nightly
-async def test_the_program_in_node(cluster, tmp_path):
+async def test_node_example_runs(cluster, tmp_path):
     for file in ("package.json", "package-lock.json", "generate.mjs"):
         shutil.copy(EXAMPLES / "node" / file, tmp_path)
     built(program("npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=tmp_path)
@@ -154,7 +154,7 @@ async def test_the_program_in_node(cluster, tmp_path):
 
 
 @pytest.mark.nightly
-async def test_the_program_in_go(cluster, tmp_path):
+async def test_go_example_runs(cluster, tmp_path):
     """By the packages of Debian, which have no modules."""
     folder = tmp_path / "src" / "example.com" / "baton-client"
     shutil.copytree(EXAMPLES / "go", folder)
@@ -202,7 +202,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.nightly
-async def test_the_commands_of_buf(cluster):
+async def test_buf_commands_of_the_client_page_work(cluster):
     reflected, by_schema, timed_out, refused = commands_of_buf()
     code, out = await typed(cluster, reflected)
     assert code == 0

@@ -28,7 +28,7 @@ def usual(single_shape: LocalCluster) -> Iterator[SecondRouter]:
         yield running
 
 
-async def test_a_long_prompt_is_handed_over_unless_there_is_no_prefill_worker(usual, cluster):
+async def test_long_prompts_use_prefill_workers_while_there_are_any(usual, cluster):
     """While there is no prefill worker, decode workers compute what comes."""
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     async with AsyncClient(usual.address) as client:
@@ -64,7 +64,7 @@ async def only(alone: SecondRouter) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 100])
-async def test_its_tokens_are_those_of_transformers(only, usual, length):
+async def test_decode_only_tokens_equal_those_of_transformers(only, usual, length):
     prompt = prompt_of(length)
     generation = only.generate(prompt, SamplingParams(max_tokens=20, ignore_eos=True))
     assert is_greedy(TINY, prompt, await generation.token_ids())
@@ -76,7 +76,7 @@ async def test_its_tokens_are_those_of_transformers(only, usual, length):
     await until_nothing_is_held(usual)
 
 
-async def test_a_conversation_goes_on_where_its_last_answer_was_written(alone):
+async def test_next_turn_hits_the_prefix_cache_of_the_decode_worker(alone):
     """The decode worker holds the prompt and the answer."""
     prompt = prompt_of(96, seed=70)
     async with AsyncClient(alone.address) as client:

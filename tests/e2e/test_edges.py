@@ -54,7 +54,7 @@ async def kv_ports_of(cluster: LocalCluster) -> dict[int, str]:
     return ports
 
 
-async def test_processes_connect_to_whom_the_list_says_and_to_nobody_else(secured):
+async def test_processes_connect_only_along_the_listed_edges(secured):
     listed: Found = {(e.source, e.target, e.port) for e in CONNECTIONS}
     kv_ports = await kv_ports_of(secured)
     seen: Found = set()

@@ -129,7 +129,7 @@ def epochs(cluster: LocalCluster) -> dict[str, int]:
 
 
 @pytest.mark.nightly
-async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elastic):
+async def test_elastic_roles_follow_the_load_without_losing_requests(elastic):
     """Two routers see to it, and do it once."""
     prompts = [prompt_of(30 + 10 * i, seed=i) for i in range(6)]
     cluster, (first, second) = elastic.cluster, elastic.addresses
@@ -171,7 +171,7 @@ async def held_open(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGe
     return generation, names[(await generation.wait_accepted()).placement.decode_worker]
 
 
-async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(pair):
+async def test_worker_killed_during_its_role_change_loses_no_request(pair):
     cluster = pair
     async with AsyncClient(
         cluster.address, admin_address=cluster.admin_address, timeout=120.0
@@ -195,7 +195,7 @@ async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(
     await until_nothing_is_held(cluster, within=3.0)
 
 
-async def test_roles_are_changed_by_hand_but_for_the_last_of_each(pair):
+async def test_set_role_moves_workers_except_the_last_of_a_role(pair):
     cluster = pair
     ids = {p.name: p.worker_id for p in cluster.processes if p.role != "router"}
     prompt, params = prompt_of(40, seed=9), SamplingParams(max_tokens=20, ignore_eos=True)

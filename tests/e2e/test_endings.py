@@ -131,14 +131,14 @@ async def check_all_is_back(blockers: list[AsyncGeneration], cluster: LocalClust
 
 
 @pytest.mark.parametrize(("stage", "is_there"), STAGES.values(), ids=STAGES)
-async def test_a_client_that_leaves_gives_everything_back(client, narrow, stage, is_there):
+async def test_cancelled_request_releases_all_resources(client, narrow, stage, is_there):
     blockers, victim = await brought_to(stage, is_there, client, narrow)
     victim.cancel()
     await check_all_is_back(blockers, narrow)
 
 
 @pytest.mark.parametrize(("stage", "is_there"), STAGES.values(), ids=STAGES)
-async def test_an_abort_gives_everything_back(client, narrow, stage, is_there):
+async def test_aborted_request_releases_all_resources(client, narrow, stage, is_there):
     blockers, victim = await brought_to(stage, is_there, client, narrow)
     await client.abort("victim")
     await check_all_is_back(blockers, narrow)
@@ -151,7 +151,7 @@ BEYOND_THE_QUEUE = {name: stage for name, stage in STAGES.items() if name != "qu
 
 
 @pytest.mark.parametrize(("stage", "is_there"), BEYOND_THE_QUEUE.values(), ids=BEYOND_THE_QUEUE)
-async def test_a_deadline_that_passes_gives_everything_back(client, narrow, stage, is_there):
+async def test_expired_deadline_releases_all_resources(client, narrow, stage, is_there):
     async with AsyncClient(
         narrow.address, admin_address=narrow.admin_address, timeout=1.5
     ) as hasty:
@@ -161,9 +161,7 @@ async def test_a_deadline_that_passes_gives_everything_back(client, narrow, stag
         await check_all_is_back(blockers, narrow)
 
 
-async def test_a_deadline_that_passes_while_the_worker_stands_still_gives_everything_back(
-    client, narrow
-):
+async def test_expired_deadline_on_a_hung_worker_releases_resources(client, narrow):
     """Behind a prompt that was to be computed in time. It is over before the worker is missed."""
     async with AsyncClient(
         narrow.address, admin_address=narrow.admin_address, timeout=1.5
@@ -194,14 +192,14 @@ class Blended:
         return client.generate(*args, request_id=request_id)
 
 
-async def test_a_client_whose_connection_breaks_gives_everything_back(client, narrow):
+async def test_broken_connection_releases_all_resources(client, narrow):
     async with AsyncClient(narrow.address, admin_address=narrow.admin_address) as leaving:
         _, victim = await brought_to(decoding, is_decoding, leaving, narrow)
         await anext(victim)
     await until_nothing_is_held(narrow)
 
 
-async def test_a_request_that_waited_for_decode_is_served_after_all(client, narrow):
+async def test_request_waiting_for_decode_capacity_is_served(client, narrow):
     blockers, victim = await brought_to(waiting_for_decode, is_waiting_for_decode, client, narrow)
     assert len((await anext(victim)).token_ids) == 1, "the first token does not wait"
     blockers[0].cancel()
@@ -210,7 +208,7 @@ async def test_a_request_that_waited_for_decode_is_served_after_all(client, narr
 
 
 @pytest.mark.slow
-async def test_many_that_wait_for_each_other_s_workers_are_all_served(client, narrow):
+async def test_requests_waiting_on_both_pools_are_all_served(client, narrow):
     generations = [client.generate(prompt_of(10 + i, seed=i), SHORT) for i in range(20)]
     for generation in generations:
         assert len(await generation.token_ids()) == 30
@@ -218,7 +216,7 @@ async def test_many_that_wait_for_each_other_s_workers_are_all_served(client, na
 
 
 @pytest.mark.slow
-async def test_under_that_policy_the_smaller_priority_goes_first(narrow):
+async def test_priority_policy_serves_the_smaller_priority_first(narrow):
     ended: list[str] = []
 
     async def run(client: AsyncClient, name: str, priority: int) -> None:

@@ -24,7 +24,7 @@ OF_ROUTER = (
 OF_DECODE = ("baton_kv_transfer_seconds", "baton_kv_transfer_exposed_seconds")
 
 
-def test_exemplars_lead_to_the_traces_of_their_requests(
+def test_exemplars_link_to_traces_of_their_requests(
     traced: LocalCluster, traced_shape: Traced, tmp_path: Path
 ) -> None:
     with Client(traced.address) as client:

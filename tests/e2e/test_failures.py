@@ -68,7 +68,7 @@ async def test_requests_spread_over_all_workers(client, pair):
     await until_nothing_is_held(pair)
 
 
-async def test_a_router_killed_in_the_middle_leaves_nothing_held(pair):
+async def test_killed_router_leaves_no_resources_held(pair):
     async with AsyncClient(pair.address, resume=False) as client:
         generation, _ = await streaming(client, pair)
         waiting, _ = await prefilling(client, pair)
@@ -84,7 +84,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_router_that_restarts_under_load_refuses_nothing(pair):
+async def test_router_restarted_under_load_rejects_no_request(pair):
     """Clients that wait for it reach it before it has read a word of Redis, which is slow."""
     over, refusals, served = asyncio.Event(), [], 0
 
@@ -121,9 +121,7 @@ async def test_a_router_that_restarts_under_load_refuses_nothing(pair):
     await until_nothing_is_held(pair)
 
 
-async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_takes_no_new_work(
-    client, pair
-):
+async def test_decode_worker_drains_on_sigterm(client, pair):
     finishing = SamplingParams(max_tokens=400, ignore_eos=True)
     generation = client.generate(prompt_of(5), finishing)
     accepted = await generation.wait_accepted()
@@ -145,7 +143,7 @@ async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_take
 
 
 @pytest.mark.slow
-async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, pair):
+async def test_router_drains_on_sigterm(client, pair):
     router = pair.process("router")
     generation = client.generate(prompt_of(5), SamplingParams(max_tokens=400, ignore_eos=True))
     await anext(generation)
@@ -160,7 +158,7 @@ async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, p
     await until_nothing_is_held(pair)
 
 
-async def test_work_sent_in_the_moment_of_a_drain_goes_elsewhere(client, pair):
+async def test_requests_sent_as_a_decode_worker_drains_go_elsewhere(client, pair):
     with_retry = [client.generate(prompt_of(9, seed=300 + i), SHORT) for i in range(10)]
     drain(pair, "decode-0")
     with_retry += [client.generate(prompt_of(9, seed=400 + i), SHORT) for i in range(20)]
@@ -169,7 +167,7 @@ async def test_work_sent_in_the_moment_of_a_drain_goes_elsewhere(client, pair):
 
 
 @pytest.mark.slow
-async def test_work_sent_in_the_moment_of_a_prefill_worker_s_drain_goes_elsewhere(client, pair):
+async def test_requests_sent_as_a_prefill_worker_drains_go_elsewhere(client, pair):
     before = [client.generate(prompt_of(9, seed=500 + i), SHORT) for i in range(10)]
     await asyncio.gather(*(generation.wait_accepted() for generation in before))
     drain(pair, "prefill-0")
@@ -184,7 +182,7 @@ def drain(cluster: LocalCluster, name: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_cluster_that_drains_altogether_refuses_at_once(client, pair):
+async def test_router_rejects_at_once_when_all_decode_workers_drain(client, pair):
     drain(pair, "decode-0")
     drain(pair, "decode-1")
     failure = await prompt_failure_of(client.generate(prompt_of(9), SHORT))
@@ -200,7 +198,7 @@ async def test_a_cluster_that_drains_altogether_refuses_at_once(client, pair):
 
 
 @pytest.mark.slow
-async def test_redis_may_die_and_come_back_empty(client, pair):
+async def test_requests_survive_loss_and_empty_restart_of_redis(client, pair):
     assert pair.redis is not None
     generation, _ = await streaming(client, pair)
     os.kill(pair.redis.pid, signal.SIGKILL)

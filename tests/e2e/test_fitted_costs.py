@@ -42,7 +42,7 @@ def predicted(client: Client, prompt: list[int]) -> float:
     return terms["uncached"]
 
 
-def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports(cluster):
+def test_predicted_prefill_seconds_match_reported_seconds(cluster):
     """The medians over rounds that learn and predict in turn, for the machine may be slower in one
     than in another."""
     learned: dict[int, list[float]] = {length: [] for length in LENGTHS}
@@ -68,7 +68,7 @@ def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports(cluste
     assert all(0.5 < ratio < 2.0 for ratio in ratios), ratios
 
 
-def test_what_a_handoff_takes_is_learned_too(cluster):
+def test_predicted_handoff_seconds_match_reported_seconds(cluster):
     with (
         Client(cluster.address, admin_address=cluster.admin_address) as client,
     ):

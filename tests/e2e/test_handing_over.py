@@ -88,7 +88,7 @@ async def running_on(
 
 
 @pytest.mark.slow
-async def test_a_crowd_is_handed_over_and_nothing_is_computed_twice(client, pair):
+async def test_drain_migrates_many_requests_without_recomputation(client, pair):
     prompts = {f"r{i}": (prompt_of(40 + 30 * i, seed=i), LONG) for i in range(4)}
     undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
     running = await running_on(client, pair, prompts)
@@ -106,7 +106,7 @@ async def test_a_crowd_is_handed_over_and_nothing_is_computed_twice(client, pair
     await until_nothing_is_held(pair)
 
 
-async def test_three_ways_are_handed_over(client, pair):
+async def test_drain_migrates_requests_of_every_kind(client, pair):
     """All ten are in tests/worker/test_ways_through_faults.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     # The slowest to begin comes first, so that none has ended once all have begun.
@@ -122,7 +122,7 @@ async def test_three_ways_are_handed_over(client, pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["leaving", "other"])
-async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, victim):
+async def test_migration_survives_a_kill_of_either_worker(client, pair, victim):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=20 + i), LONG) for i in range(3)}
     undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
     running = await running_on(client, pair, prompts)
@@ -146,7 +146,7 @@ async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, vic
         for d in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04)
     ],
 )
-async def test_a_worker_may_be_killed_at_any_moment_of_its_drain(client, pair, delay):
+async def test_drain_survives_a_kill_at_any_moment(client, pair, delay):
     await killed_amid_its_drain(client, pair, delay)
 
 
@@ -162,7 +162,7 @@ async def killed_amid_its_drain(client: AsyncClient, pair: LocalCluster, delay: 
 
 
 @pytest.mark.slow
-async def test_a_client_that_leaves_during_a_drain_leaves_nothing(client, pair):
+async def test_cancelled_requests_leave_nothing_during_a_drain(client, pair):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=40 + i), LONG) for i in range(6)}
     running = await running_on(client, pair, prompts)
     await drain(pair, running.leaving)
@@ -173,7 +173,7 @@ async def test_a_client_that_leaves_during_a_drain_leaves_nothing(client, pair):
 
 
 @pytest.mark.slow
-async def test_where_nobody_can_take_over_the_answer_ends_where_it_is(client, pair):
+async def test_request_finishes_in_place_without_a_migration_target(client, pair):
     short = replace(LONG, max_tokens=200)
     running = await running_on(client, pair, {"r": (prompt_of(60, seed=50), short)})
     await drain(pair, running.other)

@@ -15,9 +15,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.mark.e2e
 @pytest.mark.nightly
-def test_a_model_named_by_its_hub_id_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_named_by_hub_id_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = tmp_path / "hub" / "models--someone--small"
     shutil.copytree(
         locate("tiny"),

@@ -31,7 +31,7 @@ async def generated(client: AsyncClient, prompt: str, num_tokens: int = 8) -> st
     return await client.generate(prompt, params).text()
 
 
-async def test_a_request_is_counted_by_all_who_serve_it(
+async def test_metrics_count_a_request_in_every_process(
     cluster: LocalCluster, client: AsyncClient
 ) -> None:
     before = scrape_all(cluster)
@@ -71,7 +71,7 @@ async def test_a_request_is_counted_by_all_who_serve_it(
         assert total(after, "baton_worker_ready", role=role) == 1
 
 
-async def test_a_chat_is_another_operation_than_a_text(
+async def test_metrics_tell_chat_from_text_completion(
     cluster: LocalCluster, client: AsyncClient
 ) -> None:
     chats = {"gen_ai_operation_name": "chat"}
@@ -85,7 +85,7 @@ async def test_a_chat_is_another_operation_than_a_text(
 
 
 @pytest.mark.nightly
-async def test_who_reads_no_metrics_slows_nobody_and_is_held_in_bounded_room(
+async def test_metrics_clients_that_never_read_stay_bounded(
     cluster: LocalCluster, client: AsyncClient
 ) -> None:
     expected = await generated(client, "import os", 32)
@@ -107,7 +107,7 @@ async def test_who_reads_no_metrics_slows_nobody_and_is_held_in_bounded_room(
             assert process.num_fds() <= descriptors[name] + MAX_CONNECTIONS + 9, name
 
 
-def test_a_router_tells_where_all_metrics_are(cluster: LocalCluster) -> None:
+def test_service_discovery_lists_all_metrics_endpoints(cluster: LocalCluster) -> None:
     endpoints = cluster.metrics_endpoints
     with urllib.request.urlopen(f"http://{endpoints['router']}/targets", timeout=10) as response:
         assert response.headers["Content-Type"] == "application/json"
@@ -132,7 +132,7 @@ def documented() -> dict[str, tuple[str, str, set[str], str]]:
     return rows
 
 
-async def test_all_metrics_and_no_others_are_documented(
+async def test_metrics_are_exactly_the_documented_ones(
     cluster: LocalCluster, client: AsyncClient
 ) -> None:
     await generated(client, "def documented(it):\n    pass\n" * 8)

@@ -96,7 +96,7 @@ def killer(cluster: LocalCluster, role: str) -> Disturbance:
         pytest.param(299, None, id="at the last token", marks=pytest.mark.slow),
     ],
 )
-async def test_a_decode_worker_may_be_killed(client, pair, at, num_migrations):
+async def test_request_survives_a_killed_decode_worker(client, pair, at, num_migrations):
     prompt = prompt_of(70, seed=at)
     undisturbed = await client.generate(prompt, PLAIN).token_ids()
     generation = client.generate(prompt, PLAIN)
@@ -139,7 +139,7 @@ async def ending_early(client: AsyncClient, params: SamplingParams) -> SamplingP
         ),
     ],
 )
-async def test_several_sequences_go_on_where_each_of_them_stood(client, pair, changes):
+async def test_sequences_resume_at_their_positions_on_another_worker(client, pair, changes):
     """One has ended by then; of the others the second worker chooses what is missing, and no
     token that was there."""
     params = await ending_early(client, replace(SEEDED, n=4, **changes))
@@ -184,7 +184,7 @@ async def computed(
         pytest.param("decode", signal.SIGKILL, id="decode killed", marks=pytest.mark.nightly),
     ],
 )
-async def test_a_worker_may_be_lost_while_the_prompt_is_computed(client, pair, role, signum):
+async def test_request_survives_loss_of_a_worker_during_prefill(client, pair, role, signum):
     prompt = prompt_of(1900, seed=10 * len(role) + signum)  # one that nobody has cached
     generation = await computed(client, pair, prompt)
     seen = Told((await generation.wait_accepted()).placement)
@@ -199,7 +199,7 @@ async def test_a_worker_may_be_lost_while_the_prompt_is_computed(client, pair, r
 
 
 @pytest.mark.slow
-async def test_a_prefill_worker_may_be_killed_once_its_blocks_are_handed_over(client, pair):
+async def test_prefill_worker_may_die_once_its_blocks_are_transferred(client, pair):
     prompt = prompt_of(50, seed=5)
     undisturbed = await client.generate(prompt, PLAIN).token_ids()
     generation = client.generate(prompt, PLAIN)
@@ -210,7 +210,7 @@ async def test_a_prefill_worker_may_be_killed_once_its_blocks_are_handed_over(cl
 
 
 @pytest.mark.slow
-async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_nothing(client, pair):
+async def test_silent_decode_worker_is_replaced_and_recovers(client, pair):
     """Whatever it still had to say of the request is heard by nobody, and it takes work again."""
     long = replace(PLAIN, max_tokens=1000)
     prompt = prompt_of(60, seed=6)
@@ -238,7 +238,7 @@ async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_not
 
 
 @pytest.mark.slow
-async def test_what_cannot_be_handed_over_is_given_up_when_a_drain_takes_too_long(client, pair):
+async def test_drain_timeout_recomputes_requests_that_cannot_migrate(client, pair):
     """Several sequences are not handed over; another worker computes what they have come to."""
     # With seed 3 a draw falls on the border of two tokens, to a billionth: which of them it is
     # depends on the rounding of KV that was computed in other chunks.
@@ -289,7 +289,7 @@ async def strike_twice(
 
 
 @pytest.mark.slow
-async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(client, pair):
+async def test_request_that_kills_two_decode_workers_is_poisoned(client, pair):
     _, reading = await strike_twice(client, pair, signal.SIGKILL, seed=14)
     with pytest.raises(InternalError, match="poison"):
         await reading
@@ -298,7 +298,7 @@ async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(cl
 
 
 @pytest.mark.nightly
-async def test_a_request_at_which_two_decode_workers_fall_silent_is_not_to_blame(client, pair):
+async def test_request_survives_silence_of_two_decode_workers(client, pair):
     generation, reading = await strike_twice(client, pair, signal.SIGSTOP, seed=15)
     await until_observed(
         lambda: {listed(pair)[f"decode-{i}"].state for i in range(2)} == {"unreachable"},
@@ -316,7 +316,7 @@ async def test_a_request_at_which_two_decode_workers_fall_silent_is_not_to_blame
 
 
 @pytest.mark.slow
-async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
+async def test_router_closes_connections_to_dead_workers(client, pair):
     undisturbed = await client.generate(prompt_of(30, seed=13), PLAIN).token_ids()
     router = psutil.Process(pair.process("router").pid)
     before = router.num_fds()
@@ -329,7 +329,7 @@ async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
 
 
 @pytest.mark.slow
-async def test_three_ways_survive_their_decode_worker(client, pair):
+async def test_requests_of_every_kind_survive_their_decode_worker(client, pair):
     """All ten do in tests/worker/test_ways_through_faults.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     running = {}

@@ -81,7 +81,7 @@ async def placed(cluster: LocalCluster, generation: AsyncGeneration) -> dict[str
 
 
 @pytest.mark.parametrize("direction", [nightly("there"), "back", nightly("both")])
-async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
+async def test_request_survives_a_partition_of_its_decode_worker(
     client, cluster, network, direction
 ):
     prompt = prompt_of(40, seed=11)
@@ -100,7 +100,7 @@ async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
 
 @pytest.mark.parametrize("direction", [nightly("there"), nightly("back"), "both"])
 @pytest.mark.parametrize("link", ["router to prefill", "decode to prefill"])
-async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
+async def test_request_survives_a_partition_during_prefill(
     client, cluster, network, link, direction
 ):
     prompt = prompt_of(1900, seed=len(link) + len(direction))
@@ -126,7 +126,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("name", [n if n in PER_COMMIT else nightly(n) for n in DAMAGES])
-async def test_blocks_that_are_damaged_on_the_way_are_never_used(client, cluster, network, name):
+async def test_blocks_corrupted_in_transfer_are_never_used(client, cluster, network, name):
     ways = [network.link(f"decode-{d}", f"prefill-{p}").back for d in range(2) for p in range(2)]
     num_before = sum(way.num_damaged for way in ways)
     damage = once(DAMAGES[name])
@@ -139,7 +139,7 @@ async def test_blocks_that_are_damaged_on_the_way_are_never_used(client, cluster
     assert await client.generate(prompt, FEW).token_ids() == tokens
 
 
-async def test_a_slow_network_is_only_slow(client, cluster, network):
+async def test_slow_network_causes_no_migration(client, cluster, network):
     prompt = prompt_of(200, seed=5)
     undisturbed = await client.generate(prompt, FEW).token_ids()
     for there in ("router", "decode-0", "decode-1"):
@@ -152,9 +152,7 @@ async def test_a_slow_network_is_only_slow(client, cluster, network):
 
 
 @pytest.mark.nightly
-async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
-    client, cluster, network
-):
+async def test_requests_are_served_while_redis_takes_two_seconds(client, cluster, network):
     for process in cluster.processes:
         network.link(process.name, REDIS).back.delay = 2.0
     prompt = prompt_of(30, seed=8)
@@ -168,9 +166,7 @@ async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
 
 
 @pytest.mark.nightly
-async def test_a_router_that_starts_while_redis_is_slow_serves_once_it_is_not(
-    client, cluster, network
-):
+async def test_router_started_on_slow_redis_serves_once_it_recovers(client, cluster, network):
     for process in cluster.processes:
         network.link(process.name, REDIS).back.delay = 2.0
     cluster.kill("router")

@@ -47,7 +47,7 @@ async def text_of(client: AsyncClient, prompt: Any, **sampling: Any) -> str:
 
 
 @pytest.mark.parametrize("prompt", ["def main(", [5, 900, 31, 77, 1200]], ids=["text", "token ids"])
-async def test_a_completion_is_what_grpc_gives(ai, client, prompt):
+async def test_completion_equals_that_of_grpc(ai, client, prompt):
     expected = await text_of(client, prompt, max_tokens=20)
     answer = await ai.completions.create(prompt=prompt, max_tokens=20, **GREEDY)
     assert answer.choices[0].text == expected
@@ -58,7 +58,7 @@ async def test_a_completion_is_what_grpc_gives(ai, client, prompt):
     assert (answer.model, answer.object) == ("tiny", "text_completion")
 
 
-async def test_a_streamed_completion_is_the_same_piece_by_piece(ai, client, cluster):
+async def test_streamed_completion_adds_up_to_that_of_grpc(ai, client, cluster):
     expected = await text_of(client, "class Tree:", max_tokens=40)
     stream = await ai.completions.create(
         prompt="class Tree:",
@@ -81,7 +81,7 @@ async def test_a_streamed_completion_is_the_same_piece_by_piece(ai, client, clus
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_each_of_several_prompts_has_its_choices(ai, client, stream):
+async def test_completion_has_choices_for_each_of_several_prompts(ai, client, stream):
     prompts = ["def main(", "import os", "class A:"]
     expected = [await text_of(client, prompt, max_tokens=8) for prompt in prompts]
     answer: Any = await ai.completions.create(prompt=prompts, max_tokens=8, stream=stream, **GREEDY)
@@ -96,7 +96,7 @@ async def _once(answer: Any) -> AsyncIterator[Any]:
     yield answer
 
 
-async def test_of_several_prompts_with_several_choices_those_of_one_are_neighbours(ai):
+async def test_choices_of_several_prompts_are_grouped_by_prompt(ai):
     answer = await ai.completions.create(
         model="tiny", prompt=[[5, 6, 7], [8, 9]], n=2, max_tokens=4, temperature=0.7, seed=3
     )
@@ -109,7 +109,7 @@ async def test_of_several_prompts_with_several_choices_those_of_one_are_neighbou
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 16)
 
 
-async def test_an_echo_has_the_prompt_and_its_log_probabilities(ai, client):
+async def test_echo_returns_the_prompt_with_its_logprobs(ai, client):
     prompt = "def fibonacci(n):\n    # é"
     params = SamplingParams(max_tokens=3, logprobs=True, top_logprobs=2, prompt_logprobs=2)
     generation = client.generate(prompt, params)
@@ -140,14 +140,14 @@ async def test_an_echo_has_the_prompt_and_its_log_probabilities(ai, client):
             assert token.startswith("bytes:") or text[offset:].startswith(token)
 
 
-async def test_log_probabilities_of_a_completion_name_the_chosen_token_too(ai):
+async def test_completion_logprobs_include_the_chosen_token(ai):
     answer = await ai.completions.create(prompt="x", max_tokens=4, logprobs=0, **GREEDY)
     scores = answer.choices[0].logprobs
     assert scores is not None
     assert [list(top) for top in scores.top_logprobs] == [[token] for token in scores.tokens]
 
 
-async def test_what_is_ranked_comes_best_first(ai, client):
+async def test_best_of_choices_come_best_first(ai, client):
     params = SamplingParams(max_tokens=6, temperature=0.9, seed=5, n=2, best_of=4)
     expected = await client.generate("def main(", params).texts()
     answer = await ai.completions.create(
@@ -159,7 +159,7 @@ async def test_what_is_ranked_comes_best_first(ai, client):
 # Chat completions.
 
 
-async def test_a_chat_completion_is_what_grpc_gives(ai, client):
+async def test_chat_completion_equals_that_of_grpc(ai, client):
     expected = await text_of(client, MESSAGES, max_tokens=24)
     answer = await ai.chat.completions.create(messages=MESSAGES, max_completion_tokens=24, **GREEDY)
     (choice,) = answer.choices
@@ -168,7 +168,7 @@ async def test_a_chat_completion_is_what_grpc_gives(ai, client):
     assert answer.id.startswith("chatcmpl-")
 
 
-async def test_a_streamed_chat_completion_begins_with_its_role(ai, client):
+async def test_streamed_chat_completion_begins_with_its_role(ai, client):
     expected = await text_of(client, MESSAGES, max_tokens=24)
     stream = await ai.chat.completions.create(
         messages=MESSAGES, max_tokens=24, stream=True, **GREEDY
@@ -179,7 +179,7 @@ async def test_a_streamed_chat_completion_begins_with_its_role(ai, client):
 
 
 @pytest.mark.slow
-async def test_without_a_bound_an_answer_may_fill_the_model_s_length(ai):
+async def test_chat_without_max_tokens_fills_the_model_length(ai):
     answer = await ai.chat.completions.create(
         messages=MESSAGES, extra_body={"ignore_eos": True}, **GREEDY
     )
@@ -188,7 +188,7 @@ async def test_without_a_bound_an_answer_may_fill_the_model_s_length(ai):
     assert answer.usage.total_tokens == 2048
 
 
-async def test_log_probabilities_of_a_chat_are_those_of_grpc_with_their_bytes(ai, client):
+async def test_chat_logprobs_equal_those_of_grpc(ai, client):
     params = SamplingParams(max_tokens=12, logprobs=True, top_logprobs=3)
     expected = [chunk async for chunk in client.generate(MESSAGES, params)]
     for stream in (False, True):
@@ -211,7 +211,7 @@ async def test_log_probabilities_of_a_chat_are_those_of_grpc_with_their_bytes(ai
         assert all(entry.token == entry.top_logprobs[0].token for entry in content)
 
 
-async def test_seeded_samples_are_those_of_grpc(ai, client):
+async def test_seeded_samples_equal_those_of_grpc(ai, client):
     params = SamplingParams(
         max_tokens=16,
         temperature=0.9,
@@ -245,7 +245,7 @@ async def test_seeded_samples_are_those_of_grpc(ai, client):
         assert list(texts.values()) == expected
 
 
-async def test_a_negative_seed_is_a_seed(ai):
+async def test_negative_seed_makes_samples_repeatable(ai):
     texts = set()
     for _ in range(2):
         answer = await ai.completions.create(
@@ -255,7 +255,7 @@ async def test_a_negative_seed_is_a_seed(ai):
     assert len(texts) == 1
 
 
-async def test_a_stop_string_ends_an_answer_before_it(ai):
+async def test_stop_string_ends_and_is_cut_from_the_completion(ai):
     whole = await ai.completions.create(prompt="def main(", max_tokens=30, **GREEDY)
     stop = whole.choices[0].text[12:16]
     for given in (stop, ["never written", stop]):
@@ -276,7 +276,7 @@ SCHEMA = {
 }
 
 
-async def test_an_answer_fits_its_schema(ai, client):
+async def test_chat_completion_follows_a_json_schema(ai, client):
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     expected = await text_of(client, MESSAGES, max_tokens=80, grammar=grammar)
     answer = await ai.chat.completions.create(
@@ -298,14 +298,14 @@ class Sized(BaseModel):
     is_heavy: bool
 
 
-def test_the_client_s_own_parsing_of_an_answer_works(sync):
+def test_openai_client_parses_structured_output(sync):
     answer = sync.chat.completions.parse(
         messages=MESSAGES, max_tokens=200, response_format=Sized, **GREEDY
     )
     assert isinstance(answer.choices[0].message.parsed, Sized)
 
 
-async def test_any_json_object_may_be_asked_for(ai):
+async def test_chat_completion_returns_a_json_object(ai):
     answer = await ai.chat.completions.create(
         messages=MESSAGES,
         max_tokens=300,
@@ -318,7 +318,7 @@ async def test_any_json_object_may_be_asked_for(ai):
     assert written.lstrip().startswith("{")
 
 
-async def test_parts_of_text_are_read_and_what_was_answered_may_be_sent_back(ai, client):
+async def test_chat_accepts_text_parts_and_earlier_answers(ai, client):
     turns = [
         {"role": "user", "content": "One.\nTwo."},
         {"role": "assistant", "content": "Yes."},
@@ -349,7 +349,7 @@ async def test_parts_of_text_are_read_and_what_was_answered_may_be_sent_back(ai,
     assert answer.choices[0].message.content == expected
 
 
-async def test_what_changes_no_answer_is_taken(ai):
+async def test_chat_accepts_parameters_without_effect(ai):
     await ai.chat.completions.create(
         messages=MESSAGES,
         max_tokens=1,
@@ -369,7 +369,7 @@ async def test_what_changes_no_answer_is_taken(ai):
 # Beside them.
 
 
-def test_the_model_is_listed(sync):
+def test_models_lists_the_served_model(sync):
     (model,) = sync.models.list().data
     assert (model.id, model.object) == ("tiny", "model")
     assert sync.models.retrieve("tiny").id == "tiny"
@@ -377,7 +377,7 @@ def test_the_model_is_listed(sync):
         sync.models.retrieve("org/other")
 
 
-def test_metrics_and_health_are_told(cluster, sync):
+def test_health_and_metrics_are_served_over_http(cluster, sync):
     sync.completions.create(prompt="x", max_tokens=1, **GREEDY)
     assert httpx.get(f"{cluster.http_address}/health").json() == {"status": "ok"}
     response = httpx.get(f"{cluster.http_address}/metrics")
@@ -385,7 +385,7 @@ def test_metrics_and_health_are_told(cluster, sync):
     assert "gen_ai_server_request_duration_seconds_count" in response.text
 
 
-async def test_a_timeline_is_told_where_it_is_asked_for(ai):
+async def test_chat_returns_a_timeline_on_request(ai):
     asked: dict[str, Any] = {"baton": {"timeline": True}}
     answer = await ai.chat.completions.create(
         messages=MESSAGES, max_tokens=9, extra_body=asked, **GREEDY

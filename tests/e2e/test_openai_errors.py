@@ -67,7 +67,7 @@ async def test_workers_refuse_bad_schema_by_name_of_field(cluster, stream):
     await until_nothing_is_held(cluster)
 
 
-async def test_errors_are_those_of_openai_s_client(ai):
+async def test_errors_map_to_exceptions_of_the_openai_client(ai):
     with pytest.raises(openai.NotFoundError) as caught:
         await ai.completions.create(model="gpt-5", prompt="x")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
@@ -85,7 +85,7 @@ async def test_errors_are_those_of_openai_s_client(ai):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_mib", [9, 40])
-async def test_a_body_over_the_limit_is_refused_before_it_is_all_there(cluster, num_mib):
+async def test_oversized_body_is_rejected_without_buffering_it(cluster, num_mib):
     router = psutil.Process(cluster.process("router").pid)
     before = router.memory_info().rss
 
@@ -107,7 +107,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_all_there(cluster, 
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_client_that_leaves_ends_its_request_at_once(cluster, ai, stream):
+async def test_cancelled_request_ends_at_once(cluster, ai, stream):
     await until_nothing_is_held(cluster)
     asking = asyncio.create_task(_read_all(ai, stream))
     await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the decoding")
@@ -130,7 +130,7 @@ def num_requests(cluster: LocalCluster) -> int:
 
 
 @pytest.mark.slow
-async def test_a_client_that_leaves_ends_all_its_prompts(cluster, ai):
+async def test_closed_stream_ends_requests_of_all_its_prompts(cluster, ai):
     await until_nothing_is_held(cluster)
     answer = await ai.completions.create(prompt=[[5, 6], [7, 8]], stream=True, **LONG)
     async for _ in answer:
@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_ends_all_its_prompts(cluster, ai):
     await until_nothing_is_held(cluster)
 
 
-async def test_a_connection_that_is_cut_off_ends_its_request(cluster):
+async def test_aborted_connection_ends_its_request(cluster):
     await until_nothing_is_held(cluster)
     body = json.dumps({"prompt": "x", "max_tokens": 1900, "ignore_eos": True}).encode()
     host, port = cluster.http_address.removeprefix("http://").split(":")
@@ -154,7 +154,7 @@ async def test_a_connection_that_is_cut_off_ends_its_request(cluster):
     await until_nothing_is_held(cluster)
 
 
-async def test_a_deadline_is_told_as_such(cluster, ai):
+async def test_deadline_maps_to_504(cluster, ai):
     options = {"ignore_eos": True, "baton": {"timeout_s": 0.4}}
     asked = {**LONG, "messages": MESSAGES, "extra_body": options}
     with pytest.raises(openai.InternalServerError) as caught:
@@ -168,7 +168,7 @@ async def test_a_deadline_is_told_as_such(cluster, ai):
     await until_nothing_is_held(cluster)
 
 
-async def test_an_answer_is_known_to_administrators_by_its_id(cluster, ai, client):
+async def test_abort_finds_a_request_by_its_completion_id(cluster, ai, client):
     stream = await ai.chat.completions.create(messages=MESSAGES, stream=True, **LONG)
     chunk = await anext(aiter(stream))
     request_id = chunk.id.removeprefix("chatcmpl-")
@@ -195,7 +195,7 @@ def small(
         yield running
 
 
-async def test_an_overload_says_when_to_ask_again(small):
+async def test_overload_maps_to_429_with_retry_after(small):
     async with connected(small, "acme") as ai:
         running = await ai.chat.completions.create(messages=MESSAGES, stream=True, **LONG)
         await anext(aiter(running))
@@ -219,7 +219,7 @@ async def test_an_overload_says_when_to_ask_again(small):
     await until_nothing_is_held(small)
 
 
-async def test_a_token_says_whose_a_request_is(small):
+async def test_token_selects_the_tenant_and_its_prefix_cache(small):
     async with connected(small, "guessed") as stranger:
         with pytest.raises(openai.AuthenticationError) as caught:
             await stranger.chat.completions.create(messages=MESSAGES, **LONG)
@@ -238,7 +238,7 @@ async def test_a_token_says_whose_a_request_is(small):
     assert counts == [0, 96, 0]
 
 
-async def test_a_request_is_ended_by_its_own_tenant_alone(small):
+async def test_abort_works_only_for_the_tenant_of_the_request(small):
     async with (
         connected(small, "acme") as ai,
         AsyncClient(small.address, admin_address=small.admin_address, token="globex") as other,
@@ -254,7 +254,7 @@ async def test_a_request_is_ended_by_its_own_tenant_alone(small):
 
 
 @pytest.mark.slow
-async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
+async def test_draining_router_finishes_streams_and_rejects_new_ones(small):
     """The last test of this router."""
     async with connected(small, "acme") as ai:
         stream = await ai.chat.completions.create(
@@ -284,7 +284,7 @@ async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_named(cluster):
+def test_router_names_the_http_port_that_is_taken(cluster):
     port = cluster.http_address.rsplit(":", 1)[1]
     found = router("--http-port", port)
     assert found.splitlines()[-1] == (
@@ -293,7 +293,7 @@ def test_a_port_that_is_taken_is_named(cluster):
 
 
 @pytest.mark.slow
-def test_what_is_not_installed_is_named(tmp_path):
+def test_router_names_the_extra_that_http_port_needs(tmp_path):
     """Where `starlette` is not found, which is what an absent package looks like."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, importlib.util as u\n"

@@ -12,23 +12,23 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from tests.e2e.test_handing_over import (
     killed_amid_its_drain,
-    test_a_client_that_leaves_during_a_drain_leaves_nothing,
-    test_a_crowd_is_handed_over_and_nothing_is_computed_twice,
-    test_either_worker_may_be_killed_while_it_hands_over,
+    test_cancelled_requests_leave_nothing_during_a_drain,
+    test_drain_migrates_many_requests_without_recomputation,
+    test_migration_survives_a_kill_of_either_worker,
 )
 from tests.e2e.test_prefix_sharing import (
-    test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed,
-    test_the_next_turn_of_a_conversation_computes_only_what_is_new,
+    test_prefill_computes_only_new_tokens_of_the_next_turn,
+    test_prefix_is_fetched_from_a_busy_worker_or_recomputed,
 )
 from tests.support.cluster import shapes
 from tests.support.cluster.wide import restored
 
 __all__ = [
-    "test_a_client_that_leaves_during_a_drain_leaves_nothing",
-    "test_a_crowd_is_handed_over_and_nothing_is_computed_twice",
-    "test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed",
-    "test_either_worker_may_be_killed_while_it_hands_over",
-    "test_the_next_turn_of_a_conversation_computes_only_what_is_new",
+    "test_cancelled_requests_leave_nothing_during_a_drain",
+    "test_drain_migrates_many_requests_without_recomputation",
+    "test_migration_survives_a_kill_of_either_worker",
+    "test_prefill_computes_only_new_tokens_of_the_next_turn",
+    "test_prefix_is_fetched_from_a_busy_worker_or_recomputed",
 ]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
@@ -54,6 +54,6 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.mark.parametrize("delay", [0.005, 0.02])
-async def test_a_worker_may_be_killed_amid_its_drain(client, pair, delay):
+async def test_drain_over_nixl_survives_a_kill(client, pair, delay):
     """Two of the moments that `test_handing_over` has."""
     await killed_amid_its_drain(client, pair, delay)

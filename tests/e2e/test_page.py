@@ -91,7 +91,7 @@ def completion(cluster: LocalCluster, **asked: Any) -> str:
 
 
 @pytest.mark.system
-def test_an_answer_is_shown_with_its_timeline_and_its_placement(page, cluster, tmp_path):
+def test_page_shows_answer_timeline_and_placement(page, cluster, tmp_path):
     assert page.find_element(By.ID, "model").text.startswith("tiny, up to 2,048 tokens")
     card = ask(page, "def main(", temperature="0", max_tokens="30")
     eventually(page, lambda: is_done(card))
@@ -115,7 +115,7 @@ def test_an_answer_is_shown_with_its_timeline_and_its_placement(page, cluster, t
 
 
 @pytest.mark.nightly
-def test_an_answer_streams_and_can_be_stopped(page, cluster):
+def test_page_streams_an_answer_and_stops_it(page, cluster):
     card = ask(page, "import os", temperature="0", max_tokens="1900")
     eventually(page, lambda: len(written_on(card)) > 20)
     assert not is_done(card)
@@ -125,7 +125,7 @@ def test_an_answer_streams_and_can_be_stopped(page, cluster):
 
 
 @pytest.mark.nightly
-async def test_a_page_that_is_left_ends_its_request(page, cluster):
+async def test_page_cancels_its_request_when_left(page, cluster):
     await until_nothing_is_held(cluster)
     ask(page, "class A:", temperature="1", max_tokens="1900")
     await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the answer")
@@ -134,7 +134,7 @@ async def test_a_page_that_is_left_ends_its_request(page, cluster):
 
 
 @pytest.mark.nightly
-def test_a_conversation_goes_on(page):
+def test_page_continues_a_conversation(page):
     first = ask(page, "A queue.", mode="conversation", temperature="0", max_tokens="8")
     eventually(page, lambda: is_done(first))
     second = ask(page, "Go on.")
@@ -147,14 +147,14 @@ def test_a_conversation_goes_on(page):
 
 
 @pytest.mark.nightly
-def test_what_is_refused_is_said(page):
+def test_page_shows_the_error_of_a_rejected_request(page):
     card = ask(page, "x", max_tokens="100000")
     eventually(page, lambda: is_done(card))
     assert "the model's length is 2048" in card.find_element(By.CSS_SELECTOR, ".wrong").text
 
 
 @pytest.mark.nightly
-def test_what_is_written_is_text_and_nothing_else(page):
+def test_page_escapes_prompt_and_answer(page):
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     card = ask(page, evil, temperature="0", max_tokens="4")
     eventually(page, lambda: is_done(card))
@@ -164,7 +164,7 @@ def test_what_is_written_is_text_and_nothing_else(page):
 
 
 @pytest.mark.nightly
-def test_a_browser_may_run_nothing_but_the_page_s_own(page, cluster):
+def test_page_forbids_foreign_scripts(page, cluster):
     policy = httpx.get(cluster.http_address).headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -177,7 +177,7 @@ def test_a_browser_may_run_nothing_but_the_page_s_own(page, cluster):
 
 
 @pytest.mark.slow
-def test_the_page_needs_nothing_from_elsewhere():
+def test_page_loads_nothing_from_other_hosts():
     text = (ROOT / "router/baton_router/http/page.html").read_text()
     assert "http://" not in text
     assert "https://" not in text

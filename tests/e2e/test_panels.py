@@ -66,7 +66,7 @@ def unevaluated(watching: Prometheus) -> list[str]:
     return [rule["name"] for rule in watching.rules() if rule["health"] == "unknown"]
 
 
-async def test_no_panel_is_empty_and_no_rule_fails(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_panels_show_data_and_rules_evaluate(cluster: LocalCluster, tmp_path: Path) -> None:
     with prometheus(tmp_path, cluster.metrics_endpoints["router"]) as watching:
         recorded = [rule["name"] for rule in watching.rules() if rule["type"] == "recording"]
         empty = [*queries(), *((f"rule: {name}", name) for name in recorded)]

@@ -40,10 +40,10 @@ def wait_until_indexed(client: Client, worker: str) -> None:
         time.sleep(0.05)
 
 
-def test_by_default_a_prompt_goes_where_its_prefix_is(pair):
+def test_baton_policy_places_a_prompt_where_its_prefix_is_cached(pair):
     assert len(set(prefill_workers(pair, "baton"))) == 1
 
 
-def test_round_robin_goes_around_whatever_is_cached(pair):
+def test_round_robin_policy_ignores_cached_prefixes(pair):
     chosen = prefill_workers(pair, "round-robin")
     assert set(chosen[::2]).isdisjoint(chosen[1::2])

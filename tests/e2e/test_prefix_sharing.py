@@ -69,7 +69,7 @@ def totals(cluster: LocalCluster) -> tuple[int, int]:
     return sum(x.num_computed_tokens for x in found), sum(x.num_pulled_tokens for x in found)
 
 
-async def test_the_next_turn_of_a_conversation_computes_only_what_is_new(client, pair):
+async def test_prefill_computes_only_new_tokens_of_the_next_turn(client, pair):
     undisturbed, all_tokens, _ = await conversation(client, pair, shares=False)
     assert all_tokens == 321 + 542
     await client.flush_cache()
@@ -102,7 +102,7 @@ async def busy_with(client: AsyncClient, pair: LocalCluster, prefix: list[int]) 
         pytest.param("forgets", marks=pytest.mark.nightly),
     ],
 )
-async def test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed(client, pair, fate):
+async def test_prefix_is_fetched_from_a_busy_worker_or_recomputed(client, pair, fate):
     prefix = prompt_of(800, seed=70)
     prompt = [*prefix, *prompt_of(30, seed=71)]
     undisturbed = await client.generate(prompt, TURN).token_ids()

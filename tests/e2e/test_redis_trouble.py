@@ -52,7 +52,7 @@ async def under_load(cluster: LocalCluster) -> AsyncIterator[None]:
     await until_nothing_is_held(cluster)
 
 
-async def test_a_flushed_redis_loses_no_worker_and_no_request(pair):
+async def test_redis_flush_loses_no_worker_and_no_request(pair):
     redis = connect(pair.redis_url)
     async with under_load(pair):
         for _ in range(5):
@@ -63,7 +63,7 @@ async def test_a_flushed_redis_loses_no_worker_and_no_request(pair):
     assert len(listed(pair)) == 4
 
 
-async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair):
+async def test_redis_hanging_for_two_seconds_delays_no_request(pair):
     assert pair.redis is not None
     async with under_load(pair):
         for _ in range(2):
@@ -77,7 +77,7 @@ async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair
 
 
 @pytest.mark.nightly
-async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair):
+async def test_redis_restored_from_a_backup_revives_no_dead_worker(pair):
     redis = connect(pair.redis_url)
     before = {name: worker.epoch for name, worker in listed(pair).items()}
     copy = await copy_of(redis)
@@ -96,7 +96,7 @@ async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair
     )
 
 
-async def test_without_redis_a_prompt_goes_where_this_router_placed_its_prefix(pair):
+async def test_router_places_by_its_own_prefixes_without_redis(pair):
     """Each time it would be another worker's turn."""
     assert pair.redis is not None
     pair.redis.stop()

@@ -98,7 +98,7 @@ def steps_before(cluster) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("message", "field", "bound"), REFUSED.values(), ids=REFUSED)
-async def test_a_bad_request_is_refused_with_its_field_and_bound(
+async def test_router_rejects_a_bad_request_with_field_and_bound(
     cluster, steps_before, message, field, bound
 ):
     failure = await refusal_of(cluster.address, message)
@@ -107,12 +107,12 @@ async def test_a_bad_request_is_refused_with_its_field_and_bound(
     assert bound in failure.problem
 
 
-async def test_refusals_have_cost_no_compute(cluster, steps_before):
+async def test_rejected_requests_cost_no_compute(cluster, steps_before):
     assert num_steps(cluster) == steps_before
     assert held(cluster) == {}
 
 
-async def test_a_message_larger_than_any_is_the_caller_s_mistake_too(cluster):
+async def test_router_rejects_an_oversized_message(cluster):
     failure = await refusal_of(cluster.address, request(text="a" * 20 * 2**20))
     assert isinstance(failure, InvalidArgumentError)
     assert "larger than max" in failure.problem
@@ -129,7 +129,7 @@ async def ended(client: AsyncClient, prompt: object, **fields: object):
 
 
 @pytest.mark.parametrize("at", [0, 1, 6])
-async def test_a_request_ends_with_a_stop_token_which_is_part_of_it(client, cluster, at):
+async def test_generation_ends_with_its_stop_token_included(client, cluster, at):
     plain, _, _ = await ended(client, prompt_of(20), max_tokens=16)
     last = plain.index(plain[at])
     tokens, _, finished = await ended(
@@ -144,12 +144,12 @@ def long_generation(client: AsyncClient, name: str = ""):
     return client.generate(prompt_of(30), wanted, request_id=name)
 
 
-async def test_aborting_what_is_not_there_is_not_found(client):
+async def test_abort_of_an_unknown_request_is_not_found(client):
     with pytest.raises(NotFoundError, match="nobody"):
         await client.abort("nobody")
 
 
-async def test_a_name_can_be_in_flight_once_and_be_used_again_at_once(client, cluster):
+async def test_request_id_is_unique_in_flight_and_reusable_after(client, cluster):
     async with long_generation(client, "twin") as first:
         await anext(first)
         with pytest.raises(AlreadyExistsError, match="twin"):
@@ -167,7 +167,7 @@ async def test_a_name_can_be_in_flight_once_and_be_used_again_at_once(client, cl
     await until_nothing_is_held(cluster)
 
 
-async def test_what_admission_says_is_true(client):
+async def test_accepted_and_finished_report_placement_and_timings(client):
     generation = client.generate(prompt_of(25), SamplingParams(max_tokens=3))
     accepted = await generation.wait_accepted()
     await generation.text()
@@ -183,7 +183,7 @@ async def test_what_admission_says_is_true(client):
 
 
 @pytest.mark.parametrize("name", ["router", "prefill-0", "decode-0"])
-async def test_every_process_names_its_liveness_and_readiness(cluster, name):
+async def test_health_service_serves_liveness_and_readiness(cluster, name):
     async with grpc.aio.insecure_channel(cluster.process(name).endpoint) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", "liveness", "readiness"):
@@ -202,7 +202,7 @@ def services_of(endpoint: str) -> set[str]:
     return {service.name for service in answer.list_services_response.service}
 
 
-def test_a_process_says_what_it_offers_where_it_was_told_to(cluster):
+def test_reflection_lists_services_only_where_enabled(cluster):
     inference, admin = services_of(cluster.address), services_of(cluster.admin_address)
     assert {name for name in inference | admin if name.startswith("baton.")} == {
         "baton.v1.Inference",
@@ -215,14 +215,14 @@ def test_a_process_says_what_it_offers_where_it_was_told_to(cluster):
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_router_stays_small_and_maps_no_torch(client, cluster):
+async def test_router_stays_small_and_maps_no_torch(client, cluster):
     await client.generate([{"role": "user", "content": "hi"}]).text()
     process = psutil.Process(cluster.process("router").pid)
     assert process.memory_info().rss < MAX_ROUTER_BYTES
     assert not any("torch" in mapped.path for mapped in process.memory_maps())
 
 
-async def test_the_locality_index_learns_what_was_computed(client, cluster):
+async def test_locality_index_learns_blocks_of_all_workers(client, cluster):
     await client.generate(prompt_of(64, seed=99), SamplingParams(max_tokens=2)).text()
 
     def is_indexed() -> bool:
@@ -232,7 +232,7 @@ async def test_the_locality_index_learns_what_was_computed(client, cluster):
     await until_observed(is_indexed, within=3.0, what="an event of every worker")
 
 
-async def test_flushing_the_caches_makes_a_prompt_new_again(client):
+async def test_flush_cache_makes_a_prompt_uncached(client):
     prompt = prompt_of(64, seed=98)
     for expected in (0, 63):
         generation = client.generate(prompt, SamplingParams(max_tokens=2))

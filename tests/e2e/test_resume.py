@@ -41,7 +41,7 @@ async def client(pair: LocalCluster, other_router: SecondRouter) -> AsyncIterato
         yield open_client
 
 
-async def test_three_ways_survive_their_router(client, pair):
+async def test_requests_of_every_kind_survive_their_router(client, pair):
     """All ten do in tests/worker/test_ways_through_faults.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     running = {name: client.generate(CODE, params) for name, params in THREE_WAYS.items()}
@@ -56,7 +56,7 @@ async def test_three_ways_survive_their_router(client, pair):
 
 
 @pytest.mark.nightly
-async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
+async def test_resumed_stream_has_no_gap_or_repetition(client, pair):
     undisturbed = client.generate(CODE, SEEDED)
     generation, position = client.generate(CODE, SEEDED), 0
     async for chunk in generation:
@@ -69,7 +69,7 @@ async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
 
 
 @pytest.mark.nightly
-async def test_a_conversation_goes_on_too(client, pair):
+async def test_chat_survives_its_router(client, pair):
     chat = [{"role": "user", "content": "Write a function."}]
     undisturbed = await client.generate(chat, GREEDY).text()
     generation = client.generate(chat, GREEDY)
@@ -78,7 +78,7 @@ async def test_a_conversation_goes_on_too(client, pair):
     assert await generation.text() == undisturbed
 
 
-async def test_a_router_that_falls_silent_is_left(client, pair):
+async def test_client_leaves_a_silent_router(client, pair):
     undisturbed = await client.generate(prompt_of(9), GREEDY).token_ids()
     generation = client.generate(prompt_of(9), replace(GREEDY, max_tokens=300))
     await anext(generation)
@@ -91,7 +91,7 @@ async def test_a_router_that_falls_silent_is_left(client, pair):
     await until_nothing_is_held(pair, within=3.0)
 
 
-async def test_the_only_router_may_die_and_come_back(pair):
+async def test_client_resumes_on_its_only_router_after_restart(pair):
     async with AsyncClient(pair.address) as client:
         undisturbed = await client.generate(prompt_of(9), GREEDY).token_ids()
         generation = client.generate(prompt_of(9), GREEDY)
@@ -104,7 +104,7 @@ async def test_the_only_router_may_die_and_come_back(pair):
     await until_nothing_is_held(pair)
 
 
-async def test_where_no_router_is_left_the_reader_is_told_in_the_end(pair):
+async def test_generation_fails_in_the_end_without_any_router(pair):
     async with AsyncClient(pair.address, timeout=2.0) as client:
         generation = client.generate(prompt_of(9), replace(GREEDY, max_tokens=1900))
         await anext(generation)

@@ -40,7 +40,7 @@ NUM_DECODE = pytest.mark.parametrize(
 
 
 @NUM_DECODE
-async def test_three_ways_survive_being_given_back(crowded):
+async def test_requests_of_every_kind_survive_being_returned(crowded):
     """All ten do in tests/worker/test_ways_through_faults.py."""
     cluster, client = crowded
     before = num_returns(cluster)
@@ -54,7 +54,7 @@ async def test_three_ways_survive_being_given_back(crowded):
 
 
 @NUM_DECODE
-async def test_a_crowd_that_never_fits_ends_all_the_same(crowded):
+async def test_returned_requests_that_never_fit_together_all_finish(crowded):
     """Each of them needs half of the pool or more at its end."""
     cluster, client = crowded
     params = SamplingParams(max_tokens=250, ignore_eos=True)

@@ -58,7 +58,7 @@ def whole(rolling_shape: Pools) -> Pools:
     return rolling_shape
 
 
-async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, questions):
+async def test_rolling_restart_under_load_loses_no_request(whole, questions):
     busy: set[str] = set()
     async with under_load(whole, questions, NUM_READERS) as tally:
         for process in [*whole.workers, *whole.routers]:
@@ -75,7 +75,7 @@ async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, q
 
 
 @pytest.mark.nightly
-async def test_redis_is_replaced_under_load_and_so_are_workers_behind_it(whole, questions):
+async def test_redis_and_worker_restart_under_load_loses_no_request(whole, questions):
     """The new one is empty: what it has to know, it is told again."""
     redis = whole.cluster.redis
     assert redis is not None
@@ -90,7 +90,7 @@ async def test_redis_is_replaced_under_load_and_so_are_workers_behind_it(whole, 
 
 
 @pytest.mark.nightly
-async def test_what_a_router_has_no_time_to_end_goes_on_with_another():
+async def test_stream_resumes_elsewhere_after_router_drain_timeout():
     long = clear_question(LONG)
     with shapes.rolling(drain_timeout_s=0.5) as running:
         async with AsyncClient(running.addresses) as client:
@@ -106,7 +106,7 @@ async def test_what_a_router_has_no_time_to_end_goes_on_with_another():
 
 
 @pytest.mark.nightly
-async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_held(cluster):
+async def test_prefill_worker_drains_until_its_lease_is_claimed(cluster):
     """As long as the decode worker has not come for it."""
     prompt, params = prompt_of(100), SamplingParams(max_tokens=8, ignore_eos=True)
     (expected,) = questions_of([(prompt, params)])

@@ -125,7 +125,7 @@ async def random_load(routers: list[Router], chance: random.Random) -> AsyncIter
             await client.close()
 
 
-async def test_two_routers_come_to_the_same_and_count_nothing_that_is_over(crowd):
+async def test_routers_converge_and_leak_no_counters(crowd):
     cluster, routers = crowd
     chance = random.Random(6)
     async with random_load(routers, chance) as answered:

@@ -55,7 +55,7 @@ def alone(engine: Engine, prompt: list[int], params: SamplingParams) -> list[tup
 
 
 @pytest.mark.parametrize("length", [1, 16, 90])
-async def test_several_seeded_samples_are_those_of_one_engine(client, engine, length):
+async def test_seeded_samples_equal_those_of_one_engine(client, engine, length):
     prompt, params = prompt_of(length, seed=70), sampled(n=3)
     completions = await client.generate(prompt, params).completions()
     assert token_ids(completions) == alone(engine, prompt, params)
@@ -63,7 +63,7 @@ async def test_several_seeded_samples_are_those_of_one_engine(client, engine, le
     assert [len(ids) for ids in token_ids(completions)] == [16] * 3
 
 
-async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
+async def test_stop_string_ends_one_sequence_only(client):
     texts = await client.generate(CODE, sampled(n=3, max_tokens=60)).texts()
     # What only one of them says, in its middle.
     stop = next(
@@ -94,7 +94,7 @@ CROWD = (
 )
 
 
-async def test_a_crowd_that_leaves_leaves_nothing(client):
+async def test_cancelled_requests_of_all_kinds_leak_nothing(client):
     asked = [(prompt_of(5 + 7 * i, seed=i), CROWD[i % len(CROWD)]) for i in range(24)]
     reading = [asyncio.create_task(client.generate(*r).completions()) for r in asked]
     await asyncio.sleep(0.7)
@@ -111,7 +111,7 @@ async def test_a_crowd_that_leaves_leaves_nothing(client):
     ("length_penalty", "early_stopping"),
     [(1.0, EarlyStopping.HEURISTIC), (0.0, EarlyStopping.FIRST), (2.0, EarlyStopping.NEVER)],
 )
-async def test_beams_are_those_of_transformers(client, length_penalty, early_stopping):
+async def test_beams_equal_those_of_transformers(client, length_penalty, early_stopping):
     prompt = prompt_of(21, seed=77)
     params = SamplingParams(
         max_tokens=12,
@@ -142,9 +142,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("fields", PROCESSORS.values(), ids=PROCESSORS)
-async def test_what_changes_logits_changes_them_as_in_one_engine(
-    client, engine, fields, temperature
-):
+async def test_logit_processors_act_as_in_one_engine(client, engine, fields, temperature):
     prompt, params = prompt_of(50, seed=78), sampled(temperature=temperature, **fields)
     plain = await client.generate(prompt, sampled(temperature=temperature)).token_ids()
     changed = await client.generate(prompt, params).token_ids()
@@ -156,7 +154,7 @@ async def test_what_changes_logits_changes_them_as_in_one_engine(
 
 
 @pytest.mark.parametrize("num_top", [0, 5])
-async def test_every_token_has_its_logprobs_those_of_the_likeliest_too(client, engine, num_top):
+async def test_logprobs_of_every_token_equal_those_of_one_engine(client, engine, num_top):
     prompt, params = prompt_of(33, seed=81), sampled(logprobs=True, top_logprobs=num_top)
     (completion,) = await client.generate(prompt, params).completions()
     (result,) = engine.generate([prompt], params)
@@ -172,7 +170,7 @@ async def test_every_token_has_its_logprobs_those_of_the_likeliest_too(client, e
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"best_of": 2}, {"max_tokens": 1}])
-async def test_a_prompt_s_logprobs_are_those_of_transformers(client, fields):
+async def test_prompt_logprobs_equal_those_of_transformers(client, fields):
     prompt = prompt_of(100, seed=83)
     with torch.inference_mode():
         logits = reference(TINY)(torch.tensor([prompt])).logits[0]
@@ -211,7 +209,7 @@ def grammar(kind: GrammarKind, text: str, **fields: object) -> SamplingParams:
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"n": 3}, {"best_of": 3}])
-async def test_json_that_was_asked_for_fits_its_schema(client, fields):
+async def test_json_output_follows_its_schema(client, fields):
     params = grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), **fields)
     for completion in await client.generate("Describe it: ", params).completions():
         answer = json.loads(completion.text)
@@ -221,7 +219,7 @@ async def test_json_that_was_asked_for_fits_its_schema(client, fields):
         assert completion.finished.reason is FinishReason.END_OF_SEQUENCE
 
 
-async def test_an_answer_matches_its_regular_expression(client, engine):
+async def test_output_matches_its_regular_expression(client, engine):
     pattern = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     params = grammar(GrammarKind.REGEX, pattern)
     generation = client.generate("The date: ", params)

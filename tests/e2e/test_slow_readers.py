@@ -32,7 +32,7 @@ def is_computed(cluster: LocalCluster) -> bool:
     return all(n == "router" or load.num_held_blocks == 0 for n, load in loads(cluster).items())
 
 
-async def test_those_who_do_not_read_cost_little_and_hold_nobody_up(pair):
+async def test_slow_readers_cost_little_and_delay_no_other_request(pair):
     router = psutil.Process(pair.process("router").pid)
     async with AsyncClient(pair.address) as client, AsyncClient(pair.address) as other:
         undisturbed = await client.generate(prompt_of(30), MUCH).token_ids()

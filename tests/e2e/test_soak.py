@@ -91,7 +91,7 @@ def admitting(tight_shape: LocalCluster) -> Iterator[SecondRouter]:
 @pytest.mark.parametrize(
     ("num_requests", "seed"), [(200, 1), pytest.param(1000, 2, marks=pytest.mark.nightly)]
 )
-async def test_whatever_ends_however_nothing_is_left_behind(tight, admitting, num_requests, seed):
+async def test_requests_that_end_in_any_way_leak_nothing(tight, admitting, num_requests, seed):
     chance = random.Random(seed)
     before = num_preemptions(tight)
     async with AsyncClient(admitting.address, admin_address=admitting.admin_address) as client:

@@ -39,7 +39,7 @@ async def num_cached(cluster: SecondRouter, token: str | None) -> int:
         return generation.finished.usage.num_cached_prompt_tokens
 
 
-async def test_a_tenant_finds_its_own_prefixes_and_nobody_else_s(shared):
+async def test_tenant_hits_only_its_own_prefixes(shared):
     assert await num_cached(shared, "a secret") == 0
     assert await num_cached(shared, "another") == 96
     assert await num_cached(shared, "a third") == 0
@@ -48,7 +48,7 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_else_s(shared):
     await until_nothing_is_held(shared)
 
 
-async def test_a_request_is_ended_by_its_own_tenant_alone_and_its_name_is_free_for_others(shared):
+async def test_request_ids_and_aborts_are_scoped_to_the_tenant(shared):
     async with (
         AsyncClient(shared.address, admin_address=shared.admin_address, token="a secret") as owner,
         AsyncClient(shared.address, admin_address=shared.admin_address, token="a third") as other,

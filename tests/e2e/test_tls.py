@@ -45,7 +45,7 @@ def texts_of(address: str, tls: Tls | None) -> list[list[int]]:
         return [client.generate(prompt, PARAMS).token_ids() for prompt in PROMPTS]
 
 
-def test_a_cluster_gives_the_tokens_that_it_gives_without(secured):
+def test_tls_cluster_gives_the_tokens_of_transformers(secured):
     tls = secured.tls
     with Client(secured.address, tls=tls.to_router()) as client:
         for prompt in PROMPTS:
@@ -61,7 +61,7 @@ def test_a_cluster_gives_the_tokens_that_it_gives_without(secured):
     assert moved > 0, "no block was handed over"
 
 
-def test_who_shows_nothing_or_the_wrong_thing_gets_nothing(secured):
+def test_tls_rejects_missing_and_wrong_certificates(secured):
     tls = secured.tls
     for nothing in (None, changed(tls.to_router(), cert=None, key=None)):
         with (
@@ -95,7 +95,7 @@ def test_who_shows_nothing_or_the_wrong_thing_gets_nothing(secured):
             assert "is for router" in caught.value.details()
 
 
-def test_over_https_a_certificate_tells_as_well(secured):
+def test_https_authenticates_by_client_certificate(secured):
     tls = secured.tls
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
     answers = {}
@@ -113,7 +113,7 @@ def test_over_https_a_certificate_tells_as_well(secured):
         client.post(f"{secured.http_address}/v1/completions", json=body)
 
 
-def test_commands_speak_it_by_options_and_variables(secured):
+def test_commands_take_tls_options_and_variables(secured):
     tls = secured.tls.to_router("admin")
     files = {"BATON_TLS_CERT": tls.cert, "BATON_TLS_KEY": tls.key}
     runner = CliRunner(env={name: str(value) for name, value in files.items()})
@@ -133,7 +133,7 @@ def test_commands_speak_it_by_options_and_variables(secured):
 
 
 @pytest.mark.slow
-async def test_replaced_certificates_under_load_lose_no_request(secured, authority):
+async def test_certificate_rotation_under_load_loses_no_request(secured, authority):
     """Those that are replaced first expire, so that every new connection needs the new ones."""
     folder: TlsFolder = secured.tls
     is_over, num_done = False, 0
@@ -179,7 +179,7 @@ def by_token(secured_shape: Secured, tmp_path_factory) -> Iterator[SecondRouter]
         yield running
 
 
-def test_with_tokens_clients_need_no_certificate_and_administrators_do(by_token):
+def test_token_auth_needs_certificates_of_administrators_only(by_token):
     tls = changed(by_token.tls.to_router(), cert=None, key=None)
     with Client(by_token.address, tls=tls, token="open sesame", timeout=30.0) as client:
         assert client.generate(PROMPTS[0], PARAMS).text()
@@ -200,7 +200,7 @@ def test_with_tokens_clients_need_no_certificate_and_administrators_do(by_token)
         assert admin.explain(PROMPTS[0]).reason
 
 
-def test_over_https_a_token_is_enough(by_token):
+def test_https_authenticates_by_token(by_token):
     context = ssl.create_default_context(cafile=by_token.tls.path / "ca.pem")
     url = f"{by_token.http_address}/v1/completions"
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
@@ -215,7 +215,7 @@ def test_over_https_a_token_is_enough(by_token):
 
 
 @pytest.mark.slow
-def test_over_https_replaced_certificates_are_shown(by_token, authority):
+def test_https_shows_rotated_certificates(by_token, authority):
     folder = by_token.tls.path
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     url = f"{by_token.http_address}/health"
@@ -240,7 +240,7 @@ def test_over_https_replaced_certificates_are_shown(by_token, authority):
 @pytest.mark.parametrize(
     "process", ["router", pytest.param("decode-worker", marks=pytest.mark.nightly)]
 )
-def test_a_process_with_the_certificate_of_another_role_ends_with_a_sentence(process, tmp_path):
+def test_process_with_certificate_of_another_role_exits(process, tmp_path):
     authority = Authority()
     issues = {"router": authority.issue("worker"), "decode-worker": authority.issue("prefill")}
     write(tmp_path, {"ca": authority.own, "wrong": issues[process]})

@@ -42,7 +42,7 @@ LENGTHS = [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 100]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, cluster, length):
+async def test_tiny_model_tokens_equal_those_of_transformers(client, cluster, length):
     prompt = prompt_of(length)
     tokens = await generated(client, prompt)
     assert len(tokens) == 20
@@ -50,14 +50,14 @@ async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, clus
     await until_nothing_is_held(cluster)
 
 
-async def test_a_prompt_near_the_model_s_length_is_served_to_the_last_token(client):
+async def test_prompt_near_the_model_length_is_served_to_the_end(client):
     prompt = prompt_of(2040)
     tokens = await generated(client, prompt, 8)
     assert len(tokens) == 8
     assert is_greedy(TINY, prompt, tokens)
 
 
-async def test_two_dozen_requests_at_once_are_each_what_they_are_alone(client, cluster):
+async def test_concurrent_requests_equal_requests_run_alone(client, cluster):
     prompts = [prompt_of(5 + 7 * i, seed=i) for i in range(24)]
     at_once = await asyncio.gather(*(generated(client, prompt, 40) for prompt in prompts))
     for prompt, tokens in zip(prompts, at_once, strict=True):
@@ -68,7 +68,7 @@ async def test_two_dozen_requests_at_once_are_each_what_they_are_alone(client, c
     await until_nothing_is_held(cluster)
 
 
-async def test_a_repeated_prompt_is_found_in_both_caches_and_gives_the_same(client):
+async def test_repeated_prompt_hits_both_caches_with_equal_tokens(client):
     prompt = prompt_of(5 * BLOCK + 3, seed=42)
     first = client.generate(prompt, params(12))
     tokens = await first.token_ids()
@@ -82,7 +82,7 @@ async def test_a_repeated_prompt_is_found_in_both_caches_and_gives_the_same(clie
     assert repeated.num_transferred_blocks == 1
 
 
-async def test_a_shared_beginning_is_reused_and_the_rest_is_not(client):
+async def test_shared_prefix_is_reused_and_the_rest_computed(client):
     shared = prompt_of(3 * BLOCK, seed=43)
     await generated(client, shared + prompt_of(20, seed=44), 2)
     other = shared + prompt_of(30, seed=45)
@@ -92,7 +92,7 @@ async def test_a_shared_beginning_is_reused_and_the_rest_is_not(client):
     assert generation.finished.usage.num_reused_decode_blocks == 3
 
 
-async def test_a_prompt_of_whole_blocks_that_decode_holds_moves_nothing(client):
+async def test_prompt_of_whole_cached_blocks_transfers_nothing(client):
     prompt = prompt_of(4 * BLOCK, seed=46)
     expected = await generated(client, prompt, 12)
     assert is_greedy(TINY, prompt, expected)
@@ -102,7 +102,7 @@ async def test_a_prompt_of_whole_blocks_that_decode_holds_moves_nothing(client):
     assert again.finished.usage.num_reused_decode_blocks == 4
 
 
-async def test_the_text_is_what_the_tokens_say(client):
+async def test_text_equals_the_decoded_tokens(client):
     generation = client.generate("def fibonacci(n):\n    ", params(40))
     tokens = await generation.token_ids()
     tokenizer = Tokenizer.from_file(str(Path(TINY) / "tokenizer.json"))
@@ -137,7 +137,7 @@ PER_COMMIT = "qwen2-two-groups"  # the others: tests/worker/test_handoff.py
     ],
     indirect=True,
 )
-async def test_a_family_s_tokens_are_those_of_transformers(family):
+async def test_model_family_tokens_equal_those_of_transformers(family):
     cluster, model = family
     lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 70, MAX_LEN - 24]
     async with AsyncClient(cluster.address) as client:

@@ -80,7 +80,7 @@ def check_tree(spans: list[ReceivedSpan]) -> None:
         assert parent.name == ("kv.transfer" if span.name == "kv.send" else "generate")
 
 
-def test_one_request_is_one_trace_over_three_processes(traced, collector):
+def test_request_gives_one_trace_over_three_processes(traced, collector):
     prompt = prompt_of(100, seed=1)
     with Client(traced.address) as client:
         generation = client.generate(prompt, PLAIN, request_id="plain")
@@ -101,7 +101,7 @@ def test_one_request_is_one_trace_over_three_processes(traced, collector):
     assert not any(span.has_failed for span in spans)
 
 
-def test_the_parts_of_each_span_tell_how_long_it_took(traced, collector):
+def test_span_attributes_split_their_duration(traced, collector):
     with Client(traced.address) as client:
         client.generate(prompt_of(100, seed=2), PLAIN, request_id="parts").text()
     spans = collector.trace_of("parts", *HANDED_OVER)
@@ -133,7 +133,7 @@ def test_the_parts_of_each_span_tell_how_long_it_took(traced, collector):
     }
 
 
-def test_a_request_whose_worker_is_killed_is_one_trace_with_what_became_of_it(traced, collector):
+def test_killed_worker_and_migration_appear_in_one_trace(traced, collector):
     with Client(traced.address) as client:
         generation = client.generate(prompt_of(70, seed=3), PLAIN, request_id="killed")
         chunks = iter(generation)
@@ -163,7 +163,7 @@ def test_a_request_whose_worker_is_killed_is_one_trace_with_what_became_of_it(tr
     assert (line["request_id"], line["trace_id"]) == ("killed", spans[0].trace_id)
 
 
-def test_a_request_that_goes_well_is_not_logged_and_its_text_never_is(traced, collector):
+def test_logs_omit_successful_requests_and_all_prompts(traced, collector):
     names = [process.name for process in traced.processes]
     with Client(traced.address) as client:
         client.generate("a secret to warm up", SHORT).text()
@@ -175,7 +175,7 @@ def test_a_request_that_goes_well_is_not_logged_and_its_text_never_is(traced, co
         assert "secret" not in traced.process(name).log_path.read_text()
 
 
-def test_a_trace_that_the_client_began_goes_on(traced, collector):
+def test_grpc_trace_context_is_continued(traced, collector):
     trace_id, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     for request_id, flags in (("not asked", "00"), ("asked", "01")):
         message = generate_request(prompt_of(20, seed=4), SHORT, "", request_id, 0)
@@ -191,7 +191,7 @@ def test_a_trace_that_the_client_began_goes_on(traced, collector):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [1, 2])
-def test_a_trace_that_came_over_http_goes_on(traced, collector, num_prompts):
+def test_http_trace_context_is_continued(traced, collector, num_prompts):
     trace_id, caller = f"0af7651916cd43dd8448eb211c80319{num_prompts}", "b7ad6b7169203331"
     asked = {"prompt": ["def main("] * num_prompts, "max_tokens": 8, "ignore_eos": True}
     headers = {"traceparent": f"00-{trace_id}-{caller}-01"}
@@ -205,7 +205,7 @@ def test_a_trace_that_came_over_http_goes_on(traced, collector, num_prompts):
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_a_request_is_told_without_its_text(traced, collector):
+def test_error_spans_omit_the_prompt(traced, collector):
     bad = SamplingParams(max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "(secret"))
     with Client(traced.address) as client:
         with pytest.raises(InvalidArgumentError):
@@ -249,7 +249,7 @@ def alone(traced: LocalCluster, alone_router: SecondRouter) -> SecondRouter:
 
 
 @pytest.mark.slow
-def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone, collector):
+def test_decode_only_request_traces_its_prefill_chunks(alone, collector):
     with Client(alone.address) as client:
         text = client.generate("def main():", PLAIN, request_id="alone").text()
     expected = ("tokenize", "admit", "place", "prefill.queue", "prefill.chunk", "decode")
@@ -268,7 +268,7 @@ def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone, collector):
 
 
 @pytest.mark.slow
-def test_sequences_without_room_tell_that_they_had_to_make_it(alone, collector):
+def test_decode_span_records_preemptions(alone, collector):
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=5, n=3)
 
     def num_preemptions() -> int:
@@ -290,7 +290,7 @@ def test_sequences_without_room_tell_that_they_had_to_make_it(alone, collector):
     assert {e["baton.preemption.mode"] for e in preemptions} == {"recompute"}
 
 
-def test_a_refused_request_is_a_trace_that_says_why(alone, collector):
+def test_rejected_request_traces_the_reason(alone, collector):
     with Client(alone.address, token="little", timeout=5.0) as client:
         client.generate(prompt_of(20, seed=6), SHORT, request_id="taken").text()
         with pytest.raises(OverloadedError):

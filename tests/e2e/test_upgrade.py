@@ -80,7 +80,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.mark.parametrize("first", ["prefill", pytest.param("decode", marks=pytest.mark.nightly)])
-async def test_every_process_is_replaced_by_another_version_and_nothing_is_lost(
+async def test_rolling_upgrade_under_load_loses_no_request(
     first, newer, collector, questions, long
 ):
     with shapes.rolling(worker_drain_s=1.0) as running:

@@ -97,7 +97,7 @@ async def decoded(call: Any) -> tuple[list[int], int, int]:
 
 
 @pytest.mark.parametrize("known", [0, 3])
-async def test_a_prefill_worker_alone_gives_one_token_and_keeps_nothing(workers, known):
+async def test_prefill_without_decode_worker_returns_one_token(workers, known):
     prompt = prompt_of(100, seed=23)
     whole, _, _ = await decoded(workers.decode.Generate(to_decode(prompt), timeout=10.0))
     call = workers.prefill.Prefill(to_prefill(prompt, whole[:known]), timeout=10.0)
@@ -107,7 +107,7 @@ async def test_a_prefill_worker_alone_gives_one_token_and_keeps_nothing(workers,
     assert (first.token_id, first.position) == (whole[known], known)
 
 
-async def test_a_prefill_that_nobody_fetches_is_given_up_by_its_caller(workers, cluster):
+async def test_prefill_lease_is_released_when_its_caller_cancels(workers, cluster):
     holding = workers.prefill.Prefill(to_prefill(prompt_of(50), decode_worker="d"), timeout=10.0)
     while (await holding.read()).WhichOneof("event") != "result":
         pass
@@ -148,16 +148,14 @@ def handle(**changes: Any) -> kv_transfer_pb2.KvHandle:
         ({"layouts": [kv_transfer_pb2.KvLayout()]}, FailedPreconditionError, "ranks"),
     ],
 )
-async def test_a_decode_worker_refuses_a_handle_before_anything_moves(
-    workers, changes, kind, named
-):
+async def test_decode_worker_rejects_an_invalid_handle_first(workers, changes, kind, named):
     wanted = to_decode(prompt_of(20), handle=handle(**changes))
     failure = await failure_of(workers.decode.Generate(wanted, timeout=10.0))
     assert isinstance(failure, kind)
     assert named in str(failure)
 
 
-async def test_a_source_that_is_not_there_ends_the_decode_as_unavailable(workers, cluster):
+async def test_decode_fails_as_unavailable_when_the_source_is_gone(workers, cluster):
     record = await prefill_record(cluster)
     gone = handle(
         baton_version=record.version,
@@ -169,7 +167,7 @@ async def test_a_source_that_is_not_there_ends_the_decode_as_unavailable(workers
     assert isinstance(failure, UnavailableError)
 
 
-async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cluster):
+async def test_abort_ends_a_request_that_awaits_its_blocks(workers, cluster):
     record = await prefill_record(cluster)
     # It is early, and its prefill never comes.
     early = handle(
@@ -187,7 +185,7 @@ async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cl
     assert isinstance(await failure_of(call), CancelledError)
 
 
-async def test_a_worker_ends_a_request_whose_blocks_nobody_has_fetched_yet(workers):
+async def test_abort_ends_a_request_whose_blocks_nobody_fetched(workers):
     wanted = to_prefill(prompt_of(50), decode_worker="d")
     call = workers.prefill.Prefill(wanted, timeout=10.0)
     while (await call.read()).WhichOneof("event") != "result":

@@ -107,7 +107,7 @@ def tokens(updates: list[SequenceUpdate]) -> tuple[int, ...]:
     return tuple(u.token_id for u in updates if u.token_id is not None)
 
 
-async def test_a_crowd_of_streams_reads_what_each_would_read_alone(engine, checkpoints, oracle):
+async def test_concurrent_streams_equal_streams_run_alone(engine, checkpoints, oracle):
     async def one(index: int) -> tuple[int, ...]:
         prompt = random_prompt(5 + 9 * index)
         params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -145,14 +145,14 @@ async def leave_at_the_end(stream: SequenceStream) -> None:
 @pytest.mark.parametrize(
     "leave", [leave_at_once, leave_after_a_first_update, leave_during_decoding, leave_at_the_end]
 )
-async def test_a_stream_left_at_any_stage_leaves_no_blocks(engine, leave, purpose):
+async def test_stream_closed_at_any_stage_frees_its_blocks(engine, leave, purpose):
     for _ in range(3):
         with engine.open(request(purpose=purpose)) as stream:
             await leave(stream)
     await assert_empty(engine)
 
 
-async def test_an_error_of_the_reader_leaves_no_blocks(engine):
+async def test_stream_frees_its_blocks_when_its_reader_fails(engine):
     async def reader() -> None:
         with engine.open(request()) as stream:
             async for _batch in stream.updates():
@@ -163,7 +163,7 @@ async def test_an_error_of_the_reader_leaves_no_blocks(engine):
     await assert_empty(engine)
 
 
-async def test_a_reader_that_is_cancelled_leaves_no_blocks(engine):
+async def test_stream_frees_its_blocks_when_its_reader_is_cancelled(engine):
     started = asyncio.Event()
 
     async def reader() -> None:
@@ -179,7 +179,7 @@ async def test_a_reader_that_is_cancelled_leaves_no_blocks(engine):
     await assert_empty(engine)
 
 
-async def test_an_external_stream_left_before_during_and_after_its_transfer_leaves_no_blocks(
+async def test_external_stream_closed_at_any_stage_frees_its_blocks(
     engine,
 ):
     external = request(source=KvSource.EXTERNAL)
@@ -200,7 +200,7 @@ async def test_an_external_stream_left_before_during_and_after_its_transfer_leav
     await assert_empty(engine)
 
 
-async def test_an_external_stream_whose_first_token_is_its_last_ends(engine):
+async def test_external_stream_may_end_with_its_first_token(engine):
     with engine.open(request(max_tokens=1, source=KvSource.EXTERNAL)) as stream:
         await stream.allocation()
         stream.commit_external(3)
@@ -209,7 +209,7 @@ async def test_an_external_stream_whose_first_token_is_its_last_ends(engine):
     await assert_empty(engine)
 
 
-async def test_an_allocation_waits_until_there_is_room(engine):
+async def test_allocation_waits_until_blocks_are_free(engine):
     external = [request(str(i), max_tokens=8, source=KvSource.EXTERNAL) for i in range(5)]
     streams = [engine.open(r) for r in external]
     allocations = [await stream.allocation() for stream in streams[:4]]
@@ -226,7 +226,7 @@ async def test_an_allocation_waits_until_there_is_room(engine):
     await assert_empty(engine)
 
 
-async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(engine):
+async def test_prefill_stream_holds_its_blocks_until_closed(engine):
     with engine.open(request(purpose=Purpose.PREFILL)) as stream:
         updates = await read(stream)
         await settled(engine)
@@ -236,7 +236,7 @@ async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(engine)
     await assert_empty(engine)
 
 
-async def test_a_cancelled_request_tells_its_reader(engine):
+async def test_cancel_raises_cancelled_in_the_reader(engine):
     async def reader() -> None:
         with engine.open(request(max_tokens=100)) as stream:
             async for _batch in stream.updates():
@@ -249,9 +249,7 @@ async def test_a_cancelled_request_tells_its_reader(engine):
         engine.cancel("a")
 
 
-async def test_a_paused_engine_ends_what_has_begun_and_starts_the_rest_when_resumed(
-    engine, checkpoints, oracle
-):
+async def test_paused_engine_finishes_running_and_queues_new_requests(engine, checkpoints, oracle):
     expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
     with engine.open(request("begun")) as begun:
         async for batch in begun.updates():
@@ -265,7 +263,7 @@ async def test_a_paused_engine_ends_what_has_begun_and_starts_the_rest_when_resu
     await assert_empty(engine)
 
 
-async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(engine):
+async def test_open_rejects_a_duplicate_request_id(engine):
     with engine.open(request()) as stream:
         with pytest.raises(AlreadyExistsError):
             engine.open(request())
@@ -275,7 +273,7 @@ async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(engine)
     await assert_empty(engine)
 
 
-async def test_a_request_that_cannot_be_served_opens_nothing(engine):
+async def test_open_rejects_a_request_that_cannot_be_served(engine):
     with pytest.raises(InvalidArgumentError):
         engine.open(request(max_tokens=1000))
     assert engine.num_streams == 0
@@ -306,7 +304,7 @@ async def test_end_of_a_sequence_whose_kv_is_awaited_changes_nothing(engine):
     await assert_empty(engine)
 
 
-async def test_a_flush_is_told_even_when_nothing_runs(checkpoints):
+async def test_flush_cache_reports_events_on_an_idle_engine(checkpoints):
     told: asyncio.Queue[CacheEvents] = asyncio.Queue()
     config = EngineConfig(device="cpu", num_blocks=24, block_size=8)
     loaded = Engine.from_pretrained(checkpoints["llama"], config)
@@ -321,7 +319,7 @@ async def test_a_flush_is_told_even_when_nothing_runs(checkpoints):
         assert (await asyncio.wait_for(told.get(), 30)).cleared
 
 
-async def test_a_failing_step_fails_every_stream_and_says_so_once():
+async def test_failing_step_fails_every_stream_and_reports_once():
     engine, failures = ScriptedEngine(), []
     failed = asyncio.Event()
 
@@ -347,7 +345,7 @@ async def test_a_failing_step_fails_every_stream_and_says_so_once():
     assert failures == [1]
 
 
-async def test_a_flush_that_waits_fails_with_the_engine():
+async def test_flush_cache_fails_with_the_engine():
     engine = ScriptedEngine()
     async with running(engine) as serving:
         serving.open(request())
@@ -360,7 +358,7 @@ async def test_a_flush_that_waits_fails_with_the_engine():
             await asyncio.wait_for(flush, 30)
 
 
-async def test_stopping_ends_open_streams_and_refuses_new_ones():
+async def test_stop_ends_open_streams_and_rejects_new_ones():
     engine = ScriptedEngine()
     async with running(engine) as serving:
         stream = serving.open(request())
@@ -376,11 +374,11 @@ async def test_stopping_ends_open_streams_and_refuses_new_ones():
                 await asyncio.wait_for(attempt(), 30)
 
 
-async def test_stopping_an_idle_engine_ends_it(engine):
+async def test_stop_ends_an_idle_engine(engine):
     await asyncio.wait_for(engine.stop(), 30)
 
 
-async def test_a_reopened_id_hears_nothing_of_the_sequence_before_it():
+async def test_reopened_id_receives_no_update_of_its_predecessor():
     engine = ScriptedEngine()
     async with running(engine) as serving:
         serving.open(request())

@@ -66,7 +66,7 @@ def crowd(engine: Any) -> dict[str, dict[int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
 @pytest.mark.parametrize("changes", [{}, {"num_blocks": 14}, {"max_cache_reads": 90}])
-def test_the_tokens_are_those_of_steps_that_wait(checkpoints, family, changes):
+def test_async_scheduling_changes_no_token(checkpoints, family, changes):
     path, settings = checkpoints[family], {"max_num_seqs": 6, "block_size": 4, **changes}
     if "num_blocks" in settings:
         settings["num_blocks"] *= 2
@@ -107,9 +107,7 @@ def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("turn", mostly_slow(range(6), 0, 1))
 @pytest.mark.parametrize("changes", mostly_slow([0, 1, 2], 0))
-def test_the_tokens_are_those_of_steps_that_wait_in_random_schedules(
-    checkpoints, turn, changes, seed
-):
+def test_async_scheduling_changes_no_token_in_random_schedules(checkpoints, turn, changes, seed):
     ways: tuple[dict[str, Any], ...] = (
         {},
         {"num_blocks": 40, "max_num_seqs": 4},
@@ -127,7 +125,7 @@ def test_the_tokens_are_those_of_steps_that_wait_in_random_schedules(
 
 
 @pytest.mark.parametrize("num_steps", range(1, 7))
-def test_a_request_that_is_aborted_under_way_leaves_nothing(checkpoints, num_steps):
+def test_abort_during_an_async_step_leaks_nothing(checkpoints, num_steps):
     """Its place may be taken before the step that still computes it is booked."""
     path, params = checkpoints["llama"], KINDS["greedy"]
     prompts = [random_prompt(20, seed=i) for i in range(3)]
@@ -147,7 +145,7 @@ def test_a_request_that_is_aborted_under_way_leaves_nothing(checkpoints, num_ste
     assert_idle(engine.engine)
 
 
-def test_what_reads_the_tokens_before_it_waits_for_them(checkpoints):
+def test_async_scheduling_waits_where_tokens_are_needed(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True)
     for params in (
         SamplingParams(max_tokens=9, repetition_penalty=1.3),

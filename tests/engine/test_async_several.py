@@ -84,7 +84,7 @@ async def let(gate: Gated, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_a_stream_tells_all_that_the_batch_would(checkpoints, name):
+async def test_stream_yields_all_sequences_of_a_batch_run(checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
         with serving.open(request("a", PROMPT, SHAPES[name])) as stream:
@@ -97,7 +97,7 @@ async def test_a_stream_tells_all_that_the_batch_would(checkpoints, name):
         assert list(said.values()) == [c.token_ids for c in expected.completions]
 
 
-async def test_streams_of_all_shapes_together(checkpoints):
+async def test_streams_of_all_shapes_run_together(checkpoints):
     alone = {
         name: load(checkpoints["llama"]).generate([PROMPT], params)[0]
         for name, params in SHAPES.items()
@@ -114,7 +114,7 @@ async def test_streams_of_all_shapes_together(checkpoints):
 
 
 @pytest.mark.parametrize("name", ["several", "best", "beams"])
-async def test_a_stream_of_several_left_at_any_update_leaves_nothing(checkpoints, name):
+async def test_stream_of_several_sequences_closed_early_leaks_nothing(checkpoints, name):
     async with running(make(checkpoints)) as serving:
         for num_read in range(12):
             with serving.open(request("a", PROMPT, SHAPES[name])) as stream:
@@ -128,9 +128,7 @@ async def test_a_stream_of_several_left_at_any_update_leaves_nothing(checkpoints
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ending", ["close", "cancel"])
-async def test_requests_that_end_in_any_state_leave_the_others_alone(
-    checkpoints, ending, mode, rng
-):
+async def test_requests_ended_in_any_state_leave_others_unchanged(checkpoints, ending, mode, rng):
     """Waiting, prefilling, decoding, preempted, swapped, awaiting KV and kept ones all end at some
     of these steps; what goes on says what it says alone."""
     shapes = {**SHAPES, "prefill": GREEDY, "external": GREEDY}
@@ -196,7 +194,7 @@ async def warm(serving: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_sequences_fork_from_kv_that_has_come(checkpoints, name):
+async def test_sequences_fork_from_external_kv(checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
         await warm(serving)
@@ -212,7 +210,7 @@ async def test_sequences_fork_from_kv_that_has_come(checkpoints, name):
             await assert_empty(serving)
 
 
-async def test_the_logprob_of_a_token_that_ends_a_sequence_is_passed_on(checkpoints):
+async def test_commit_external_passes_on_the_logprob(checkpoints):
     params = replace(GREEDY, max_tokens=1, logprobs=True)
     async with running(make(checkpoints)) as serving:
         await warm(serving)
@@ -226,7 +224,7 @@ async def test_the_logprob_of_a_token_that_ends_a_sequence_is_passed_on(checkpoi
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_kv_that_will_not_come_is_computed_here(checkpoints, name):
+async def test_fail_external_recomputes_the_prompt(checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
         with serving.open(external(SHAPES[name])) as stream:
@@ -242,7 +240,7 @@ async def test_kv_that_will_not_come_is_computed_here(checkpoints, name):
         await assert_empty(serving)
 
 
-async def test_kv_that_came_is_not_failed_afterwards(checkpoints, oracle):
+async def test_fail_external_after_commit_changes_nothing(checkpoints, oracle):
     expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
     async with running(make(checkpoints)) as serving:
         await warm(serving)
@@ -258,7 +256,7 @@ async def test_kv_that_came_is_not_failed_afterwards(checkpoints, oracle):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_a_request_that_awaits_kv_ends_when_left(checkpoints, name):
+async def test_stream_closed_while_awaiting_kv_frees_its_blocks(checkpoints, name):
     async with running(make(checkpoints)) as serving:
         for _ in range(3):
             with serving.open(external(SHAPES[name])) as stream:
@@ -271,7 +269,7 @@ async def test_a_request_that_awaits_kv_ends_when_left(checkpoints, name):
             await assert_empty(serving)
 
 
-async def test_a_prefill_of_a_request_of_several_tells_one_token(checkpoints):
+async def test_prefill_of_several_sequences_yields_one_token(checkpoints):
     async with running(make(checkpoints)) as serving:
         for name in ("several", "best", "beams"):
             with serving.open(
@@ -286,7 +284,7 @@ async def test_a_prefill_of_a_request_of_several_tells_one_token(checkpoints):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_crowd_in_a_small_pool_never_stands_still(checkpoints, mode):
+async def test_streams_in_a_small_pool_never_stall(checkpoints, mode):
     """Steps in which somebody only makes room are followed by another without being asked."""
     names = [*SHAPES, *SHAPES]
     prompts = [random_prompt(40, seed=i) for i in range(len(names))]

@@ -128,7 +128,7 @@ def assert_same(got: list[list[Beam]], expected: list[list[Beam]]) -> None:
     "family",
     ["llama", "qwen2_hybrid", "mistral_short", "gpt2", "gemma3", "gpt_oss", "qwen3", "deepseek_v3"],
 )
-def test_beams_are_those_of_transformers(checkpoints, beam_oracle, family, width):
+def test_beams_equal_those_of_transformers(checkpoints, beam_oracle, family, width):
     path = checkpoints[family]
     params = replace(BEAMS, beam_width=width, n=width)
     engine = load(path)
@@ -142,7 +142,7 @@ def test_beams_are_those_of_transformers(checkpoints, beam_oracle, family, width
 @pytest.mark.parametrize("n", mostly_slow([1, 2, 4], 4))
 @pytest.mark.parametrize("penalty", mostly_slow([-1.0, 0.0, 0.6, 1.0, 2.0], 0.6))
 @pytest.mark.parametrize("stopping", list(EarlyStopping))
-def test_penalties_and_endings_are_those_of_transformers(
+def test_beams_with_penalties_and_stops_equal_transformers(
     checkpoints, beam_oracle, stopping, penalty, n
 ):
     path = checkpoints["llama"]
@@ -158,7 +158,7 @@ def test_penalties_and_endings_are_those_of_transformers(
     assert_idle(engine)
 
 
-def test_the_models_own_end_tokens_end_a_beam(checkpoints, beam_oracle, oracle):
+def test_beams_end_at_the_model_end_tokens(checkpoints, beam_oracle, oracle):
     path = checkpoints["llama_eos"]
     params = SamplingParams(max_tokens=30, beam_width=4, n=4)
     prompts = [random_prompt(4, seed=i) for i in range(8)]
@@ -179,7 +179,7 @@ def test_the_models_own_end_tokens_end_a_beam(checkpoints, beam_oracle, oracle):
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", mostly_slow([4, 5, 7, 16, 17, 64], 7))
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_crowd_of_searches_cut_into_chunks_finds_what_each_finds_alone(
+def test_concurrent_chunked_beam_searches_equal_single_ones(
     checkpoints, beam_oracle, family, budget, caching
 ):
     path = checkpoints[family]
@@ -220,7 +220,7 @@ def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[lis
 @pytest.mark.parametrize("crowd", CROWDS)
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("budget", mostly_slow([9, 24, 64], 24))
-def test_beams_that_are_preempted_find_the_same(
+def test_preempted_beam_searches_find_equal_beams(
     checkpoints, beam_oracle, oracle, budget, policy, crowd, mode, caching
 ):
     path = checkpoints["llama"]
@@ -240,7 +240,7 @@ def test_beams_that_are_preempted_find_the_same(
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_blocks", mostly_slow([33, 36, 40, 44], 33))
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_searches_that_only_have_each_other_to_make_room_finish(
+def test_beam_searches_that_preempt_each_other_finish(
     checkpoints, beam_oracle, crowd, num_blocks, caching
 ):
     path = checkpoints["llama"]
@@ -258,7 +258,7 @@ def test_searches_that_only_have_each_other_to_make_room_finish(
     ("family", "window", "budget"),
     [("gemma3", None, 9), ("gpt_oss", None, 16), ("mistral_short", 11, 9)],
 )
-def test_beams_behind_a_window_are_preempted_too(
+def test_windowed_beam_searches_find_equal_beams_if_preempted(
     checkpoints, beam_oracle, oracle, family, window, budget, mode, caching
 ):
     path = checkpoints[family]
@@ -289,7 +289,7 @@ PROCESSORS = {
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_change_the_scores_of_beams_as_in_transformers(checkpoints, beam_oracle, name):
+def test_logit_processors_change_beams_as_in_transformers(checkpoints, beam_oracle, name):
     ours, theirs = PROCESSORS[name]
     path = checkpoints["llama"]
     params = replace(BEAMS, **ours)
@@ -300,7 +300,7 @@ def test_processors_change_the_scores_of_beams_as_in_transformers(checkpoints, b
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_reported_logprobs_are_the_models_own(checkpoints, oracle, penalty):
+def test_beam_logprobs_are_those_of_the_model(checkpoints, oracle, penalty):
     path = checkpoints["llama"]
     params = replace(BEAMS, logprobs=True, repetition_penalty=penalty)
     for prompt in PROMPTS:
@@ -315,14 +315,14 @@ def test_reported_logprobs_are_the_models_own(checkpoints, oracle, penalty):
             assert got == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_a_search_of_one_token_is_the_best_tokens(checkpoints, beam_oracle):
+def test_beam_search_of_one_token_returns_the_best_tokens(checkpoints, beam_oracle):
     path = checkpoints["llama"]
     params = replace(BEAMS, max_tokens=1, beam_width=4, n=4)
     got = run(load(path), PROMPTS, [params] * len(PROMPTS))
     assert_same(got, [beam_oracle(path, p, params) for p in PROMPTS])
 
 
-def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints):
+def test_beam_search_keeps_fewer_beams_when_tokens_are_banned(checkpoints):
     """All but three of twelve tokens are banned: three beams go on, and nine continuations."""
     path, prompt = checkpoints["llama_few_words"], (1, 2, 3, 4, 5)
     banned = tuple((t,) for t in range(12) if t not in (3, 5, 8))
@@ -339,7 +339,7 @@ def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints):
     assert_idle(engine)
 
 
-def test_beams_that_became_fewer_keep_batch_slots_for_their_forks(checkpoints):
+def test_fewer_beams_keep_batch_slots_for_their_forks(checkpoints):
     """Only token 3 is allowed as second token of a pair, so few beams of four are left at first."""
     engine = load(checkpoints["llama_few_words"], max_num_seqs=6)
     banned = tuple((1, t) for t in range(12) if t != 3)
@@ -355,7 +355,7 @@ def test_beams_that_became_fewer_keep_batch_slots_for_their_forks(checkpoints):
     assert_idle(engine)
 
 
-def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(checkpoints, beam_oracle):
+def test_beam_search_starts_at_the_last_token_of_a_cached_prompt(checkpoints, beam_oracle):
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE, seed=5)
     engine = load(path)
     engine.generate([prompt], SamplingParams(max_tokens=1))
@@ -367,7 +367,7 @@ def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(checkpoin
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 32])
-def test_beams_over_kv_from_elsewhere(checkpoints, beam_oracle, length):
+def test_beam_search_over_external_kv_finds_equal_beams(checkpoints, beam_oracle, length):
     path, prompt = checkpoints["llama"], random_prompt(length, seed=5)
     source, engine = load(path), load(path)
     source.add_request(request("x", prompt, SamplingParams(max_tokens=2, ignore_eos=True)))

@@ -152,7 +152,7 @@ def expected(plain: Engine) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", FINITE)
-def test_the_most_likely_of_what_is_allowed_is_said(checkpoints, oracle, plain, name):
+def test_greedy_output_is_the_most_likely_allowed_text(checkpoints, oracle, plain, name):
     path = checkpoints["tiny"]
     for text in TEXTS:
         prompt = tuple(plain.tokenizer.encode(text))
@@ -161,7 +161,7 @@ def test_the_most_likely_of_what_is_allowed_is_said(checkpoints, oracle, plain, 
         assert result.finish_reason is FinishReason.END_OF_SEQUENCE
 
 
-def test_what_is_said_is_in_the_language(plain, expected):
+def test_constrained_output_is_in_the_language(plain, expected):
     for key, said in expected.items():
         name, text = key.rsplit(" ", 1)[0], text_of(plain, said)
         if name == "json":
@@ -178,7 +178,7 @@ def test_what_is_said_is_in_the_language(plain, expected):
 
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("way", WAYS)
-def test_each_says_in_a_crowd_what_it_says_alone(checkpoints, expected, way, policy):
+def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, policy):
     engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
     prompts = prompts_of(engine)
     if "max_drafts" in WAYS[way]:
@@ -197,7 +197,7 @@ def test_each_says_in_a_crowd_what_it_says_alone(checkpoints, expected, way, pol
 
 
 @pytest.mark.parametrize("way", mostly_slow(WAYS, "guessing amid preemption"))
-def test_sequences_that_fork_follow_the_grammar_each_by_itself(checkpoints, plain, way):
+def test_forked_sequences_follow_the_grammar_independently(checkpoints, plain, way):
     engine = load(checkpoints["tiny"], **WAYS[way])
     n = min(4, engine.config.max_num_seqs)
     for name in GRAMMARS:
@@ -212,7 +212,7 @@ def test_sequences_that_fork_follow_the_grammar_each_by_itself(checkpoints, plai
 
 
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
-def test_a_draft_that_the_grammar_forbids_is_never_accepted(checkpoints, plain, expected, policy):
+def test_drafts_that_the_grammar_forbids_are_rejected(checkpoints, plain, expected, policy):
     """All drafts are what would be said without the grammar."""
     engine = load(checkpoints["tiny"], **ROOM, max_drafts=4, policy=policy)
     prompts = prompts_of(engine)
@@ -227,7 +227,7 @@ def test_a_draft_that_the_grammar_forbids_is_never_accepted(checkpoints, plain, 
     assert {key: output_of(updates[key])[0] for key in prompts} == expected
 
 
-def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(checkpoints, expected):
+def test_constrained_output_continues_from_any_of_its_tokens(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM)
     for key, prompt in prompts_of(engine).items():
         whole = expected[key]
@@ -240,7 +240,7 @@ def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(checkpoints, ex
             assert said == whole[int(given) :]
 
 
-def test_what_has_begun_outside_the_language_is_refused(checkpoints):
+def test_engine_rejects_given_output_outside_the_language(checkpoints):
     engine = load(checkpoints["tiny"], **ROOM)
     prompt = tuple(engine.tokenizer.encode(TEXTS[0]))
     wrong = tuple(engine.tokenizer.encode("perhaps"))
@@ -250,7 +250,7 @@ def test_what_has_begun_outside_the_language_is_refused(checkpoints):
 
 
 @pytest.mark.parametrize("token_is_given", [True, False])
-def test_kv_from_elsewhere_is_followed_by_what_is_allowed(checkpoints, expected, token_is_given):
+def test_constrained_output_continues_from_external_kv(checkpoints, expected, token_is_given):
     for key in ("words 0", "json 0", "sentence 1"):
         engine = load(checkpoints["tiny"], **ROOM, block_size=1)
         prompt = prompts_of(engine)[key]
@@ -266,7 +266,7 @@ def test_kv_from_elsewhere_is_followed_by_what_is_allowed(checkpoints, expected,
         assert said == expected[key][token_is_given:]
 
 
-def test_a_length_that_is_too_short_cuts_the_text(plain):
+def test_max_tokens_truncates_constrained_output(plain):
     (whole,) = plain.generate([TEXTS[0]], GRAMMARS["json"])
     for max_tokens in (1, 2, 5):
         (result,) = plain.generate([TEXTS[0]], replace(GRAMMARS["json"], max_tokens=max_tokens))
@@ -286,7 +286,7 @@ def test_a_length_that_is_too_short_cuts_the_text(plain):
         {"temperature": 5.0, "min_p": 0.3, "top_k": 2},
     ],
 )
-def test_nothing_else_that_is_asked_for_leads_out_of_the_language(plain, changes):
+def test_other_sampling_parameters_keep_output_in_the_language(plain, changes):
     for name in ("words", "digits", "sentence", "json"):
         params = replace(GRAMMARS[name], **changes)
         for result in plain.generate(TEXTS, params):
@@ -300,7 +300,7 @@ def test_nothing_else_that_is_asked_for_leads_out_of_the_language(plain, changes
                 assert re.fullmatch(GRAMMARS[name].grammar.text, text)
 
 
-def test_scores_are_those_of_the_model_without_the_grammar(checkpoints, oracle, plain):
+def test_logprobs_ignore_the_grammar(checkpoints, oracle, plain):
     params = replace(GRAMMARS["json"], logprobs=True, top_logprobs=2)
     (result,) = plain.generate([TEXTS[0]], params)
     ids = torch.tensor([result.prompt_token_ids + result.token_ids[:-1]])
@@ -311,7 +311,7 @@ def test_scores_are_those_of_the_model_without_the_grammar(checkpoints, oracle, 
     assert list(result.logprobs) == pytest.approx(wanted, abs=2e-4)
 
 
-def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain):
+def test_best_of_returns_texts_of_the_language(plain):
     params = replace(GRAMMARS["sentence"], temperature=1.5, seed=5, n=2, best_of=5, max_tokens=48)
     (result,) = plain.generate([TEXTS[0]], params)
     assert len(result.completions) == 2
@@ -319,7 +319,7 @@ def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain):
         assert re.fullmatch(params.grammar.text, text_of(plain, completion.token_ids))
 
 
-def test_a_grammar_that_does_not_compile_is_refused_and_leaves_nothing(plain):
+def test_engine_rejects_a_grammar_that_does_not_compile(plain):
     for kind, text in (
         (GrammarKind.REGEX, "(a"),
         (GrammarKind.JSON_SCHEMA, "{"),
@@ -331,14 +331,14 @@ def test_a_grammar_that_does_not_compile_is_refused_and_leaves_nothing(plain):
     assert_idle(plain)
 
 
-def test_a_model_without_a_tokenizer_takes_no_grammar(checkpoints):
+def test_engine_rejects_grammars_without_a_tokenizer(checkpoints):
     engine = load(checkpoints["llama"])
     with pytest.raises(InvalidArgumentError, match="grammar"):
         engine.generate([(1, 2, 3)], GRAMMARS["words"])
     assert_idle(engine)
 
 
-async def test_streams_follow_grammars_compiled_beforehand(checkpoints, expected):
+async def test_streams_follow_precompiled_grammars(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM)
     async with running(engine) as serving:
         await check_streams(serving, expected)
@@ -354,7 +354,7 @@ async def check_streams(serving: AsyncEngine, expected: dict[str, tuple[int, ...
             assert output_of(await read(stream))[0] == expected[key]
 
 
-async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints):
+async def test_async_engine_rejects_a_bad_grammar_before_its_thread(checkpoints):
     """Neither when it was not compiled before its stream is opened."""
     bad = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
     async with running(load(checkpoints["tiny"], **ROOM)) as serving:
@@ -368,7 +368,7 @@ async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints):
 
 
 @pytest.mark.parametrize("way", ["recomputed", "guessing amid preemption"])
-def test_grammars_among_requests_of_every_kind(checkpoints, plain, expected, way):
+def test_constrained_requests_run_among_all_other_kinds(checkpoints, plain, expected, way):
     others = {kind: KINDS[kind] for kind in ("sampled", "several", "beams", "scored", "penalised")}
     prompts = prompts_of(plain)
     alone_of = {}

@@ -136,7 +136,7 @@ def chain() -> Chain:
     return Chain()
 
 
-def test_sampled_tokens_are_the_same_with_drafts_and_distributed_as_the_model_says(chain):
+def test_drafts_keep_sampled_tokens_and_their_distribution(chain):
     alone, _ = generate(chain, with_drafts=False)
     guessed, num_accepted = generate(chain, with_drafts=True)
     assert guessed == alone
@@ -145,12 +145,12 @@ def test_sampled_tokens_are_the_same_with_drafts_and_distributed_as_the_model_sa
 
 
 @pytest.mark.slow
-def test_a_rule_that_accepts_too_gladly_is_found_out(chain):
+def test_chi_square_test_detects_a_lenient_acceptance_rule(chain):
     guessed, _ = generate(chain, with_drafts=True, accept=gladly)
     assert p_value(chain, guessed) < MIN_P_VALUE
 
 
 @pytest.mark.slow
-def test_no_draft_is_counted_right_where_none_is(chain):
+def test_accepted_drafts_are_zero_when_none_are_right(chain):
     _, num_accepted = generate(chain, with_drafts=True, accept=never)
     assert num_accepted == 0

@@ -144,7 +144,7 @@ def request(
 
 @pytest.mark.parametrize("num_blocks", [200, 22])
 @pytest.mark.parametrize("caching", [True, False])
-def test_every_input_is_encoded_before_its_tokens(num_blocks, caching, rng):
+def test_encoder_inputs_are_computed_before_their_tokens(num_blocks, caching, rng):
     machine = Machine(num_blocks, prefix_caching=caching)
     for i in range(12):
         inputs, position = [], 0
@@ -162,7 +162,7 @@ def test_every_input_is_encoded_before_its_tokens(num_blocks, caching, rng):
     assert machine.scheduler.stats().num_held_blocks == 0
 
 
-def test_equal_content_is_encoded_once_while_it_is_kept():
+def test_encoder_computes_equal_content_once():
     machine = Machine(prefix_caching=False)
     item = EncoderInput(b"i" * 16, 2, 10)
     for name in "ab":
@@ -171,7 +171,7 @@ def test_equal_content_is_encoded_once_while_it_is_kept():
     assert machine.encoder.num_encoded == 1
 
 
-def test_prompts_that_differ_in_an_image_alone_share_no_prefix_from_there_on():
+def test_prompts_differing_in_an_image_share_the_prefix_before():
     machine = Machine()
     machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 9, 4)], 24))
     machine.run()
@@ -184,7 +184,7 @@ def test_prompts_that_differ_in_an_image_alone_share_no_prefix_from_there_on():
     assert hits == [23, 8]  # all but the last token; the blocks before the image
 
 
-def test_a_cached_prompt_needs_no_encoder():
+def test_cached_prompt_needs_no_encoder():
     machine = Machine()
     for name in "ab":
         machine.scheduler.add(request(name, [EncoderInput(b"1" * 16, 1, 6)], 24))
@@ -192,7 +192,7 @@ def test_a_cached_prompt_needs_no_encoder():
     assert machine.encoder.num_encoded == 1
 
 
-def test_an_input_that_could_never_be_computed_is_refused():
+def test_scheduler_rejects_an_input_beyond_the_encoder_budget():
     machine = Machine()
     with pytest.raises(InvalidArgumentError, match="17 tokens long; the encoder's budget"):
         machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 1, 17)], 24))

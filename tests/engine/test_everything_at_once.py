@@ -101,7 +101,7 @@ def assert_each_as_alone(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
-def test_each_gets_what_it_gets_alone(checkpoints, alone, family, way):
+def test_mixed_requests_equal_requests_run_alone(checkpoints, alone, family, way):
     path = checkpoints[family]
     engine = load(path, **WAYS[way])
     for _ in range(2):
@@ -136,12 +136,12 @@ FAMILIES = ("gpt_oss", "qwen2_hybrid", "mistral_short", "qwen3", "gpt2")
         ),
     ],
 )
-def test_any_policy_gives_the_same(checkpoints, alone, way, policy, family):
+def test_mixed_requests_equal_single_ones_under_any_policy(checkpoints, alone, way, policy, family):
     path = checkpoints[family]
     assert_each_as_alone(load(path, **WAYS[way], policy=policy), alone, path)
 
 
-def test_counts_of_a_step_and_totals_of_a_life(checkpoints):
+def test_stats_count_each_step_and_lifetime_totals(checkpoints):
     engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=2, num_blocks=40)
     long, short = random_prompt(40), random_prompt(4)
     engine.add_request(request("long", long, replace(GREEDY, max_tokens=5)))
@@ -172,7 +172,7 @@ def test_counts_of_a_step_and_totals_of_a_life(checkpoints):
     assert engine.step().cache_events.cleared
 
 
-def test_blocks_of_all_groups_are_counted(checkpoints):
+def test_stats_count_blocks_of_all_groups(checkpoints):
     engine = load(checkpoints["gemma3"], max_num_batched_tokens=16, max_num_seqs=2)
     assert engine.stats().num_blocks == 2 * 96
     engine.add_request(request("x", random_prompt(40), GREEDY))
@@ -190,7 +190,7 @@ def test_blocks_of_all_groups_are_counted(checkpoints):
     assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 0)
 
 
-def test_prefixes_that_are_shared_are_counted_as_saved(checkpoints):
+def test_memory_report_counts_shared_prefixes_as_saved(checkpoints):
     engine = load(checkpoints["llama"], max_num_batched_tokens=64, max_num_seqs=4)
     prompt = random_prompt(2 * BLOCK_SIZE)
     engine.generate([prompt], replace(GREEDY, max_tokens=1))
@@ -204,7 +204,7 @@ def test_prefixes_that_are_shared_are_counted_as_saved(checkpoints):
     drain(engine)
 
 
-def test_accepted_and_refused_guesses_are_counted(checkpoints):
+def test_stats_count_accepted_and_rejected_drafts(checkpoints):
     engine = load(checkpoints["tiny"], max_drafts=4)
     text = "Once upon a time, there was a little dog. " * 3
     (result,) = engine.generate([text], SamplingParams(max_tokens=60, ignore_eos=True))
@@ -215,7 +215,7 @@ def test_accepted_and_refused_guesses_are_counted(checkpoints):
     assert stats.num_accepted_tokens < 60
 
 
-def test_swapped_sequences_are_counted_while_they_are_away(checkpoints):
+def test_stats_count_swapped_sequences(checkpoints):
     engine = load(
         checkpoints["llama"], block_size=4, num_blocks=16, max_num_seqs=4, preemption="swap",
         swap_bytes=2**20, max_num_batched_tokens=64,
@@ -264,9 +264,7 @@ def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("turn", mostly_slow(range(80), *range(4)))
-def test_in_any_configuration_and_order_of_arrival_each_gets_what_it_gets_alone(
-    checkpoints, alone, turn, rng
-):
+def test_random_engine_settings_and_arrivals_change_no_output(checkpoints, alone, turn, rng):
     """Requests come while others run, some end early by themselves, some are aborted and come
     again, and the cache is flushed now and then."""
     family = rng.choice(["llama", "gemma3", "mistral_short", "gpt_oss", "gpt2"])

@@ -62,7 +62,7 @@ def bytes_of(path: str, **changes: object) -> list[int]:
     return [layout.block_bytes for layout in load(path, **changes).cache.layouts]
 
 
-def test_what_is_stored_is_the_nearest_number_and_never_nan():
+def test_fp8_store_rounds_to_nearest_and_never_to_nan():
     between = (NUMBERS[1:] + NUMBERS[:-1]) / 2  # as near to one as to the other
     x = torch.cat([NUMBERS, between, between * (1 + 1e-6), torch.tensor([449.0, 1e9, math.inf])])
     x = torch.cat([x, -x]).float()[:, None, None]
@@ -75,7 +75,7 @@ def test_what_is_stored_is_the_nearest_number_and_never_nan():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_block_takes_half_the_bytes_of_bfloat16(checkpoints, family):
+def test_fp8_block_takes_half_the_bytes_of_bfloat16(checkpoints, family):
     path = checkpoints[family]
     small = bytes_of(path, kv_cache_dtype=FP8)
     assert small == bytes_of(path, kv_cache_dtype=FP8, dtype="bfloat16")
@@ -83,7 +83,7 @@ def test_a_block_takes_half_the_bytes_of_bfloat16(checkpoints, family):
     assert [4 * size for size in small] == bytes_of(path)
 
 
-def test_the_same_memory_holds_more_tokens(checkpoints):
+def test_fp8_cache_holds_more_tokens_in_equal_memory(checkpoints):
     given = {"num_blocks": None, "kv_cache_bytes": 2**22}
     plain, small = (load(checkpoints["llama"], kv_cache_dtype=k, **given) for k in ("auto", FP8))
     assert small.stats().num_blocks // 4 == plain.stats().num_blocks
@@ -91,7 +91,7 @@ def test_the_same_memory_holds_more_tokens(checkpoints):
 
 @pytest.mark.parametrize("budget", mostly_slow([3, 17, 512], 17))
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llama", "gemma3", "deepseek_v3"))
-def test_tokens_are_those_of_attention_over_rounded_keys_and_values(checkpoints, family, budget):
+def test_fp8_tokens_equal_attention_over_rounded_kv(checkpoints, family, budget):
     path = checkpoints[family]
     engine = load(
         path, kv_cache_dtype=FP8, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8)
@@ -114,7 +114,7 @@ def test_tokens_are_those_of_attention_over_rounded_keys_and_values(checkpoints,
     ids=["of projections", "of attention", "of each head"],
 )
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "gpt_oss"], "llama"))
-def test_scales_are_those_of_the_checkpoint(checkpoints, tmp_path, family, num_each, name):
+def test_fp8_scales_are_read_from_the_checkpoint(checkpoints, tmp_path, family, num_each, name):
     scales = some_scales(num_each)
     path = add_scales(checkpoints[family], tmp_path / "scaled", scales, name)
     engine = load(path, kv_cache_dtype=FP8, max_num_batched_tokens=17, max_num_seqs=4)
@@ -125,7 +125,7 @@ def test_scales_are_those_of_the_checkpoint(checkpoints, tmp_path, family, num_e
     )
 
 
-def test_bfloat16_is_served_over_an_fp8_cache(checkpoints):
+def test_fp8_cache_serves_a_bfloat16_model(checkpoints):
     engine = load(checkpoints["llama"], kv_cache_dtype=FP8, dtype="bfloat16")
     prompts = [random_prompt(length) for length in (3, 20, 40)]
     results = engine.generate(prompts, GREEDY)
@@ -136,7 +136,7 @@ def test_bfloat16_is_served_over_an_fp8_cache(checkpoints):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_blocks_come_back_from_the_host_as_they_were(checkpoints, family, preemption):
+def test_fp8_blocks_survive_swapping_and_recomputation(checkpoints, family, preemption):
     settings = {"kv_cache_dtype": FP8, "preemption": preemption, "max_num_seqs": 4}
     prompts = [random_prompt(30, seed) for seed in range(4)]
     params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -148,7 +148,7 @@ def test_blocks_come_back_from_the_host_as_they_were(checkpoints, family, preemp
     assert_idle(tight)
 
 
-def test_forks_of_a_prompt_copy_their_last_block(checkpoints):
+def test_fp8_forks_copy_the_last_block_of_their_prompt(checkpoints):
     engine = load(checkpoints["llama"], kv_cache_dtype=FP8)
     params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, n=3)
     (forked,) = engine.generate([random_prompt(21)], params)
@@ -160,13 +160,13 @@ def test_forks_of_a_prompt_copy_their_last_block(checkpoints):
     assert_idle(engine)
 
 
-def test_the_chain_hash_begins_with_the_type_of_the_cache(checkpoints):
+def test_fp8_cache_has_its_own_prefix_namespace(checkpoints):
     plain, small = (load(checkpoints["llama"], kv_cache_dtype=k).info for k in ("auto", FP8))
     assert (plain.namespace.kv_dtype, small.namespace.kv_dtype) == ("float32", "float8_e4m3fn")
     assert plain.fingerprint == small.fingerprint, "the layout tells them apart"
 
 
-def test_other_scales_are_another_fingerprint(checkpoints, tmp_path):
+def test_fp8_scales_are_part_of_the_fingerprint(checkpoints, tmp_path):
     name = "model.layers.{layer}.self_attn.{kind}_scale"
     plain = checkpoints["llama"]
     paths = [
@@ -184,7 +184,7 @@ def test_other_scales_are_another_fingerprint(checkpoints, tmp_path):
     assert load(paths[2]).info.fingerprint == load(plain).info.fingerprint
 
 
-def test_a_gpu_that_has_no_fp8_is_refused_in_a_sentence():
+def test_fp8_cache_is_rejected_on_a_gpu_without_fp8():
     with pytest.raises(InvalidArgumentError) as refusal:
         resolve_kv_dtype(FP8, torch.bfloat16, (8, 0))
     assert str(refusal.value) == (
@@ -196,7 +196,7 @@ def test_a_gpu_that_has_no_fp8_is_refused_in_a_sentence():
         assert resolve_kv_dtype(FP8, torch.bfloat16, fits) == torch.float8_e4m3fn
 
 
-def test_a_type_that_there_is_not_is_refused():
+def test_engine_config_rejects_an_unknown_kv_cache_dtype():
     with pytest.raises(
         InvalidArgumentError, match="kv_cache_dtype: is 'int8'; must be one of auto"
     ):
@@ -213,7 +213,7 @@ def test_a_type_that_there_is_not_is_refused():
         (torch.tensor(math.inf), "has to be above 0"),
     ],
 )
-def test_scales_that_are_none_are_refused_by_name(checkpoints, tmp_path, scale, sentence):
+def test_fp8_scales_that_are_invalid_are_rejected_by_name(checkpoints, tmp_path, scale, sentence):
     name = "model.layers.{layer}.self_attn.{kind}_scale"
     path = add_scales(checkpoints["llama"], tmp_path / "bad", {(2, "k"): scale}, name)
     with pytest.raises(UnsupportedModelError, match=sentence) as refusal:

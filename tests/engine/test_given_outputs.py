@@ -113,7 +113,7 @@ PLACES: list[list[int | None]] = [[3, None, 0], [None, 13], [None, 0, 1, 2, 3, N
 
 @pytest.mark.parametrize("way", mostly_slow(WAYS, "in chunks"))
 @pytest.mark.parametrize("name", PARAMS)
-def test_each_sequence_goes_on_as_if_it_had_been_here(checkpoints, name, way):
+def test_given_outputs_continue_as_if_never_interrupted(checkpoints, name, way):
     path = checkpoints["llama"]
     engine = load(path, **WAYS[way])
     for length in (1, BLOCK_SIZE, 40):
@@ -129,7 +129,7 @@ def test_each_sequence_goes_on_as_if_it_had_been_here(checkpoints, name, way):
 
 @pytest.mark.parametrize("family", mostly_slow(["gemma3", "mistral_short", "gpt2"], "gemma3"))
 @pytest.mark.parametrize("way", ["in chunks", "recomputing"])
-def test_also_where_windows_pass_and_positions_are_learned(checkpoints, family, way):
+def test_given_outputs_continue_in_other_model_families(checkpoints, family, way):
     path = checkpoints[family]
     engine = load(path, **WAYS[way])
     for length in (1, 16, 60):
@@ -143,7 +143,7 @@ def test_also_where_windows_pass_and_positions_are_learned(checkpoints, family, 
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_wherever_each_of_them_stood(checkpoints, data):
+def test_given_outputs_continue_from_random_positions(checkpoints, data):
     """Several such requests at once, beside one that begins."""
     path = checkpoints["llama"]
     way = data.draw(st.sampled_from(["guessing", "recomputing", "blocks of one"]))
@@ -171,7 +171,7 @@ def test_wherever_each_of_them_stood(checkpoints, data):
     assert_idle(engine)
 
 
-def test_each_is_where_it_was_in_its_grammar():
+def test_given_outputs_continue_within_their_grammar():
     path = baton.models.locate("tiny")
     words = Grammar(GrammarKind.REGEX, "([a-z]{3,9} ){2,6}")
     params = replace(SEEDED, n=4, grammar=words, max_tokens=30, ignore_eos=False)
@@ -198,7 +198,7 @@ def begun_external(engine: Engine, request: EngineRequest) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("come", ["arrives", "fails"])
-def test_the_prompt_s_kv_may_come_from_elsewhere(checkpoints, come, family):
+def test_given_outputs_continue_over_external_prompt_kv(checkpoints, come, family):
     reference, engine = load(checkpoints[family]), load(checkpoints[family], **SMALL)
     for length in LENGTHS:
         prompt, params = random_prompt(length), replace(SEEDED, n=4)
@@ -219,7 +219,7 @@ def test_the_prompt_s_kv_may_come_from_elsewhere(checkpoints, come, family):
             assert num_computed == (7 + 1) + 1 + (12 + 1)
 
 
-def test_what_was_given_is_computed_in_a_few_steps_and_nothing_of_it_is_chosen_again(checkpoints):
+def test_given_outputs_are_computed_as_prompts_in_few_steps(checkpoints):
     prompt, params = random_prompt(40), replace(SEEDED, n=4, max_tokens=60)
     engine = load(checkpoints["llama"])
     whole = undisturbed(load(checkpoints["llama"]), prompt, params)
@@ -233,7 +233,7 @@ def test_what_was_given_is_computed_in_a_few_steps_and_nothing_of_it_is_chosen_a
     assert done.num_steps == 2 + 9
 
 
-def test_the_prompt_is_computed_once_and_its_blocks_are_shared(checkpoints):
+def test_given_outputs_share_the_blocks_of_their_prompt(checkpoints):
     engine = load(checkpoints["llama"], prefix_caching=False)
     prompt, params = random_prompt(3 * BLOCK_SIZE + 5), replace(SEEDED, n=4)
     whole = undisturbed(load(checkpoints["llama"]), prompt, params)
@@ -247,7 +247,7 @@ def test_the_prompt_is_computed_once_and_its_blocks_are_shared(checkpoints):
 
 
 @pytest.mark.parametrize("way", ["in chunks", "recomputing", "swapping"])
-def test_the_request_may_be_left_at_any_step(checkpoints, way):
+def test_given_outputs_aborted_at_any_step_leak_nothing(checkpoints, way):
     prompt, params = random_prompt(40), replace(SEEDED, n=4)
     engine = load(checkpoints["llama"], **WAYS[way])
     whole = undisturbed(load(checkpoints["llama"]), prompt, params)
@@ -264,7 +264,7 @@ def test_the_request_may_be_left_at_any_step(checkpoints, way):
         assert_idle(engine)
 
 
-def test_one_of_them_may_be_ended_at_any_step_and_the_others_go_on(checkpoints):
+def test_given_outputs_continue_when_one_sequence_ends_early(checkpoints):
     prompt, params = random_prompt(40), replace(SEEDED, n=3)
     engine = load(checkpoints["llama"], **SMALL)
     whole = undisturbed(load(checkpoints["llama"]), prompt, params)
@@ -308,14 +308,14 @@ Refused = Callable[[EngineRequest], EngineRequest]
         pytest.param(TWO, ((5,) * 14, ()), r"outputs\[0\]\.token_ids: has 14", id="too long"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_by_name(checkpoints, params, outputs, named):
+def test_given_outputs_that_are_invalid_are_rejected_by_name(checkpoints, params, outputs, named):
     engine = load(checkpoints["llama"])
     with pytest.raises(InvalidArgumentError, match=named):
         engine.add_request(resumed((5, 6, 7), params, outputs))
     assert_idle(engine)
 
 
-def test_an_output_that_the_grammar_does_not_allow_is_refused_by_name():
+def test_given_outputs_outside_the_grammar_are_rejected():
     engine = load(baton.models.locate("tiny"))
     params = replace(TWO, grammar=Grammar(GrammarKind.REGEX, "[a-z]+"))
     digit = tuple(engine.tokenizer.encode("7"))
@@ -324,7 +324,7 @@ def test_an_output_that_the_grammar_does_not_allow_is_refused_by_name():
     assert_idle(engine)
 
 
-def test_a_prefill_is_given_none(checkpoints):
+def test_given_outputs_are_not_allowed_in_a_prefill(checkpoints):
     engine = load(checkpoints["llama"])
     request = replace(resumed((5, 6), TWO, ((5,), ())), purpose=Purpose.PREFILL)
     with pytest.raises(AssertionError, match="given outputs in a prefill"):

@@ -124,7 +124,7 @@ LANGUAGES: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_every_mask_of_a_small_language_is_what_enumeration_says(compiler, name):
+def test_masks_of_small_languages_equal_enumeration(compiler, name):
     pattern, texts = LANGUAGES[name]
     language = {text.encode() for text in texts}
     assert all(re.fullmatch(pattern, text) for text in texts)
@@ -146,7 +146,7 @@ def test_every_mask_of_a_small_language_is_what_enumeration_says(compiler, name)
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_every_tokenization_of_every_word_is_accepted_and_no_other_word(compiler, name):
+def test_grammar_accepts_every_tokenization_of_its_words_only(compiler, name):
     pattern, texts = LANGUAGES[name]
     compiled = compiler.compile(Grammar(REGEX, pattern))
     for text in texts:
@@ -159,7 +159,7 @@ def test_every_tokenization_of_every_word_is_accepted_and_no_other_word(compiler
             compiled.start([*(BYTE_TOKENS[b] for b in data), BYTE_TOKENS[ord("~")]])
 
 
-def test_text_is_utf8_at_every_byte(compiler):
+def test_mask_allows_only_valid_utf8(compiler):
     compiled = compiler.compile(Grammar(REGEX, "(?s:.)*"))
 
     def can_begin_text(data: bytes) -> bool:
@@ -191,7 +191,7 @@ REGEXES = [
 
 
 @pytest.mark.parametrize("pattern", REGEXES)
-def test_texts_under_a_regular_expression_match_it(compiler, pattern, rng):
+def test_text_under_a_regex_matches_it(compiler, pattern, rng):
     compiled = compiler.compile(Grammar(REGEX, pattern))
     texts = {write(compiled, rng)[1] for _ in range(12)}
     assert len(texts) > 1
@@ -245,7 +245,7 @@ def check_person(value: Any) -> None:
 
 
 @pytest.mark.parametrize("is_compact", [True, False])
-def test_texts_under_a_json_schema_are_valid(compiler, is_compact, rng):
+def test_text_under_a_json_schema_is_valid(compiler, is_compact, rng):
     # Without a bound on whitespace, a random text is mostly that.
     options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": "[ \n]{1,3}"}
     schema = json.dumps({"x-guidance": options, **PERSON})
@@ -258,7 +258,7 @@ def test_texts_under_a_json_schema_are_valid(compiler, is_compact, rng):
         assert not re.search("[ \n]" if is_compact else "[ \n]{4}", outside_strings)
 
 
-def test_a_schema_with_defaults_allows_whitespace_within_but_not_around(compiler):
+def test_json_schema_allows_whitespace_inside_only_by_default(compiler):
     compiled = compiler.compile(Grammar(JSON, '{"type":"array","items":{"type":"integer"}}'))
     for text in ("[1,2]", "[ 1 ,\n\t2 ]", "[]", "[ ]"):
         assert compiled.start(TOKENIZER.encode(text).ids).is_finished, text
@@ -301,7 +301,7 @@ def write_expression(compiled: CompiledGrammar, rng: random.Random) -> tuple[lis
 
 
 @pytest.mark.parametrize("text", [LARK, GBNF], ids=["lark", "gbnf"])
-def test_texts_under_a_context_free_grammar_parse(compiler, text, rng):
+def test_text_under_a_context_free_grammar_parses(compiler, text, rng):
     compiled = compiler.compile(Grammar(EBNF, text))
     for _ in range(10):
         expression = write_expression(compiled, rng)[1]
@@ -309,7 +309,7 @@ def test_texts_under_a_context_free_grammar_parse(compiler, text, rng):
         ast.parse(expression, mode="eval")
 
 
-def test_both_notations_of_a_context_free_grammar_give_the_same_masks(compiler, rng):
+def test_lark_and_gbnf_notation_give_equal_masks(compiler, rng):
     lark, gbnf = (compiler.compile(Grammar(EBNF, text)) for text in (LARK, GBNF))
     token_ids = write_expression(lark, rng)[0]
     states = lark.start(), gbnf.start()
@@ -318,12 +318,12 @@ def test_both_notations_of_a_context_free_grammar_give_the_same_masks(compiler, 
         assert all(state.accept(token_id) for state in states)
 
 
-def test_a_lark_grammar_may_speak_of_gbnf(compiler, rng):
+def test_lark_grammar_may_contain_the_gbnf_operator(compiler, rng):
     compiled = compiler.compile(Grammar(EBNF, 'start: NAME " ::= " NAME\nNAME: /[a-z]{1,9}/'))
     assert re.fullmatch("[a-z]{1,9} ::= [a-z]{1,9}", write(compiled, rng)[1])
 
 
-def test_special_tokens_are_allowed_only_where_the_grammar_names_them(compiler, rng):
+def test_mask_allows_special_tokens_only_where_named(compiler, rng):
     named = compiler.compile(Grammar(EBNF, 'start: "a" <|im_start|> /[0-9]{2}/'))
     token_ids, _ = write(named, rng)
     assert token_ids.count(1) == 1
@@ -347,7 +347,7 @@ GRAMMARS = {
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_replayed_state_equals_the_one_that_came_along(compiler, name, rng):
+def test_start_with_tokens_equals_accepting_them_one_by_one(compiler, name, rng):
     compiled = compiler.compile(GRAMMARS[name])
     state = compiled.start()
     token_ids: list[int] = []
@@ -365,9 +365,7 @@ def test_a_replayed_state_equals_the_one_that_came_along(compiler, name, rng):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("num_drafts", [0, 1, 4, 9])
-def test_masks_of_drafts_are_those_of_accepting_them_and_leave_the_state(
-    compiler, name, num_drafts, rng
-):
+def test_fill_masks_equals_accepting_drafts_and_keeps_the_state(compiler, name, num_drafts, rng):
     compiled = compiler.compile(GRAMMARS[name])
     state = compiled.start()
     for _ in range(12):
@@ -398,7 +396,7 @@ def test_masks_of_drafts_are_those_of_accepting_them_and_leave_the_state(
             assert state.accept(rng.choice(sorted(tokens - ENDS)))
 
 
-def test_drafts_past_the_end_are_only_ends(compiler):
+def test_fill_masks_allows_only_end_tokens_past_the_end(compiler):
     compiled = compiler.compile(Grammar(REGEX, "ab?"))
     state = compiled.start()
     rows = np.zeros((5, mask_words(VOCAB_SIZE)), np.int32)
@@ -411,7 +409,7 @@ def test_drafts_past_the_end_are_only_ends(compiler):
     assert state.fill_masks([-1, VOCAB_SIZE, 2**40, 0], rows) == 1
 
 
-def test_a_token_that_is_not_allowed_changes_nothing(compiler):
+def test_accept_of_a_forbidden_token_changes_nothing(compiler):
     state = compiler.compile(Grammar(REGEX, "[ab]{2}c")).start()
     for _ in range(2):
         tokens = allowed(state)
@@ -424,7 +422,7 @@ def test_a_token_that_is_not_allowed_changes_nothing(compiler):
 
 
 @pytest.mark.parametrize("end", sorted(ENDS))
-def test_after_the_end_only_ends_follow(compiler, end):
+def test_accept_allows_only_end_tokens_after_the_end(compiler, end):
     state = compiler.compile(Grammar(REGEX, "a+")).start()
     assert not state.accept(end)
     assert state.accept(BYTE_TOKENS[ord("a")])
@@ -440,7 +438,7 @@ def test_after_the_end_only_ends_follow(compiler, end):
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 1, VOCAB_SIZE + 33, 5000, VOCAB_SIZE - 1, 700])
-def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(compiler, vocab_size, rng):
+def test_grammar_compiler_takes_any_model_vocabulary_size(compiler, vocab_size, rng):
     other = GrammarCompiler(FOLDER, vocab_size, ENDS)
     for grammar in (GRAMMARS["person"], GRAMMARS["unicode"], Grammar(REGEX, "(?s:.)*")):
         reference, state = compiler.compile(grammar).start(), other.compile(grammar).start()
@@ -456,7 +454,7 @@ def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(compiler, voca
     other.close()
 
 
-def test_without_an_end_token_the_state_says_when_the_text_ends():
+def test_grammar_state_finishes_without_an_end_token():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, frozenset())
     state = compiler.compile(Grammar(REGEX, "ab?")).start()
     assert state.accept(BYTE_TOKENS[ord("a")])
@@ -468,7 +466,7 @@ def test_without_an_end_token_the_state_says_when_the_text_ends():
     compiler.close()
 
 
-def test_an_end_token_that_is_text_too_is_only_an_end():
+def test_end_token_that_is_also_text_only_ends():
     newline = BYTE_TOKENS[ord("\n")]
     for ends in (frozenset({newline}), frozenset({newline, 2})):
         compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ends)
@@ -494,7 +492,7 @@ def test_an_end_token_that_is_text_too_is_only_an_end():
         ("without special tokens", "no special token"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_refuses_grammars_not_the_model(tmp_path, content, problem):
+def test_unusable_tokenizer_rejects_grammars_but_not_the_model(tmp_path, content, problem):
     if content == "without special tokens":
         described = json.loads((FOLDER / "tokenizer.json").read_text())
         content = json.dumps(described | {"added_tokens": []})
@@ -579,7 +577,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "text", "problem"), BAD, ids=[t[:40] for _, t, _ in BAD])
-def test_a_bad_grammar_is_refused_with_its_reason(compiler, kind, text, problem):
+def test_compile_rejects_a_bad_grammar_with_its_reason(compiler, kind, text, problem):
     with pytest.raises(InvalidArgumentError) as caught:
         compiler.compile(Grammar(kind, text))
     assert problem in str(caught.value)
@@ -588,7 +586,7 @@ def test_a_bad_grammar_is_refused_with_its_reason(compiler, kind, text, problem)
     assert "\n" not in str(caught.value)
 
 
-def test_keywords_that_only_describe_are_no_reason_to_refuse(compiler, rng):
+def test_compile_ignores_descriptive_schema_keywords(compiler, rng):
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://example.com/x", "$comment": "c", "title": "t", "description": "d",
@@ -695,7 +693,7 @@ def hasty() -> Iterator[GrammarCompiler]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(compiler, hasty, name):
+def test_hostile_grammar_compiles_or_fails_without_blocking(compiler, hasty, name):
     compiler = compiler if name in CRASHES else hasty
     outcome = "compiled"
     with Ticker() as ticker:
@@ -718,7 +716,7 @@ def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(compil
     assert (name in CRASHES) == (outcome == "is nested too deeply")
 
 
-def test_what_takes_too_long_is_refused_at_the_limit_and_ended(rng):
+def test_compile_stops_at_its_time_limit(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
     for name in ("disjoint patterns", "intersection"):
         with pytest.raises(InvalidArgumentError, match=r"takes more than 0\.3 s to compile"):
@@ -739,7 +737,7 @@ def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGra
     raise AssertionError("it never compiles in time")
 
 
-def test_what_takes_too_much_memory_is_refused():
+def test_compile_stops_at_its_memory_limit():
     limits = GrammarLimits(time_s=20, memory_bytes=64 << 20)
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
     with pytest.raises(InvalidArgumentError, match="takes more than 64 MiB to compile"):
@@ -747,7 +745,7 @@ def test_what_takes_too_much_memory_is_refused():
     compiler.close()
 
 
-def test_others_are_turned_away_while_all_trials_are_stuck():
+def test_compile_raises_overloaded_when_all_trials_are_busy():
     limits = GrammarLimits(time_s=1.0, num_trials=1, max_waiting=1)
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
     compiler.compile(Grammar(REGEX, "warm"))
@@ -770,7 +768,7 @@ def test_others_are_turned_away_while_all_trials_are_stuck():
     compiler.close()
 
 
-def test_a_trial_process_that_was_killed_is_replaced():
+def test_killed_trial_process_is_replaced():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiler.compile(Grammar(REGEX, "a"))
     (process,) = compiler._trials._running
@@ -796,7 +794,7 @@ def test_trial_processes_end_with_their_compiler(rng):
 STATE_HUNGRY = Grammar(REGEX, "(?:[a-z]*[a-m][a-z]{8}|[A-Z]*[N-Z][A-Z]{8}| )+")
 
 
-def test_a_lexer_worn_out_by_one_sequence_is_replaced_for_the_others(rng):
+def test_exhausted_lexer_is_replaced_for_other_sequences(rng):
     compiler = GrammarCompiler(
         FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=8000)
     )
@@ -826,7 +824,7 @@ def test_a_lexer_worn_out_by_one_sequence_is_replaced_for_the_others(rng):
         each.close()
 
 
-def test_a_grammar_that_wears_out_every_lexer_fails_its_sequence_with_a_reason(rng):
+def test_grammar_that_exhausts_every_lexer_fails_its_sequence(rng):
     limits = GrammarLimits(max_lexer_states=8000)
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
     compiled = compiler.compile(STATE_HUNGRY)
@@ -846,7 +844,7 @@ def test_a_grammar_that_wears_out_every_lexer_fails_its_sequence_with_a_reason(r
     compiler.close()
 
 
-def test_a_grammar_found_to_be_slow_is_refused_from_then_on():
+def test_slow_grammar_is_rejected_once_found():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiled = compiler.compile(GRAMMARS["pattern"])
     state = compiled.start()
@@ -857,7 +855,7 @@ def test_a_grammar_found_to_be_slow_is_refused_from_then_on():
     compiler.close()
 
 
-def test_drafts_that_lead_to_a_failure_do_not_fail_the_sequence(compiler):
+def test_drafts_that_fail_the_grammar_do_not_fail_the_sequence(compiler):
     many = " | ".join(f'"{i}" s' for i in range(2500))
     text = f'start: "a" "z" "x" s\ns: {many}'
     with pytest.raises(InvalidArgumentError, match="row has 2501 items; max is 2000"):
@@ -879,7 +877,7 @@ def test_drafts_that_lead_to_a_failure_do_not_fail_the_sequence(compiler):
     assert "row has 2501 items" in state.failure
 
 
-def test_equal_grammars_compile_once_and_unequal_ones_do_not_mix(compiler, rng):
+def test_compile_caches_equal_grammars_only(compiler, rng):
     first = compiler.compile(Grammar(REGEX, "[xy]{4}"))
     assert compiler.compile(Grammar(REGEX, "[xy]{4}")) is first
     assert compiler.compile(Grammar(REGEX, "[xy]{5}")) is not first
@@ -890,7 +888,7 @@ def test_equal_grammars_compile_once_and_unequal_ones_do_not_mix(compiler, rng):
         compiler.compile(Grammar(REGEX, text))
 
 
-def test_the_grammars_used_last_are_kept(rng):
+def test_grammar_cache_keeps_the_most_recently_used(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_size=2)
     grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in (1, 2, 3)]
     one, two = compiler.compile(grammars[0]), compiler.compile(grammars[1])
@@ -903,7 +901,7 @@ def test_the_grammars_used_last_are_kept(rng):
     compiler.close()
 
 
-def test_grammars_are_kept_by_their_bytes_and_a_large_one_pushes_none_out():
+def test_grammar_cache_is_bounded_by_bytes_and_skips_large_ones():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_bytes=1 << 20)
     grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in range(1, 6)]
     small = [compiler.compile(grammar) for grammar in grammars[:4]]
@@ -916,7 +914,7 @@ def test_grammars_are_kept_by_their_bytes_and_a_large_one_pushes_none_out():
     compiler.close()
 
 
-def test_refusals_are_kept_unless_time_was_the_reason():
+def test_grammar_cache_keeps_rejections_except_for_timeouts():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
     bad, slow = Grammar(REGEX, "(a"), HOSTILE["disjoint patterns"]
     for grammar in (bad, slow):
@@ -929,7 +927,7 @@ def test_refusals_are_kept_unless_time_was_the_reason():
     compiler.close()
 
 
-def test_many_threads_compile_and_follow_the_same_grammars(rng):
+def test_compile_is_safe_from_many_threads(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     grammars = [Grammar(REGEX, rf"[a-z]{{{n},9}}é[0-9]{{2}}") for n in range(1, 5)]
     compiled: list[list[CompiledGrammar]] = [[] for _ in grammars]
@@ -959,7 +957,7 @@ def test_many_threads_compile_and_follow_the_same_grammars(rng):
 
 @settings(max_examples=60)
 @given(st.sampled_from(list(GrammarKind)), st.text(min_size=1, max_size=60))
-def test_no_text_does_anything_but_compile_or_be_refused(compiler, kind, text):
+def test_compile_returns_or_rejects_any_text(compiler, kind, text):
     try:
         grammar = Grammar(kind, text)
         state = compiler.compile(grammar).start()
@@ -973,7 +971,7 @@ def test_no_text_does_anything_but_compile_or_be_refused(compiler, kind, text):
     st.text(alphabet="ab(|)*+?{},1359[]-^.\\dws", min_size=1, max_size=30),
     st.randoms(use_true_random=True),
 )
-def test_texts_under_any_regular_expression_match_it(compiler, pattern, rng):
+def test_text_under_any_random_regex_matches_it(compiler, pattern, rng):
     try:
         with_dialect = re.compile(pattern)
         compiled = compiler.compile(Grammar(REGEX, pattern))
@@ -1000,7 +998,7 @@ def is_same_dialect(pattern: str) -> bool:
     return not re.search(r"\[[^]]*(\[|--|\\)|[{}]|[*+?]\+|\\|\^", pattern)
 
 
-def test_a_row_must_be_that_of_the_model(compiler):
+def test_fill_mask_checks_the_shape_and_dtype_of_its_row(compiler):
     state = compiler.compile(GRAMMARS["pattern"]).start()
     with pytest.raises(AssertionError):
         state.fill_mask(np.zeros(3, np.int32))
@@ -1013,7 +1011,7 @@ def test_a_row_must_be_that_of_the_model(compiler):
     assert not table[:, 0].any()
 
 
-def test_bits_are_read_as_they_are_set():
+def test_is_allowed_reads_the_bit_of_a_token():
     row = np.zeros(mask_words(70), np.int32)
     row[0], row[2] = np.int32(-(2**31)), 1
     assert [i for i in range(-40, 200) if is_allowed(row, i)] == [31, 64]

@@ -57,7 +57,7 @@ def forward(
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=8))
-def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows, sizes):
+def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
     recorder = FakeRecorder()
     graphs = DecodeGraphs(forward, FakeBatch(max_rows), max_rows, CPU, recorder)
     assert recorder.num_recorded == len(graphs.sizes)
@@ -76,7 +76,7 @@ def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows, sizes):
         assert recorder.num_repeated == number
 
 
-def test_what_a_larger_batch_left_is_padding_for_a_smaller_one():
+def test_decode_graphs_pad_rows_left_by_a_larger_batch():
     batch = FakeBatch(8)
     graphs = DecodeGraphs(forward, batch, 8, CPU, FakeRecorder())
     for size in (8, 3):
@@ -89,7 +89,7 @@ def test_what_a_larger_batch_left_is_padding_for_a_smaller_one():
     assert batch.rows(4).tolist() == [0, 1, 2, -1]
 
 
-def test_a_step_without_room_is_left_to_others():
+def test_decode_graphs_decline_a_batch_without_room():
     batch, recorder, batch_slots = FakeBatch(2), FakeRecorder(), np.arange(2)
     graphs = DecodeGraphs(forward, batch, 2, CPU, recorder)
     batch.has_room = False
@@ -99,7 +99,7 @@ def test_a_step_without_room_is_left_to_others():
 
 
 @given(st.integers(1, 2000))
-def test_the_ladder_reaches_the_largest_batch_in_small_steps(max_rows):
+def test_ladder_reaches_the_largest_batch_in_small_steps(max_rows):
     sizes = capture_sizes(max_rows)
     assert sizes[0] == 1
     assert sizes[-1] == max_rows

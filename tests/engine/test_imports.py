@@ -22,7 +22,7 @@ print(len(result.token_ids))
 
 
 @pytest.mark.slow  # `make check` forbids the imports of the engine's own modules
-def test_an_engine_runs_without_the_packages_of_a_server(checkpoints):
+def test_engine_runs_without_server_packages(checkpoints):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, checkpoints["llama"]],
         capture_output=True,

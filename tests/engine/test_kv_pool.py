@@ -22,7 +22,7 @@ def part_bytes(shape: KvShape, dtype: torch.dtype, block_size: int) -> int:
 
 
 @given(SHAPES, st.sampled_from(DTYPES), st.integers(1, 16))
-def test_unequal_layers_lie_aligned_one_behind_the_other(shapes, dtype, block_size):
+def test_plan_layout_aligns_unequal_layers(shapes, dtype, block_size):
     layout = plan_layout(shapes, dtype, block_size)
     end = 0
     for layer, shape in zip(layout.layers, shapes, strict=True):
@@ -40,14 +40,14 @@ def test_unequal_layers_lie_aligned_one_behind_the_other(shapes, dtype, block_si
 
 
 @given(st.integers(1, 5), st.integers(1, 8), st.integers(1, 64), st.integers(1, 16))
-def test_equal_layers_waste_nothing(num_layers, num_kv_heads, head_dim, block_size):
+def test_plan_layout_wastes_nothing_on_equal_layers(num_layers, num_kv_heads, head_dim, block_size):
     shape = KvShape(num_kv_heads, head_dim, head_dim)
     layout = plan_layout([shape] * num_layers, torch.float32, block_size)
     assert layout.block_bytes == num_layers * 2 * block_size * num_kv_heads * head_dim * 4
 
 
 @given(SHAPES, st.integers(1, 5))
-def test_every_layer_has_its_own_bytes_and_rows_agree_with_blocks(shapes, block_size):
+def test_kv_pool_gives_each_layer_its_own_bytes(shapes, block_size):
     layout = plan_layout(shapes, torch.float32, block_size)
     pool = KvPool(layout, 3, CPU)
     expected = {}
@@ -75,13 +75,13 @@ def test_every_layer_has_its_own_bytes_and_rows_agree_with_blocks(shapes, block_
                     assert torch.equal(row, values[block, offset * width : (offset + 1) * width])
 
 
-def test_equal_key_and_value_widths_always_have_rows():
+def test_kv_pool_has_rows_for_equal_key_and_value_widths():
     layout = plan_layout([KvShape(2, 7, 7), KvShape(3, 5, 5)], torch.float32, 3)
     assert all(cache.has_rows for cache in KvPool(layout, 2, CPU).layers)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_block_written_as_it_was_read_is_the_same_block(dtype):
+def test_write_block_restores_what_read_block_returned(dtype):
     layout = plan_layout([KvShape(2, 8, 8), KvShape(1, 6, 4)], dtype, 4)
     source, target = KvPool(layout, 4, CPU), KvPool(layout, 6, CPU)
     for cache in source.layers:
@@ -101,7 +101,7 @@ def test_a_block_written_as_it_was_read_is_the_same_block(dtype):
 
 
 @pytest.mark.parametrize("length", [0, 1, 511, 513, 1024])
-def test_content_of_another_length_is_not_written(length):
+def test_write_block_rejects_content_of_another_length(length):
     pool = KvPool(plan_layout([KvShape(2, 8, 8)], torch.float32, 4), 2, CPU)
     assert pool.layout.block_bytes == 512
     with pytest.raises((AssertionError, ValueError, RuntimeError)):
@@ -109,7 +109,7 @@ def test_content_of_another_length_is_not_written(length):
     assert not any(pool.read_block(1))
 
 
-def test_a_block_read_on_a_cpu_is_a_view_of_the_pool():
+def test_read_block_returns_a_view_on_cpu():
     pool = KvPool(plan_layout([KvShape(1, 4, 4)], torch.float32, 2), 2, CPU)
     content = pool.read_block(1)
     assert not any(content)

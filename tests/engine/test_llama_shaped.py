@@ -27,7 +27,7 @@ def model_of(config: PretrainedConfig) -> Any:
         ("gpt_oss", False),
     ],
 )
-def test_llama_shaped_decoders_are_known_with_and_without_experts(family, dense):
+def test_why_unknown_accepts_llama_shaped_decoders(family, dense):
     model = model_of(FAMILIES[family]())
     assert why_unknown(model) is None
     assert is_dense(model) == dense
@@ -37,7 +37,7 @@ class Quantised(torch.nn.Module):
     """Stands for a product with weights of another form."""
 
 
-def test_others_are_told_what_is_unknown_about_them():
+def test_why_unknown_gives_the_reason_for_other_decoders():
     gpt2 = why_unknown(model_of(FAMILIES["gpt2"]()))
     assert gpt2 is not None
     assert "of GPT2LMHeadModel there is no form whose products do not depend on the batch" in gpt2

@@ -73,9 +73,7 @@ def check_prompt(
 @pytest.mark.parametrize("num_top", mostly_slow([0, 1, 20], 20))
 @pytest.mark.parametrize("params", [GREEDY, RANDOM])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-def test_output_is_scored_by_the_models_own_distribution(
-    checkpoints, oracle, family, params, num_top
-):
+def test_output_logprobs_are_those_of_the_model(checkpoints, oracle, family, params, num_top):
     path = checkpoints[family]
     params = replace(
         params, top_logprobs=num_top, repetition_penalty=1.2, logit_bias=((9, 3.0),),
@@ -92,7 +90,7 @@ def test_output_is_scored_by_the_models_own_distribution(
 @pytest.mark.parametrize(
     "family", mostly_slow(["llama", "gemma3", "mistral_short", "gpt2"], "llama", "mistral_short")
 )
-def test_a_prompt_is_scored_once_however_it_is_cut(checkpoints, oracle, family, budget, caching):
+def test_prompt_logprobs_come_once_with_any_chunking(checkpoints, oracle, family, budget, caching):
     path = checkpoints[family]
     engine = load(
         path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 4), prefix_caching=caching
@@ -106,7 +104,7 @@ def test_a_prompt_is_scored_once_however_it_is_cut(checkpoints, oracle, family, 
     assert_idle(engine)
 
 
-def test_scores_come_with_the_results_of_a_batch(checkpoints, oracle):
+def test_generate_returns_prompt_logprobs_of_a_batch(checkpoints, oracle):
     path = checkpoints["llama"]
     engine = load(path)
     params = [replace(GREEDY, prompt_logprobs=k) for k in (None, 0, 1, 2, 3, 4, 20)]
@@ -119,7 +117,7 @@ def test_scores_come_with_the_results_of_a_batch(checkpoints, oracle):
         assert_right(list(result.prompt_logprobs), rows, result.prompt_token_ids[1:], k)
 
 
-def test_each_row_gets_as_many_of_the_most_likely_as_it_asked_for(checkpoints, oracle):
+def test_top_logprobs_are_as_many_as_each_request_asked_for(checkpoints, oracle):
     path = checkpoints["llama"]
     counts = (0, 20, 3, 0, 1, 7, 2)
     params = [
@@ -136,7 +134,7 @@ def test_each_row_gets_as_many_of_the_most_likely_as_it_asked_for(checkpoints, o
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_blocks", [24, 96])
-def test_a_prompt_of_several_sequences_is_scored_once(checkpoints, oracle, num_blocks, mode):
+def test_prompt_logprobs_come_once_for_several_sequences(checkpoints, oracle, num_blocks, mode):
     """Also when a sibling is preempted, and computes the prompt once more."""
     path = checkpoints["llama"]
     engine = load(path, **{**TIGHT, **MODES[mode], "num_blocks": num_blocks})
@@ -151,7 +149,7 @@ def test_a_prompt_of_several_sequences_is_scored_once(checkpoints, oracle, num_b
 
 @pytest.mark.parametrize("num_blocks", [54, 96])
 @pytest.mark.parametrize("budget", [6, 64])
-def test_a_prompt_of_beams_is_scored_once(checkpoints, oracle, budget, num_blocks):
+def test_prompt_logprobs_come_once_for_beams(checkpoints, oracle, budget, num_blocks):
     path = checkpoints["llama"]
     settings = {**TIGHT, "num_blocks": num_blocks, "max_num_batched_tokens": budget}
     engine = load(path, **settings, prefix_caching=False)
@@ -168,7 +166,7 @@ def test_a_prompt_of_beams_is_scored_once(checkpoints, oracle, budget, num_block
     assert_idle(engine)
 
 
-def test_what_is_continued_is_prompt_only_as_far_as_it_says(checkpoints, oracle):
+def test_prompt_logprobs_exclude_given_output(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(20)
     engine = load(path, max_num_batched_tokens=7, max_num_seqs=4)
     params = replace(GREEDY, prompt_logprobs=3)
@@ -178,7 +176,7 @@ def test_what_is_continued_is_prompt_only_as_far_as_it_says(checkpoints, oracle)
     assert_right(got, dense(oracle, path, prompt)[:11], prompt[1:12], 3)
 
 
-def test_a_prefill_for_another_worker_scores_its_prompt(checkpoints, oracle):
+def test_prefill_reports_prompt_logprobs(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, max_num_batched_tokens=16, max_num_seqs=4)
     params = replace(GREEDY, prompt_logprobs=3)
@@ -190,7 +188,7 @@ def test_a_prefill_for_another_worker_scores_its_prompt(checkpoints, oracle):
     assert_idle(engine)
 
 
-def test_more_of_the_most_likely_than_there_are_tokens_is_all_of_them(checkpoints, oracle):
+def test_top_logprobs_are_capped_at_the_vocabulary_size(checkpoints, oracle):
     path = checkpoints["llama_few_words"]
     prompt = tuple(t % 12 for t in random_prompt(9))
     params = replace(GREEDY, top_logprobs=20, prompt_logprobs=20)

@@ -23,12 +23,12 @@ Mask = Callable[[int, int, Any, Any], Any]
 
 
 @given(st.integers(1, 300))
-def test_a_causal_mask_is_causal_at_any_length(max_len):
+def test_recognise_accepts_a_causal_mask_of_any_length(max_len):
     assert recognise(causal_mask_function, max_len) == MaskRule()
 
 
 @given(st.integers(1, 80), st.integers(1, 80))
-def test_a_window_is_recognised_where_it_can_be_felt(window, max_len):
+def test_recognise_finds_a_window_shorter_than_the_model_length(window, max_len):
     expected = MaskRule(window if window < max_len else None)
     assert recognise(sliding_window_causal_mask_function(window), max_len) == expected
 
@@ -69,13 +69,13 @@ def by_head(_batch: int, head: Any, query: Any, key: Any) -> Any:
         and_masks(causal_mask_function, packed_sequence_mask_function(torch.zeros(1, 4))),
     ],
 )
-def test_any_other_mask_is_refused(mask, max_len):
+def test_recognise_rejects_any_other_mask(mask, max_len):
     with pytest.raises(UnsupportedModelError, match="attention mask"):
         recognise(mask, max_len)
 
 
 @given(st.integers(1, 40), st.integers(1, 120))
-def test_a_chunk_is_only_accepted_where_it_is_plain_causal(chunk, max_len):
+def test_recognise_accepts_chunked_masks_only_if_plain_causal(chunk, max_len):
     mask = chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.int64))
     if max_len <= chunk:
         assert recognise(mask, max_len) == MaskRule()

@@ -20,14 +20,14 @@ FULL = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16)
 WINDOWED = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16, window=32)
 
 
-def test_a_gpu_leaves_what_the_model_and_others_do_not_take():
+def test_bytes_for_pools_is_what_model_and_others_leave():
     gpu = GpuMemory(total=80 * GIB, used_by_others=2 * GIB, peak=20 * GIB)
     assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu) == 18 * GIB
     assert bytes_for_pools(EngineConfig(kv_cache_bytes=7), gpu) == 7
     assert bytes_for_pools(EngineConfig(), None) == 512 * 2**20
 
 
-def test_a_gpu_that_is_full_is_an_error_that_says_with_what():
+def test_bytes_for_pools_names_the_users_of_a_full_gpu():
     gpu = GpuMemory(total=24 * GIB, used_by_others=4 * GIB, peak=18 * GIB)
     sentence = (
         "gpu_memory_utilization: is 0.9, which allows 22118 MiB of 24576; the model and the "
@@ -38,14 +38,14 @@ def test_a_gpu_that_is_full_is_an_error_that_says_with_what():
 
 
 @pytest.mark.parametrize("layout", [FULL, WINDOWED])
-def test_a_pool_holds_the_longest_sequence_or_the_error_says_how_long_it_may_be(layout):
+def test_check_holds_longest_names_the_blocks_needed(layout):
     needed = 7 if layout is FULL else 1 + -(-(31 + 20) // 16)
     check_holds_longest([needed], [layout], 100, 20)
     with pytest.raises(InvalidArgumentError, match=f"takes {needed} KV blocks and the pool has"):
         check_holds_longest([needed - 1], [layout], 100, 20)
 
 
-def test_bytes_that_are_not_given_are_divided_among_the_groups():
+def test_num_blocks_divides_the_bytes_among_groups():
     config = EngineConfig(max_num_seqs=1)
     full, windowed = num_blocks(config, [FULL, WINDOWED], 10**6, 20, 2**20)
     assert windowed == 2 * (1 + -(-(31 + 20) // 16))

@@ -33,7 +33,7 @@ MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
         "gemma3",
     ),
 )
-def test_preemption_changes_nothing_but_time(checkpoints, oracle, family, mode, caching):
+def test_preemption_changes_no_token(checkpoints, oracle, family, mode, caching):
     path = checkpoints[family]
     blocks = 11 if family == "mistral_short" else 24
     settings = {**TIGHT, **MODES[mode], "num_blocks": blocks, "prefix_caching": caching}
@@ -48,9 +48,7 @@ def test_preemption_changes_nothing_but_time(checkpoints, oracle, family, mode, 
 
 
 @pytest.mark.parametrize("num_host_blocks", [1, 3, 7])
-def test_where_the_host_has_too_little_room_the_rest_is_computed_again(
-    checkpoints, oracle, num_host_blocks
-):
+def test_preemption_recomputes_when_host_memory_is_full(checkpoints, oracle, num_host_blocks):
     path = checkpoints["llama"]
     block_bytes = load(path, block_size=4).cache.layouts[0].block_bytes
     engine = load(path, **{**TIGHT, **SWAP, "swap_bytes": num_host_blocks * block_bytes})
@@ -62,7 +60,7 @@ def test_where_the_host_has_too_little_room_the_rest_is_computed_again(
     assert_idle(engine)
 
 
-def test_swap_space_for_less_than_a_block_is_none(checkpoints, oracle):
+def test_swap_bytes_below_one_block_disable_swapping(checkpoints, oracle):
     path = checkpoints["llama"]
     engine = load(path, **{**TIGHT, **SWAP, "swap_bytes": 1})
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
@@ -73,7 +71,7 @@ def test_swap_space_for_less_than_a_block_is_none(checkpoints, oracle):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_requests_aborted_at_any_step_leave_nothing_behind(checkpoints, oracle, mode):
+def test_preempted_requests_aborted_at_any_step_leak_nothing(checkpoints, oracle, mode):
     """Each victim is somewhere else when it ends: waiting, running, preempted or swapped."""
     path = checkpoints["llama"]
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]

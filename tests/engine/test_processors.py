@@ -117,7 +117,7 @@ def banned_pairs(oracle: Oracle, path: str) -> tuple[tuple[int, ...], ...]:
 
 @pytest.mark.parametrize("how", SETTINGS)
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gpt2"], "llama"))
-def test_a_crowd_of_all_processors_says_what_transformers_says_of_each(
+def test_logit_processors_in_a_batch_act_as_in_transformers(
     checkpoints, oracle, processed_oracle, family, how
 ):
     path = checkpoints[family]
@@ -144,9 +144,7 @@ def test_a_crowd_of_all_processors_says_what_transformers_says_of_each(
     assert_idle(engine)
 
 
-def test_a_minimum_keeps_the_models_own_end_away_even_where_it_is_ignored(
-    checkpoints, processed_oracle
-):
+def test_min_tokens_defers_the_end_token_even_with_ignore_eos(checkpoints, processed_oracle):
     path = checkpoints["llama_eos"]
     prompts = [random_prompt(4, seed=i) for i in range(12)]
     params = SamplingParams(max_tokens=40, min_tokens=20)
@@ -164,7 +162,7 @@ def test_a_minimum_keeps_the_models_own_end_away_even_where_it_is_ignored(
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-def test_any_of_several_stop_tokens_ends_and_is_told(checkpoints, oracle, how):
+def test_stop_tokens_end_a_sequence_and_set_its_finish_reason(checkpoints, oracle, how):
     path = checkpoints["llama"]
     engine = load(path, **SETTINGS[how])
     for i, prompt in enumerate(PROMPTS):
@@ -182,7 +180,7 @@ def test_any_of_several_stop_tokens_ends_and_is_told(checkpoints, oracle, how):
     assert_idle(engine)
 
 
-def test_the_last_token_that_fits_may_also_be_an_end(checkpoints, oracle):
+def test_stop_token_at_max_tokens_is_the_finish_reason(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(9)
     whole = oracle(path, prompt, NUM_TOKENS)
     params = SamplingParams(max_tokens=5, stop_token_ids=(whole[4],))

@@ -136,7 +136,7 @@ UNSERVABLE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", UNSERVABLE)
-def test_a_model_that_would_be_served_wrongly_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_engine_rejects_an_unservable_model_by_name(name: str, tmp_path: Path) -> None:
     make, why = UNSERVABLE[name]
     make(tmp_path)
     with pytest.raises(UnsupportedModelError, match=why) as refusal:
@@ -165,7 +165,7 @@ def test_engine_knows_the_model_that_ships() -> None:
     assert load("tiny").info.name == "tiny"
 
 
-def test_a_checkpoint_without_safetensors_is_refused_unread(tmp_path: Path) -> None:
+def test_engine_rejects_a_checkpoint_without_safetensors_unread(tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
@@ -173,31 +173,31 @@ def test_a_checkpoint_without_safetensors_is_refused_unread(tmp_path: Path) -> N
         load(tmp_path)
 
 
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+def test_engine_rejects_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="neither a folder nor a model"):
         load(tmp_path / "nowhere")
 
 
-def test_a_broken_configuration_is_refused(tmp_path: Path) -> None:
+def test_engine_rejects_a_broken_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "lla')
     with pytest.raises(UnsupportedModelError, match="cannot read a model configuration"):
         load(tmp_path)
 
 
-def test_an_unknown_model_type_is_refused(tmp_path: Path) -> None:
+def test_engine_rejects_an_unknown_model_type(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
     with pytest.raises(UnsupportedModelError, match="unheard_of"):
         load(tmp_path)
 
 
-def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+def test_engine_rejects_damaged_weights(tmp_path: Path) -> None:
     weights = save(FAMILIES["llama"](), tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(UnsupportedModelError, match="weights"):
         load(tmp_path)
 
 
-def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_up_at_random(
+def test_engine_rejects_a_checkpoint_that_lacks_a_weight(
     tmp_path: Path,
 ) -> None:
     weights = save(FAMILIES["llama"](), tmp_path) / "model.safetensors"
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_up_at_random
 
 
 @pytest.mark.parametrize("model_type", ["unheard_of", "llama"])
-def test_code_in_a_checkpoint_is_never_run(model_type: str, tmp_path: Path) -> None:
+def test_engine_never_runs_code_of_a_checkpoint(model_type: str, tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     marker = tmp_path / "it ran"
     code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
@@ -227,9 +227,7 @@ def test_code_in_a_checkpoint_is_never_run(model_type: str, tmp_path: Path) -> N
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_a_gpu_that_is_not_there_is_an_error_and_not_a_fallback(
-    checkpoints: Checkpoints, device: str
-) -> None:
+def test_engine_rejects_cuda_without_a_gpu(checkpoints: Checkpoints, device: str) -> None:
     with pytest.raises(InvalidArgumentError, match="torch sees no GPU"):
         load(checkpoints["llama"], device=device)
 
@@ -258,18 +256,18 @@ def test_engine_refuses_a_head_size_that_kernels_do_not_have(
         load(checkpoints["llama"], kernels="triton")
 
 
-def test_an_unknown_device_is_refused(checkpoints: Checkpoints) -> None:
+def test_engine_rejects_an_unknown_device(checkpoints: Checkpoints) -> None:
     with pytest.raises(InvalidArgumentError, match="device"):
         load(checkpoints["llama"], device="abacus")
 
 
-def test_a_length_beyond_the_models_own_is_refused(checkpoints: Checkpoints) -> None:
+def test_engine_rejects_a_length_beyond_the_model(checkpoints: Checkpoints) -> None:
     assert load(checkpoints["llama"], max_model_len=MAX_LEN).info.max_model_len == MAX_LEN
     with pytest.raises(InvalidArgumentError, match=f"was made for {MAX_LEN}"):
         load(checkpoints["llama"], max_model_len=MAX_LEN + 1)
 
 
-def test_a_cache_smaller_than_one_block_is_refused(checkpoints: Checkpoints) -> None:
+def test_engine_rejects_a_cache_below_one_block(checkpoints: Checkpoints) -> None:
     with pytest.raises(InvalidArgumentError, match="one block of each cache group takes"):
         load(checkpoints["llama"], num_blocks=None, kv_cache_bytes=100)
 
@@ -295,7 +293,7 @@ def test_a_cache_smaller_than_one_block_is_refused(checkpoints: Checkpoints) -> 
         {"long_prefill_threshold": 0},
     ],
 )
-def test_an_impossible_configuration_names_its_field(changes: dict[str, Any]) -> None:
+def test_engine_config_names_the_field_that_is_invalid(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
         EngineConfig(**changes)
     assert refusal.value.field in changes
@@ -363,9 +361,7 @@ WHAT_IS_WRONG |= {
 
 
 @pytest.mark.parametrize("name", WHAT_IS_WRONG)
-def test_a_request_that_cannot_be_served_is_refused_and_leaves_nothing(
-    checkpoints: Checkpoints, name: str
-) -> None:
+def test_add_request_rejects_an_unservable_request(checkpoints: Checkpoints, name: str) -> None:
     token_ids, params, num_prompt, error, why = WHAT_IS_WRONG[name]
     engine = load(checkpoints["llama"], max_num_seqs=4)
     with pytest.raises(error, match=why):
@@ -374,7 +370,7 @@ def test_a_request_that_cannot_be_served_is_refused_and_leaves_nothing(
     assert engine.generate([(1, 2, 3)])[0].token_ids
 
 
-def test_a_request_as_long_as_the_model_and_as_large_as_the_pool_is_served(
+def test_engine_serves_a_request_that_fills_model_and_pool(
     checkpoints: Checkpoints,
 ) -> None:
     engine = load(checkpoints["llama"], num_blocks=MAX_LEN // 16)
@@ -382,7 +378,7 @@ def test_a_request_as_long_as_the_model_and_as_large_as_the_pool_is_served(
     assert len(result.token_ids) == 20
 
 
-def test_a_prefill_needs_room_for_its_prompt_alone(checkpoints: Checkpoints) -> None:
+def test_prefill_needs_blocks_for_its_prompt_only(checkpoints: Checkpoints) -> None:
     engine = load(checkpoints["llama"], num_blocks=2)
     prompt, params = random_prompt(32), SamplingParams(max_tokens=100)
     with pytest.raises(InvalidArgumentError, match="the pool has 2"):
@@ -397,7 +393,7 @@ def test_a_prefill_needs_room_for_its_prompt_alone(checkpoints: Checkpoints) -> 
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=1.0, n=16), SamplingParams(beam_width=16)]
 )
-def test_a_prefill_is_one_sequence_whatever_follows_elsewhere(
+def test_prefill_is_one_sequence_for_any_n_or_beam_width(
     checkpoints: Checkpoints, params: SamplingParams
 ) -> None:
     engine = load(checkpoints["llama"], num_blocks=2, max_num_seqs=1)
@@ -409,7 +405,7 @@ def test_a_prefill_is_one_sequence_whatever_follows_elsewhere(
     assert engine.stats().num_kept == 1
 
 
-def test_sequences_that_do_not_fit_together_are_served_one_after_the_other(
+def test_sequences_beyond_the_pool_run_one_after_the_other(
     checkpoints: Checkpoints,
 ) -> None:
     """Unlike beams, of which the step after needs all."""
@@ -420,7 +416,7 @@ def test_sequences_that_do_not_fit_together_are_served_one_after_the_other(
     assert engine.stats().num_preemptions > 0
 
 
-def test_an_id_that_is_taken_is_refused(checkpoints: Checkpoints) -> None:
+def test_add_request_rejects_a_duplicate_id(checkpoints: Checkpoints) -> None:
     engine = load(checkpoints["llama"])
     request = EngineRequest("x", (1, 2), SamplingParams(), 2)
     engine.add_request(request)
@@ -433,7 +429,7 @@ def test_an_id_that_is_taken_is_refused(checkpoints: Checkpoints) -> None:
     assert not engine.has_work
 
 
-def test_one_bad_prompt_among_many_leaves_none_of_them_behind(checkpoints: Checkpoints) -> None:
+def test_generate_adds_no_request_when_one_prompt_is_invalid(checkpoints: Checkpoints) -> None:
     engine = load(checkpoints["llama"])
     with pytest.raises(InvalidArgumentError):
         engine.generate([(1, 2), (3,), (VOCAB_SIZE,)])

@@ -83,7 +83,7 @@ def same(num_rows: int, **params: object) -> list[Row]:
          "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ],
 )  # fmt: skip
-def test_philox_gives_the_known_answers_of_random123(counter, key, expected):
+def test_philox_matches_random123_vectors(counter, key, expected):
     def words(text: str) -> np.ndarray:
         return np.array([[int(word, 16)] * 2 for word in text.split()], np.uint64)
 
@@ -102,18 +102,18 @@ def numbers_of(places: Sequence[tuple[int, int, int]]) -> list[float]:
         max_size=20,
     )
 )
-def test_a_random_number_depends_on_nothing_but_seed_sequence_and_position(places):
+def test_random_numbers_depend_on_seed_sequence_and_position(places):
     together = numbers_of(places)
     assert all(0 <= number < 1 for number in together)
     assert together == [numbers_of([place])[0] for place in places]
 
 
-def test_each_part_of_a_place_changes_the_number():
+def test_random_numbers_change_with_each_part_of_the_place():
     places = [(0, 0, 0), (1, 0, 0), (2**32, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**32)]
     assert len(set(numbers_of(places))) == len(places)
 
 
-def test_the_random_numbers_are_those_of_the_first_release():
+def test_random_numbers_equal_those_of_the_first_release():
     """A request that another version goes on with has to draw what this one would have drawn."""
     places = [(0, 0, 0), (42, 1, 7), (2**64 - 1, 15, 2**33)]
     assert numbers_of(places) == [0.39904647231489565, 0.02225327171579694, 0.44956929242309607]
@@ -203,7 +203,7 @@ DRAWS = {
 @pytest.mark.parametrize("with_grammar", [False, True])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("variety", VARIETY.values(), ids=VARIETY)
-def test_the_choice_is_that_of_transformers(variety, draw, with_grammar, dtype, seed):
+def test_sampler_chooses_as_transformers(variety, draw, with_grammar, dtype, seed):
     random = np.random.default_rng(seed)
     # Equal logits are ordered by us and not by transformers: so none are equal, penalised or not.
     permutations = np.stack([random.permutation(70) for _ in range(9)])
@@ -252,7 +252,7 @@ def params_strategy() -> st.SearchStrategy[SamplingParams]:
     st.floats(0, 1),
 )
 @settings(max_examples=200)
-def test_a_row_does_not_notice_its_neighbours(batch_slots, seed, dtype, density):
+def test_sampler_rows_are_independent(batch_slots, seed, dtype, density):
     """Nor that its slot has other rows, at other lengths, as the drafts of a sequence do."""
     num_rows = 2 * len(batch_slots) + 1
     # Rounded, so that many are equal.
@@ -282,7 +282,7 @@ def test_a_row_does_not_notice_its_neighbours(batch_slots, seed, dtype, density)
             assert alone.logprobs[0] == together.logprobs[i]
 
 
-def test_a_slot_forgets_who_sat_there_before():
+def test_sampler_slot_keeps_nothing_of_its_former_sequence():
     sampler = Sampler(1, 9, CPU, frozenset({EOS}))
     full = SamplingParams(
         max_tokens=99, min_tokens=99, temperature=3.0, logit_bias=((4, 90.0),),
@@ -299,7 +299,7 @@ def test_a_slot_forgets_who_sat_there_before():
         assert got.logprobs is None
 
 
-def test_a_slot_with_few_lists_keeps_them_when_another_brings_many():
+def test_sampler_slot_keeps_its_lists_beside_a_larger_one():
     rows = [
         (SamplingParams(logit_bias=((8, 50.0),), bad_token_ids=((0,), (1,))), 0),
         (
@@ -320,12 +320,12 @@ def test_top_k_keeps_k_tokens_even_among_equals(vocab_size):
         assert set(got) == set(range(k))
 
 
-def test_min_p_of_one_keeps_all_that_are_as_likely_as_the_most_likely():
+def test_min_p_of_one_keeps_all_most_likely_tokens():
     logits = torch.tensor([0.0, 2.0, 1.999, 2.0]).expand(200, -1)
     assert set(chosen(logits, same(200, temperature=50.0, min_p=1.0))) == {1, 3}
 
 
-def test_a_row_that_wants_every_token_gets_every_token_beside_rows_that_do_not():
+def test_sampler_row_without_filters_draws_from_all_tokens():
     rows = same(2000, temperature=100.0)
     for i in range(0, 2000, 2):
         rows[i] = (SamplingParams(temperature=100.0, top_p=0.5, top_k=3), i)
@@ -349,7 +349,7 @@ NUM_DRAWS = 120_000
 
 @pytest.mark.parametrize("draw", list(DRAWS.values())[1:], ids=list(DRAWS)[1:])
 @pytest.mark.parametrize("over", ["positions", "sequences"])
-def test_draws_are_distributed_as_the_softmax_says(draw, over):
+def test_draws_follow_the_softmax(draw, over):
     logits = logits_of(1, 24, seed=1, scale=1.0)
     params = SamplingParams(**draw, seed=42)
     sampler = Sampler(1, 24, CPU, frozenset())
@@ -364,7 +364,7 @@ def test_draws_are_distributed_as_the_softmax_says(draw, over):
     assert p_value(counts, expected) > 1e-4
 
 
-def test_draws_under_a_grammar_and_penalties_are_distributed_as_their_softmax_says():
+def test_draws_under_grammar_and_penalties_follow_their_softmax():
     logits = logits_of(1, 24, seed=2, scale=1.0)
     params = SamplingParams(
         temperature=1.3, seed=7, presence_penalty=0.5, frequency_penalty=0.25,
@@ -391,7 +391,7 @@ def test_draws_under_a_grammar_and_penalties_are_distributed_as_their_softmax_sa
 @pytest.mark.parametrize(
     ("temperature", "top_p"), [(1e-3, 1.0), (1e-30, 1.0), (1e-40, 1.0), (1e-300, 1.0), (1.0, 1e-9)]
 )
-def test_the_smallest_temperatures_are_as_good_as_greedy(temperature, top_p):
+def test_tiny_temperatures_equal_greedy(temperature, top_p):
     logits = logits_of(50, 60)
     got = chosen(logits, same(50, temperature=temperature, top_p=top_p, seed=3))
     assert got == logits.argmax(-1).tolist()
@@ -408,7 +408,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("params", BROKEN.values(), ids=BROKEN)
-def test_broken_logits_still_give_a_token_and_harm_no_neighbour(bad, params):
+def test_nan_or_infinite_logits_yield_a_token_and_spare_others(bad, params):
     logits = logits_of(4, 30)
     logits[1] = bad
     logits[3, 7] = bad
@@ -421,7 +421,7 @@ def test_broken_logits_still_give_a_token_and_harm_no_neighbour(bad, params):
 
 
 @pytest.mark.parametrize("params", BROKEN.values(), ids=BROKEN)
-def test_a_row_that_may_choose_nothing_still_gets_a_token(params):
+def test_sampler_row_with_nothing_allowed_yields_a_token(params):
     got = sample(logits_of(2, 33), same(2, **params), is_allowed=np.zeros((2, 33), bool))
     assert all(0 <= token < 33 for token in got.token_ids)
     everything = tuple((i,) for i in range(33))
@@ -430,7 +430,7 @@ def test_a_row_that_may_choose_nothing_still_gets_a_token(params):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_a_grammar_leaves_only_banned_tokens_it_wins(temperature):
+def test_grammar_overrides_banned_tokens(temperature):
     """A token that breaks the grammar could not be taken back. Older transformers end with nothing
     to choose from there."""
     params = SamplingParams(
@@ -450,7 +450,7 @@ def test_where_a_grammar_leaves_only_banned_tokens_it_wins(temperature):
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 100])
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_every_bit_of_a_mask_is_its_token(vocab_size, as_tensor):
+def test_bitmask_bits_map_to_their_tokens(vocab_size, as_tensor):
     sampler = Sampler(1, vocab_size, CPU, frozenset())
     sampler.assign(0, SamplingParams(), 1)
     bitmask = bitmask_of(np.eye(vocab_size, dtype=bool))
@@ -464,14 +464,14 @@ def test_every_bit_of_a_mask_is_its_token(vocab_size, as_tensor):
     assert got.token_ids.tolist() == list(range(vocab_size))[::-1]
 
 
-def test_ignoring_the_end_does_not_forbid_it():
+def test_ignore_eos_does_not_forbid_the_end_token():
     logits = torch.zeros(1, 9)
     logits[0, EOS] = 1.0
     assert chosen(logits, same(1, ignore_eos=True)) == [EOS]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logprobs_are_the_log_softmax_of_the_untouched_logits(dtype):
+def test_logprobs_are_the_log_softmax_of_unprocessed_logits(dtype):
     logits = logits_of(8, 50).to(dtype)
     rows = [
         (
@@ -503,14 +503,14 @@ def test_logprobs_are_the_log_softmax_of_the_untouched_logits(dtype):
         )
 
 
-def test_no_logprobs_are_computed_when_nobody_asks():
+def test_logprobs_are_not_computed_unless_requested():
     for params in ({}, {"temperature": 1.0}):
         got = sample(logits_of(2, 9), same(2, **params))
         assert got.logprobs is got.top_ids is got.top_logprobs is None
     assert sample(logits_of(2, 9), same(2, logprobs=True)).top_ids is None
 
 
-def test_more_top_logprobs_than_tokens_are_all_tokens():
+def test_top_logprobs_are_capped_at_the_vocabulary():
     got = sample(logits_of(2, 9), same(2, logprobs=True, top_logprobs=20))
     assert got.top_ids is not None
     assert np.sort(got.top_ids).tolist() == [list(range(9))] * 2
@@ -518,7 +518,7 @@ def test_more_top_logprobs_than_tokens_are_all_tokens():
 
 @pytest.mark.parametrize("k", [0, 1, 5, 99])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_are_log_probabilities(k, dtype):
+def test_score_returns_log_probabilities(k, dtype):
     logits = logits_of(7, 30).to(dtype)
     targets = np.arange(7) * 4
     scores = score(logits, targets, k)
@@ -531,7 +531,7 @@ def test_scores_are_log_probabilities(k, dtype):
 
 
 @pytest.mark.parametrize("variety", VARIETY.values(), ids=VARIETY)
-def test_beam_candidates_are_those_of_transformers(variety):
+def test_beam_candidates_equal_those_of_transformers(variety):
     logits = logits_of(6, 70, seed=5).bfloat16()
     params = SamplingParams(beam_width=3, **variety)
     sampler = Sampler(6, 70, CPU, frozenset({EOS}))
@@ -554,7 +554,7 @@ def test_beam_candidates_are_those_of_transformers(variety):
     ("presence", "frequency"), [(0.5, 0.0), (0.0, 0.3), (1.7, -1.1), (-2.0, 2.0)]
 )
 @pytest.mark.parametrize("repetition", [1.0, 1.4])
-def test_penalties_count_every_row_by_its_own_history(presence, frequency, repetition, seed):
+def test_penalties_count_each_row_by_its_own_history(presence, frequency, repetition, seed):
     """As OpenAI defines them, over the output; tokens that have no score are passed over."""
     vocab_size, num_prompt_tokens = 20, [5, 0, 11]
     params = SamplingParams(
@@ -582,7 +582,7 @@ def test_penalties_count_every_row_by_its_own_history(presence, frequency, repet
         assert sorted(ids[row]) == list(range(vocab_size))
 
 
-def test_fewer_tokens_than_beam_candidates_end_in_minus_infinity():
+def test_beam_candidates_are_padded_with_minus_infinity():
     sampler = Sampler(1, 6, CPU, frozenset({EOS}))
     banned = ((0,), (1,), (3,))
     sampler.assign(0, SamplingParams(beam_width=4, min_tokens=3, bad_token_ids=banned), 1)
@@ -600,7 +600,7 @@ def test_fewer_tokens_than_beam_candidates_end_in_minus_infinity():
     ).filter(lambda values: not any(np.isnan(values))),
     st.data(),
 )
-def test_the_largest_are_the_head_of_a_stable_sort(values, data):
+def test_largest_is_the_head_of_a_stable_sort(values, data):
     k = data.draw(st.integers(0, len(values)))
     expected = sorted(range(len(values)), key=lambda i: -values[i])[:k]
     scores = torch.tensor([values, values], dtype=torch.float32)
@@ -608,7 +608,7 @@ def test_the_largest_are_the_head_of_a_stable_sort(values, data):
     assert torch.equal(scores, torch.tensor([values, values], dtype=torch.float32))
 
 
-def test_logits_of_inference_mode_and_of_any_strides_are_taken():
+def test_sampler_takes_inference_mode_and_strided_logits():
     rows = [
         (SamplingParams(temperature=i / 3, logprobs=True, repetition_penalty=2.0), i)
         for i in range(4)
@@ -621,7 +621,7 @@ def test_logits_of_inference_mode_and_of_any_strides_are_taken():
         assert got.token_ids.tolist() == expected.token_ids.tolist()
 
 
-def test_an_empty_batch_gives_nothing():
+def test_sampler_returns_nothing_for_an_empty_batch():
     assert sample(torch.zeros(0, 30), []).token_ids.shape == (0,)
 
 
@@ -635,7 +635,7 @@ def test_an_empty_batch_gives_nothing():
         ({"top_k": 1, "top_p": 5e-324}, [6, 6]),
     ],
 )
-def test_the_extreme_draws_choose_possible_tokens(params, expected):
+def test_draw_at_either_extreme_yields_a_possible_token(params, expected):
     columns = SamplingColumns(1, 9, frozenset())
     columns.assign(0, SamplingParams(temperature=1.0, **params), 1)
     zeros = np.zeros(2, np.int64)
@@ -646,7 +646,7 @@ def test_the_extreme_draws_choose_possible_tokens(params, expected):
     assert draw(scores, rows, ends).tolist() == expected
 
 
-def test_a_bad_sequence_longer_than_the_history_is_not_begun_before_it():
+def test_bad_tokens_longer_than_the_history_do_not_match():
     sampler = Sampler(1, 9, CPU, frozenset())
     sampler.assign(0, SamplingParams(bad_token_ids=((4, 4, 7), (1, 4, 7), (4, 6))), 1)
     zero, logits = np.zeros(1, np.int64), torch.arange(9.0)[None].clamp_max(7)
@@ -655,7 +655,7 @@ def test_a_bad_sequence_longer_than_the_history_is_not_begun_before_it():
     assert sampler.sample(logits, zero, zero, zero + 2, history).token_ids.tolist() == [8]
 
 
-def test_tokens_that_the_model_has_not_are_passed_over():
+def test_sampler_ignores_token_ids_beyond_the_vocabulary():
     far = 2**40
     params = SamplingParams(
         max_tokens=9, min_tokens=9, logit_bias=((far, 9.0), (30, 9.0), (3, 9.0)),

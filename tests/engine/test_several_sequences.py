@@ -37,7 +37,7 @@ MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
 @pytest.mark.parametrize(
     "family", mostly_slow(["llama", "gemma3", "mistral_short", "gpt2"], "llama", "gemma3")
 )
-def test_each_sequence_says_what_a_request_of_its_index_says(checkpoints, family, n):
+def test_sequences_equal_requests_with_their_index(checkpoints, family, n):
     reference = load(checkpoints[family])
     engine = load(checkpoints[family], max_num_seqs=n, num_blocks=128)
     for length in LENGTHS:
@@ -52,7 +52,7 @@ def test_each_sequence_says_what_a_request_of_its_index_says(checkpoints, family
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("budget", mostly_slow([4, 7, 64], 7))
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_crowd_of_such_requests_does_not_disturb_itself(checkpoints, caching, budget, policy):
+def test_concurrent_forking_requests_equal_single_ones(checkpoints, caching, budget, policy):
     path = checkpoints["qwen3"]
     prompts = [random_prompt(length, seed=length) for length in (1, 16, 17, 33, 5)]
     counts = (4, 1, 3, 2, 4)
@@ -72,9 +72,7 @@ def test_a_crowd_of_such_requests_does_not_disturb_itself(checkpoints, caching, 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_blocks", mostly_slow([11, 13, 16, 20], 11, 16))
-def test_a_request_whose_sequences_do_not_fit_together_finishes_all_the_same(
-    checkpoints, num_blocks, mode, caching
-):
+def test_sequences_that_do_not_fit_together_finish(checkpoints, num_blocks, mode, caching):
     """Nobody else runs, so that its sequences can only make room for each other."""
     path, prompt = checkpoints["llama"], random_prompt(30)
     expected = alone(load(path), prompt, RANDOM, 6)
@@ -87,7 +85,7 @@ def test_a_request_whose_sequences_do_not_fit_together_finishes_all_the_same(
     assert_idle(engine)
 
 
-def test_indices_count_from_the_one_that_is_given(checkpoints):
+def test_sequence_indices_start_at_the_given_one(checkpoints):
     path, prompt = checkpoints["llama"], random_prompt(20)
     engine = load(path)
     whole = alone(engine, prompt, RANDOM, 5)
@@ -113,7 +111,7 @@ def test_sequences_share_the_blocks_of_their_prompt(checkpoints):
     assert_idle(engine)
 
 
-def test_some_may_end_before_others(checkpoints):
+def test_sequences_end_independently_at_stop_tokens(checkpoints):
     path, prompt = checkpoints["llama"], random_prompt(20)
     free = alone(load(path), prompt, RANDOM, 4)
     stop = free[2][3]
@@ -128,7 +126,7 @@ def test_some_may_end_before_others(checkpoints):
     assert len(result.completions[2].token_ids) == 4
 
 
-def test_the_best_are_those_with_the_highest_mean_logprob(checkpoints):
+def test_best_of_returns_the_highest_mean_logprobs(checkpoints):
     path = checkpoints["llama"]
     stop = tuple(range(200, 260))
     for length in (1, 4, 17):
@@ -153,7 +151,7 @@ def test_the_best_are_those_with_the_highest_mean_logprob(checkpoints):
 
 
 @pytest.mark.parametrize("params", [replace(RANDOM, n=4), BEAMS], ids=["samples", "beams"])
-def test_a_request_of_several_sequences_ends_as_a_whole_when_aborted(checkpoints, params):
+def test_abort_at_any_step_ends_all_sequences_of_a_request(checkpoints, params):
     for num_steps in range(14):
         engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
         engine.add_request(request("x", random_prompt(40), params))
@@ -166,7 +164,7 @@ def test_a_request_of_several_sequences_ends_as_a_whole_when_aborted(checkpoints
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_of_several_sequences_may_be_ended_in_any_state_and_the_others_go_on(checkpoints, mode):
+def test_end_sequence_in_any_state_keeps_the_others(checkpoints, mode):
     """Two requests on a pool too small for both: at every step one sequence of the second ends."""
     prompts = [random_prompt(21, seed=i) for i in range(2)]
     reference = load(checkpoints["llama"])
@@ -200,7 +198,7 @@ def test_one_of_several_sequences_may_be_ended_in_any_state_and_the_others_go_on
     assert states == {"RUNNING", "SWAPPED" if mode == "swap" else "WAITING"}
 
 
-def test_what_an_ended_sequence_held_alone_is_free_at_once(checkpoints):
+def test_end_sequence_frees_its_own_blocks_at_once(checkpoints):
     engine = load(checkpoints["llama"])
     engine.add_request(request("x", random_prompt(40), replace(RANDOM, n=3)))
     for _ in range(6):
@@ -220,7 +218,7 @@ def test_what_an_ended_sequence_held_alone_is_free_at_once(checkpoints):
     ],
     ids=["best of", "beams"],
 )
-def test_none_of_those_that_are_ranked_is_ended(checkpoints, params):
+def test_end_sequence_ignores_ranked_sequences(checkpoints, params):
     engine = load(checkpoints["llama"])
     engine.add_request(request("x", random_prompt(9), params))
     updates = []
@@ -233,7 +231,7 @@ def test_none_of_those_that_are_ranked_is_ended(checkpoints, params):
     assert_idle(engine)
 
 
-def test_slots_promised_to_forks_are_not_given_away(checkpoints):
+def test_slots_reserved_for_forks_are_not_taken(checkpoints):
     """A request of four that is still in its prompt, and others that would like the slots."""
     path = checkpoints["llama"]
     settings = EngineConfig(device="cpu", num_blocks=96, max_num_seqs=5, max_num_batched_tokens=5)

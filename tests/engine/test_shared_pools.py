@@ -28,7 +28,7 @@ def filled(num_blocks: int, layout: KvLayout = LAYOUT, *, shared: bool = False) 
     return pool
 
 
-def test_a_shared_pool_is_a_pool_like_any_other():
+def test_shared_pool_is_mapped_with_equal_bytes():
     layout, num_blocks = LAYOUT, 5
     pool = KvPool(layout, num_blocks, CPU, SharedMemory("test", pool_bytes(layout, num_blocks)))
     assert not pool._bytes.any()
@@ -39,7 +39,7 @@ def test_a_shared_pool_is_a_pool_like_any_other():
     assert bytes(seen) == pool._bytes.numpy().tobytes()
 
 
-def test_nobody_else_can_write_or_resize_the_memory():
+def test_shared_memory_is_sealed_against_writes_and_resizing():
     memory = SharedMemory("test", 8192)
     with pytest.raises(OSError, match="Operation not permitted"):
         os.ftruncate(memory.fd, 4096)
@@ -59,13 +59,13 @@ def test_nobody_else_can_write_or_resize_the_memory():
 
 
 @pytest.mark.parametrize("size", [4096, 8191, 8193, 16384])
-def test_memory_of_another_size_than_announced_is_not_mapped(size):
+def test_map_readonly_rejects_memory_of_another_size(size):
     memory = SharedMemory("test", 8192)
     with pytest.raises(ValueError, match=f"8192 bytes where {size}"):
         map_readonly(memory.fd, size)
 
 
-def test_memory_that_could_shrink_under_its_reader_is_not_mapped():
+def test_map_readonly_rejects_unsealed_memory():
     fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, 4096)
@@ -75,7 +75,7 @@ def test_memory_that_could_shrink_under_its_reader_is_not_mapped():
         os.close(fd)
 
 
-def test_memory_is_given_back_when_nobody_refers_to_it():
+def test_shared_memory_is_closed_with_its_last_reference():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(10):
@@ -88,7 +88,7 @@ places = st.lists(st.integers(0, 19), unique=True, max_size=20)
 
 
 @given(places=places)
-def test_runs_are_what_follows_each_other(places):
+def test_runs_are_maximal_and_consecutive(places):
     found = runs(np.array(places, np.int64))
     assert [i for start, stop in found for i in range(start, stop)] == list(range(len(places)))
     for start, stop in found:
@@ -98,7 +98,7 @@ def test_runs_are_what_follows_each_other(places):
 
 
 @given(data=st.data(), row_bytes=st.integers(1, 9), stage=st.integers(1, 64))
-def test_rows_go_where_they_are_told_to(data, row_bytes, stage):
+def test_copy_rows_copies_sources_to_targets(data, row_bytes, stage):
     sources = data.draw(places)
     targets = data.draw(st.permutations(range(20)))[: len(sources)]
     content = np.random.default_rng(0).integers(0, 255, 20 * row_bytes, np.uint8)
@@ -113,7 +113,7 @@ def test_rows_go_where_they_are_told_to(data, row_bytes, stage):
 
 
 @given(data=st.data())
-def test_lists_of_blocks_are_read_and_written_as_one_by_one(data):
+def test_read_and_write_blocks_equal_one_by_one(data):
     there = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=12))
     here = data.draw(st.permutations(range(1, 13)))[: len(there)]
     source, target = filled(12), KvPool(LAYOUT, 12, CPU)
@@ -125,7 +125,7 @@ def test_lists_of_blocks_are_read_and_written_as_one_by_one(data):
     assert not target._bytes[[b for b in range(13) if b not in here]].any()
 
 
-def test_adjacent_blocks_are_read_in_one_piece():
+def test_read_blocks_merges_adjacent_blocks():
     pool = filled(8)
     assert [len(p) for p in pool.read_blocks([2, 3, 4, 7, 6])] == [
         n * LAYOUT.block_bytes for n in (3, 1, 1)
@@ -133,7 +133,7 @@ def test_adjacent_blocks_are_read_in_one_piece():
 
 
 @pytest.mark.parametrize("length", [0, 511, 513, 1023])
-def test_content_of_another_length_than_the_blocks_is_not_written(length):
+def test_write_blocks_rejects_content_of_another_length(length):
     pool = KvPool(LAYOUT, 3, CPU)
     with pytest.raises(AssertionError):
         pool.write_blocks([1, 2], b"\xff" * length)

@@ -43,7 +43,7 @@ def guess(engine: Engine, expected: dict[str, tuple[int, ...]], prompts: Prompts
         "llama", "mistral_short", "gemma3",
     ),
 )  # fmt: skip
-def test_greedy_tokens_are_those_of_transformers(checkpoints, oracle, family, max_drafts):
+def test_speculated_greedy_tokens_equal_transformers(checkpoints, oracle, family, max_drafts):
     path = checkpoints[family]
     expected = [oracle(path, p, NUM_TOKENS) for p in REPETITIVE]
     engine = load(path, max_drafts=max_drafts)
@@ -54,7 +54,7 @@ def test_greedy_tokens_are_those_of_transformers(checkpoints, oracle, family, ma
 
 
 @pytest.mark.parametrize("max_drafts", DRAFTS)
-def test_a_repetitive_text_takes_fewer_steps(checkpoints, max_drafts):
+def test_speculation_takes_fewer_steps_on_repetitive_text(checkpoints, max_drafts):
     text = "Once upon a time, there was a little dog. The little dog was sad. "
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     plain, guessing = load(checkpoints["tiny"]), load(checkpoints["tiny"], max_drafts=max_drafts)
@@ -79,7 +79,7 @@ def test_a_repetitive_text_takes_fewer_steps(checkpoints, max_drafts):
 @pytest.mark.parametrize("block_size", mostly_slow([1, 4], 4))
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short"])
-def test_drafts_that_come_true_or_not_amid_preemption(
+def test_speculation_amid_preemption_changes_no_token(
     checkpoints, oracle, family, mode, block_size, budget
 ):
     path = checkpoints[family]
@@ -105,7 +105,7 @@ def test_drafts_that_come_true_or_not_amid_preemption(
 
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("max_drafts", DRAFTS)
-def test_a_seeded_sample_is_the_same_with_and_without_drafts(checkpoints, max_drafts, policy):
+def test_speculation_changes_no_seeded_sample(checkpoints, max_drafts, policy):
     path = checkpoints["llama"]
     params = [RANDOM, replace(RANDOM, temperature=0.8, top_k=20, top_p=0.9), RANDOM, RANDOM, RANDOM]
     said = tokens(load(path).generate(REPETITIVE, params))
@@ -118,7 +118,7 @@ def test_a_seeded_sample_is_the_same_with_and_without_drafts(checkpoints, max_dr
 
 
 @pytest.mark.parametrize("budget", mostly_slow([3, 10, 64], 10))
-def test_processors_see_the_drafts_before_a_token_as_its_history(checkpoints, budget):
+def test_logit_processors_count_earlier_drafts_as_history(checkpoints, budget):
     path = checkpoints["llama"]
     expected_greedy = load(path).generate(REPETITIVE, GREEDY)
     common = tuple(sorted({t for r in expected_greedy for t in r.token_ids}))[:20]
@@ -149,7 +149,7 @@ def test_processors_see_the_drafts_before_a_token_as_its_history(checkpoints, bu
 
 @pytest.mark.parametrize("budget", mostly_slow([4, 8, 9, 16, 64], 8))
 @pytest.mark.parametrize("length", [9, 17, 33, 36])
-def test_sequences_fork_from_a_prompt_whose_end_could_be_drafted(checkpoints, length, budget):
+def test_sequences_fork_though_the_prompt_end_could_be_drafted(checkpoints, length, budget):
     """A chunk may leave one token of the prompt, which looks like a decode that can be guessed."""
     path = checkpoints["llama"]
     prompt = (PHRASE * 4)[:length]
@@ -165,9 +165,7 @@ def test_sequences_fork_from_a_prompt_whose_end_could_be_drafted(checkpoints, le
 
 @pytest.mark.parametrize("num_blocks", [3, 96])
 @pytest.mark.parametrize(("length", "budget"), [(33, 4), (33, 8), (33, 16), (33, 64), (47, 23)])
-def test_a_prefill_for_another_worker_guesses_nothing(
-    checkpoints, oracle, length, budget, num_blocks
-):
+def test_prefill_does_not_speculate(checkpoints, oracle, length, budget, num_blocks):
     path, prompt = checkpoints["llama"], (PHRASE * 6)[:length]
     whole = oracle(path, prompt, NUM_TOKENS)
     engine = load(
@@ -184,7 +182,7 @@ def test_a_prefill_for_another_worker_guesses_nothing(
     assert_idle(engine)
 
 
-def test_the_first_token_after_a_handoff_is_not_guessed_wrong(checkpoints):
+def test_speculation_starts_correctly_after_a_handoff(checkpoints):
     path, prompt = checkpoints["llama"], (PHRASE * 4)[:33]
     params = replace(RANDOM, n=3)
     (expected,) = load(path).generate([prompt], params)
@@ -202,14 +200,14 @@ def test_the_first_token_after_a_handoff_is_not_guessed_wrong(checkpoints):
 
 @pytest.mark.parametrize("speculate", [True, False, None])
 @pytest.mark.parametrize("default", [True, False])
-def test_a_request_may_say_whether_it_speculates(checkpoints, default, speculate):
+def test_request_overrides_the_default_of_speculate(checkpoints, default, speculate):
     engine = load(checkpoints["llama"], max_drafts=4, speculate=default)
     engine.generate([PHRASE * 5], replace(GREEDY, speculate=speculate))
     expects = default if speculate is None else speculate
     assert (engine.stats().num_drafted_tokens > 0) == expects
 
 
-def test_no_more_is_drafted_than_the_model_and_the_request_have_room_for(checkpoints, oracle):
+def test_drafts_are_limited_by_model_length_and_max_tokens(checkpoints, oracle):
     path = checkpoints["llama"]
     long = (PHRASE * 30)[:250]
     for prompt, max_tokens in ((long, 6), (PHRASE * 3, 1), (PHRASE * 3, 2), (PHRASE * 3, 3)):
@@ -220,7 +218,7 @@ def test_no_more_is_drafted_than_the_model_and_the_request_have_room_for(checkpo
         assert engine.stats().num_drafted_tokens <= max(0, max_tokens - 2)
 
 
-def test_a_draft_behind_the_end_is_not_part_of_the_output(checkpoints, oracle):
+def test_drafts_behind_a_stop_token_are_dropped(checkpoints, oracle):
     path, prompt = checkpoints["llama"], PHRASE * 3
     whole = oracle(path, prompt, NUM_TOKENS)
     for end in range(1, 12):
@@ -233,7 +231,7 @@ def test_a_draft_behind_the_end_is_not_part_of_the_output(checkpoints, oracle):
         assert_idle(engine)
 
 
-def test_what_drafts_wrote_is_never_found_as_a_prefix(checkpoints, oracle):
+def test_drafts_never_reach_the_prefix_cache(checkpoints, oracle):
     """Rejected drafts filled the ends of blocks; the same prompt and output come again."""
     path, prompt = checkpoints["llama"], PHRASE * 3
     whole = oracle(path, prompt, NUM_TOKENS)

@@ -9,7 +9,7 @@ from tests.support.engine.engines import load, request
 from tests.support.engine.prompts import random_prompt
 
 
-def test_the_parts_of_each_step_make_up_its_time():
+def test_step_times_add_up_to_the_step():
     engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8)
     assert engine.time_spent == TimeSpent()
     params = SamplingParams(max_tokens=5, ignore_eos=True)
@@ -30,7 +30,7 @@ def test_the_parts_of_each_step_make_up_its_time():
     assert engine.time_spent == steps[-1].after
 
 
-def test_on_a_gpu_waiting_for_tokens_is_waiting_for_all_that_was_launched():
+def test_step_clock_counts_gpu_waits_in_sample_as_forward():
     clock = StepClock(is_on_gpu=True)
     with clock.sample():
         time.sleep(0.001)

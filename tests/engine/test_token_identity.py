@@ -39,7 +39,7 @@ RANDOM = SamplingParams(
 
 @pytest.mark.parametrize("budget", mostly_slow(range(1, 18), 1, 4, 5, 6, 11, 16))
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_chunks_of_any_size_say_the_same(checkpoints, oracle, family, budget):
+def test_chunks_of_any_size_give_equal_tokens(checkpoints, oracle, family, budget):
     """Alone and behind decodes, so that chunks begin and end anywhere in a block."""
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3), block_size=5)
@@ -68,7 +68,7 @@ IN_ANY_SIZE = {
         for budget in (ANY_SIZE if family in IN_ANY_SIZE else AROUND_BLOCKS)
     ],
 )
-def test_chunks_of_any_size_in_any_family_say_the_same(checkpoints, oracle, family, budget):
+def test_chunks_of_any_size_give_equal_tokens_in_every_family(checkpoints, oracle, family, budget):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3))
     prompts = awkward_prompts()
@@ -79,7 +79,7 @@ def test_chunks_of_any_size_in_any_family_say_the_same(checkpoints, oracle, fami
 
 
 @pytest.mark.parametrize("family", GENERIC)
-def test_other_families_say_what_transformers_says(checkpoints, oracle, family):
+def test_generic_families_equal_transformers(checkpoints, oracle, family):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=512, max_num_seqs=8)
     prompts = awkward_prompts()
@@ -92,7 +92,7 @@ def test_other_families_say_what_transformers_says(checkpoints, oracle, family):
 
 
 @pytest.mark.parametrize("budget", [3, 17, 512])
-def test_the_shipped_model_says_what_transformers_says(checkpoints, oracle, budget):
+def test_tiny_model_equals_transformers(checkpoints, oracle, budget):
     path = checkpoints["tiny"]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
     texts = ["Once upon a time", "The little dog", "Hello", "One day, Tom and Lily went to the"]
@@ -108,7 +108,7 @@ def test_the_shipped_model_says_what_transformers_says(checkpoints, oracle, budg
 @pytest.mark.parametrize("block_size", mostly_slow([1, 5, 16], 5))
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2_hybrid", "mistral_short"])
-def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
+def test_repeated_prompt_gives_equal_tokens_with_any_caching(
     checkpoints, oracle, family, caching, block_size
 ):
     path = checkpoints[family]
@@ -128,9 +128,7 @@ def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
 
 @pytest.mark.parametrize("budget", [5, 33, 512])
 @pytest.mark.parametrize("family", ["llama", "mistral_short"])
-def test_prompts_that_share_a_beginning_do_not_disturb_each_other(
-    checkpoints, oracle, family, budget
-):
+def test_prompts_that_share_a_prefix_equal_transformers(checkpoints, oracle, family, budget):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=4)
     prompts = sharing_prompts()
@@ -144,9 +142,7 @@ def test_prompts_that_share_a_beginning_do_not_disturb_each_other(
 
 @pytest.mark.parametrize("num_cached_blocks", [1, 2, 4])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
-def test_of_a_prompt_that_is_cached_as_a_whole_one_token_is_computed(
-    checkpoints, oracle, family, num_cached_blocks
-):
+def test_fully_cached_prompt_computes_one_token(checkpoints, oracle, family, num_cached_blocks):
     path, prompt = checkpoints[family], random_prompt(num_cached_blocks * BLOCK_SIZE)
     engine = load(path)
     expected = oracle(path, prompt, NUM_TOKENS)
@@ -164,7 +160,7 @@ def test_of_a_prompt_that_is_cached_as_a_whole_one_token_is_computed(
     assert_idle(engine)
 
 
-def test_a_whole_prompt_is_found_even_where_there_is_no_room_for_a_copy(checkpoints, oracle):
+def test_fully_cached_prompt_hits_without_room_for_a_copy(checkpoints, oracle):
     """The pool is the prompt: its last block is computed again in its own place."""
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE)
     engine = load(path, num_blocks=2)
@@ -176,7 +172,7 @@ def test_a_whole_prompt_is_found_even_where_there_is_no_room_for_a_copy(checkpoi
     assert_idle(engine)
 
 
-def test_two_that_copy_one_block_at_once_do_not_disturb_each_other(checkpoints, oracle):
+def test_concurrent_copies_of_one_block_change_no_token(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE)
     engine = load(path)
     engine.generate([prompt], GREEDY)
@@ -189,7 +185,7 @@ def test_two_that_copy_one_block_at_once_do_not_disturb_each_other(checkpoints, 
     assert tokens(engine.generate([prompt], GREEDY)) == [oracle(path, prompt, NUM_TOKENS)]
 
 
-def test_prompts_of_unequal_salt_share_nothing(checkpoints, oracle):
+def test_prompts_of_different_salts_share_nothing(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
     engine = load(path)
     for salt, num_cached in ((b"", 0), (b"a", 0), (b"b", 0), (b"a", 47), (b"", 47)):
@@ -199,7 +195,7 @@ def test_prompts_of_unequal_salt_share_nothing(checkpoints, oracle):
         assert output_of(updates)[0] == oracle(path, prompt, NUM_TOKENS)
 
 
-def test_a_flushed_cache_finds_nothing_and_says_so(checkpoints, oracle):
+def test_flushed_cache_has_no_hits_and_reports_its_size(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
     engine = load(path)
     for _ in range(2):
@@ -217,7 +213,7 @@ def test_a_flushed_cache_finds_nothing_and_says_so(checkpoints, oracle):
 
 
 @pytest.mark.parametrize("max_num_seqs", [5, 24])
-def test_two_dozen_prompts_at_once_say_what_each_says_alone(checkpoints, oracle, max_num_seqs):
+def test_concurrent_prompts_equal_prompts_run_alone(checkpoints, oracle, max_num_seqs):
     path = checkpoints["qwen3"]
     engine = load(path, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, num_blocks=300)
     prompts = [random_prompt(1 + 5 * i, seed=i) for i in range(24)]
@@ -227,7 +223,7 @@ def test_two_dozen_prompts_at_once_say_what_each_says_alone(checkpoints, oracle,
     assert_idle(engine)
 
 
-def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(checkpoints, oracle):
+def test_decodes_of_very_unequal_lengths_equal_transformers(checkpoints, oracle):
     path = checkpoints["tiny"]
     engine = load(path, num_blocks=160, max_num_batched_tokens=512, max_num_seqs=8)
     prompts = [random_prompt(n, vocab_size=3000) for n in (1600, 3, 40, 5)]
@@ -237,7 +233,7 @@ def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(checkpoints, o
     )
 
 
-def test_a_batch_that_finds_no_room_leaves_nothing_behind(checkpoints, oracle):
+def test_generate_raises_overloaded_when_kept_blocks_fill_pool(checkpoints, oracle):
     """Blocks that are kept for somebody are in its way, until they are released."""
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=4)
@@ -269,7 +265,7 @@ def test_late_suspend_does_not_stop_the_next_request_of_that_id(checkpoints):
 
 
 @pytest.mark.timeout(30)
-def test_a_batch_does_not_wait_for_others_that_find_no_room(checkpoints, oracle):
+def test_generate_finishes_while_other_requests_lack_blocks(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=6, policy="shortest-prefill")
     engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
@@ -282,7 +278,7 @@ def test_a_batch_does_not_wait_for_others_that_find_no_room(checkpoints, oracle)
     assert_idle(engine)
 
 
-def test_generation_ends_at_the_models_own_end_token(checkpoints, oracle):
+def test_generation_ends_at_the_model_end_token(checkpoints, oracle):
     path = checkpoints["llama_eos"]
     engine = load(path)
     prompts = [random_prompt(4, seed=i) for i in range(12)]
@@ -299,7 +295,7 @@ def test_generation_ends_at_the_models_own_end_token(checkpoints, oracle):
     assert tokens(unstopped) == free
 
 
-def test_a_stop_token_ends_a_sequence_and_is_part_of_it(checkpoints, oracle):
+def test_stop_token_ends_a_sequence_and_is_included(checkpoints, oracle):
     path = checkpoints["llama"]
     prompt = random_prompt(17)
     expected = oracle(path, prompt, NUM_TOKENS)
@@ -310,7 +306,7 @@ def test_a_stop_token_ends_a_sequence_and_is_part_of_it(checkpoints, oracle):
     assert (result.token_ids, result.finish_reason) == (expected[:end], FinishReason.STOP_TOKEN)
 
 
-def test_a_sequence_can_be_continued_from_any_of_its_tokens(checkpoints, oracle):
+def test_sequence_continues_from_any_of_its_tokens(checkpoints, oracle):
     path = checkpoints["qwen2"]
     engine = load(path)
     prompt = random_prompt(17)
@@ -341,7 +337,7 @@ def test_a_sequence_can_be_continued_from_any_of_its_tokens(checkpoints, oracle)
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
-def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(checkpoints, family, changes):
+def test_seeded_sample_is_equal_alone_and_in_a_batch(checkpoints, family, changes):
     prompt = random_prompt(40)
     (alone,) = load(checkpoints[family]).generate([prompt], RANDOM)
     assert alone.token_ids != load(checkpoints[family]).generate([prompt], GREEDY)[0].token_ids
@@ -361,7 +357,7 @@ def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(checkpoints, family, c
         assert results[2].token_ids == results[5].token_ids == alone.token_ids
 
 
-def test_random_numbers_are_counted_from_the_beginning_of_the_output(checkpoints, oracle):
+def test_random_numbers_count_from_the_start_of_the_output(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     (result,) = load(path).generate([prompt], RANDOM)
     with torch.inference_mode():
@@ -379,7 +375,7 @@ def test_random_numbers_are_counted_from_the_beginning_of_the_output(checkpoints
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt_oss"])
-def test_reduced_precision_runs_to_the_end(checkpoints, family):
+def test_reduced_precision_generates_to_the_end(checkpoints, family):
     engine = load(checkpoints[family], dtype="bfloat16", max_num_batched_tokens=64)
     prompts = awkward_prompts()
     params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
@@ -390,7 +386,7 @@ def test_reduced_precision_runs_to_the_end(checkpoints, family):
     assert_idle(engine)
 
 
-def test_a_handoff_whose_first_token_is_its_last_is_reported_once(checkpoints, oracle):
+def test_handoff_that_ends_with_its_first_token_reports_once(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(17)
     engine = load(path)
     params = SamplingParams(max_tokens=1)
@@ -404,7 +400,7 @@ def test_a_handoff_whose_first_token_is_its_last_is_reported_once(checkpoints, o
     assert_idle(engine)
 
 
-def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(checkpoints):
+def test_fingerprint_is_equal_for_loads_of_one_checkpoint(checkpoints):
     one, two = load(checkpoints["llama"]), load(checkpoints["llama"], num_blocks=3)
     assert one.info == two.info
     assert one.info.fingerprint != load(checkpoints["llama_yarn"]).info.fingerprint
@@ -412,7 +408,7 @@ def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(checkpoints):
     assert one.info.fingerprint != reduced.info.fingerprint
 
 
-def test_what_a_cache_means_is_bound_to_the_version_so_no_other_one_finds_its_prefixes():
+def test_fingerprint_and_prefix_namespace_depend_on_the_version():
     model, ways = (
         bytes(16),
         [("eager", "1.2"), ("eager", "1.3"), ("eager1", ".2"), ("eager1.2", "")],

@@ -201,12 +201,12 @@ RAGGED = [
 ]
 
 
-def test_what_others_left_in_a_block_is_never_felt_even_if_it_is_not_a_number():
+def test_attention_ignores_stale_block_content():
     check(Heads(), LayerAttention(SCALE, MaskRule()), RAGGED, old_content=math.nan)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_reduced_precision_stays_close(sinks):
+def test_attention_in_reduced_precision_stays_close(sinks):
     logits = torch.linspace(-1, 1, 4).bfloat16() if sinks else None
     layer = LayerAttention(SCALE, MaskRule(6), None, logits)
     check(Heads(), layer, RAGGED, dtype=torch.bfloat16)
@@ -221,14 +221,14 @@ def test_reduced_precision_stays_close(sinks):
 @pytest.mark.parametrize(
     ("window", "softcap", "has_sinks"), [(None, None, False), (5, 0.7, False), (3, None, True)]
 )
-def test_an_fp8_cache_is_read_as_what_it_holds(heads, dtype, window, softcap, has_sinks):
+def test_attention_dequantizes_an_fp8_cache(heads, dtype, window, softcap, has_sinks):
     scales = KvScales(torch.rand(heads.num_kv_heads) + 0.2, torch.rand(heads.num_kv_heads) + 0.2)
     sinks = torch.linspace(-2, 3, heads.num_heads).to(dtype) if has_sinks else None
     layer = LayerAttention(SCALE, MaskRule(window), softcap, sinks)
     check(heads, layer, RAGGED, dtype=dtype, scales=scales, layers_before=(KvShape(3, 4, 9),))
 
 
-def test_decodes_of_very_unequal_lengths_fall_into_several_groups():
+def test_attention_groups_decodes_of_unequal_lengths():
     lengths = [1200, 3, 40, 5, 1100, 1]
     layout = plan_layout([KvShape(1, 4, 4)], torch.float32, 4)
     table = np.tile(np.arange(1, 301, dtype=np.int32), (len(lengths), 1))
@@ -262,7 +262,7 @@ def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=100)
-def test_any_schedule_of_any_shape_attends_as_the_reference_does(
+def test_attention_equals_the_reference_on_random_schedules(
     steps, heads, block_size, window, softcap, sinks, before, seed
 ):
     logits = torch.linspace(-1, 2, heads.num_heads) if sinks else None

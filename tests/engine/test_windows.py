@@ -52,7 +52,7 @@ def peaks(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", HYBRID)
-def test_a_long_prompt_holds_a_windows_blocks_and_no_more(checkpoints, oracle, family):
+def test_long_prompt_holds_only_the_blocks_of_its_window(checkpoints, oracle, family):
     path, prompt, window = checkpoints[family], awkward_prompts()[-1], HYBRID[family]
     engine = load_tight(path)
     full, windowed = engine.cache.pools
@@ -69,7 +69,7 @@ def test_a_long_prompt_holds_a_windows_blocks_and_no_more(checkpoints, oracle, f
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("family", mostly_slow(HYBRID, "gemma3", "gpt_oss"))
-def test_a_crowd_in_a_pool_that_holds_windows_only(checkpoints, oracle, family, caching):
+def test_batch_runs_in_a_pool_sized_for_windows(checkpoints, oracle, family, caching):
     path = checkpoints[family]
     engine = load_tight(path, prefix_caching=caching)
     prompts = [*awkward_prompts(), *sharing_prompts()[:4]]
@@ -82,9 +82,7 @@ def test_a_crowd_in_a_pool_that_holds_windows_only(checkpoints, oracle, family, 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", mostly_slow([1, 3, 8, 32], 3, 8))
 @pytest.mark.parametrize("block_size", mostly_slow([1, 3, 4, 16], 1, 4))
-def test_where_every_layer_has_a_window_the_pool_may_be_smaller_than_the_prompt(
-    checkpoints, oracle, block_size, budget, caching
-):
+def test_windowed_prompt_may_exceed_the_pool(checkpoints, oracle, block_size, budget, caching):
     path, prompt = checkpoints["mistral_short"], awkward_prompts()[-1]
     num_blocks = most_needed(11, budget, block_size)
     assert num_blocks * block_size < len(prompt) / 2
@@ -103,7 +101,7 @@ def test_where_every_layer_has_a_window_the_pool_may_be_smaller_than_the_prompt(
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "mistral_short"])
-def test_a_prefix_is_found_again_though_its_beginning_is_gone(checkpoints, oracle, family):
+def test_windowed_prefix_is_hit_without_its_beginning(checkpoints, oracle, family):
     path, prompt = checkpoints[family], random_prompt(75)
     engine = load(path, block_size=BLOCK, num_blocks=200, max_num_batched_tokens=8, max_num_seqs=4)
     engine.generate([prompt], GREEDY)
@@ -115,9 +113,7 @@ def test_a_prefix_is_found_again_though_its_beginning_is_gone(checkpoints, oracl
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "mistral_short"])
-def test_where_a_windows_blocks_are_evicted_a_shorter_prefix_or_none_is_found(
-    checkpoints, oracle, family
-):
+def test_windowed_prefix_hit_shrinks_when_blocks_are_evicted(checkpoints, oracle, family):
     """What is found is never more than every group can go on from."""
     path, prompt = checkpoints[family], random_prompt(75)
     for victim in range(1, 30, 3):
@@ -133,7 +129,7 @@ def test_where_a_windows_blocks_are_evicted_a_shorter_prefix_or_none_is_found(
         assert_idle(engine)
 
 
-def test_windows_do_not_change_how_much_memory_is_used(checkpoints):
+def test_windows_leave_the_memory_of_pools_unchanged(checkpoints):
     """The pools together take what was asked for, each at least a block of it."""
     for family in (*HYBRID, "llama", "mistral_short"):
         for num_bytes in (2**17, 2**20, 2**24):
@@ -148,7 +144,7 @@ def test_windows_do_not_change_how_much_memory_is_used(checkpoints):
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mistral_short"])
-def test_output_behind_a_window_is_trimmed_too(checkpoints, oracle, family):
+def test_windowed_output_frees_passed_blocks(checkpoints, oracle, family):
     path, prompt = checkpoints[family], random_prompt(3)
     window = 9 if family == "gemma3" else 11
     params = SamplingParams(max_tokens=120, ignore_eos=True)

@@ -7,7 +7,7 @@ from tests.support.engine.engines import assert_idle, load
 from tests.support.engine.prompts import random_prompt
 
 
-def test_every_token_is_counted_once_as_of_a_prompt_or_of_a_decode():
+def test_work_meter_counts_each_token_as_prefill_or_decode():
     engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, prefix_caching=False)
     assert engine.work_done == WorkDone()
     assert engine.max_num_batched_tokens == 48

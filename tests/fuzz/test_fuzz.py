@@ -43,7 +43,7 @@ def damaged(draw: st.DrawFn, target: Target) -> bytes:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_seed_is_read(name):
+def test_fuzz_target_reads_its_seeds(name):
     for seed in TARGETS[name].seeds:
         TARGETS[name].read(seed)
 
@@ -51,7 +51,7 @@ def test_a_seed_is_read(name):
 @pytest.mark.parametrize("name", TARGETS)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_a_damaged_message_is_read_or_refused(name, data):
+def test_fuzz_target_reads_or_rejects_a_damaged_message(name, data):
     content = data.draw(damaged(TARGETS[name]))
     tracemalloc.start()
     try:
@@ -65,13 +65,13 @@ def test_a_damaged_message_is_read_or_refused(name, data):
 @pytest.mark.parametrize("name", TARGETS)
 @given(content=st.binary(max_size=200))
 @settings(deadline=None, max_examples=40)
-def test_any_bytes_are_read_or_refused(name, content):
+def test_fuzz_target_reads_or_rejects_any_bytes(name, content):
     check(TARGETS[name], content)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", TARGETS)
-def test_atheris_finds_nothing(name, tmp_path: Path):
+def test_fuzz_target_survives_atheris(name, tmp_path: Path):
     """In a process of its own; where atheris is missing, that is the failure."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()

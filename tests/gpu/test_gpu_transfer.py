@@ -80,7 +80,7 @@ async def receive_all(receiver: IpcReceiver, targets: list[KvPool], integrity: I
 
 @pytest.mark.gpu  # the interpreter has no memory of a GPU for others to open
 @pytest.mark.parametrize("integrity", [Integrity.FENCE, Integrity.CHECKSUMS])
-def test_blocks_are_copied_out_of_another_process_s_memory(device, far_pool, integrity):
+def test_cuda_ipc_copies_blocks_from_another_process(device, far_pool, integrity):
     if integrity is Integrity.CHECKSUMS:
         pytest.importorskip("xxhash")
     _, offered = far_pool
@@ -92,7 +92,7 @@ def test_blocks_are_copied_out_of_another_process_s_memory(device, far_pool, int
 
 
 @pytest.mark.gpu
-def test_a_source_that_is_killed_costs_nothing_but_its_blocks(device, far_pool):
+def test_cuda_ipc_survives_a_killed_source(device, far_pool):
     """Its memory stays readable or it does not; either way this process goes on."""
     process, offered = far_pool
     targets = empty(device)
@@ -107,7 +107,7 @@ def test_a_source_that_is_killed_costs_nothing_but_its_blocks(device, far_pool):
     assert float(probe.sum()) == 2**20
 
 
-def test_blocks_go_over_a_wire_through_the_host(device):
+def test_grpc_transport_copies_blocks_through_the_host(device):
     pytest.importorskip("xxhash")
     sources, targets = filled(device), empty(device)
 

@@ -36,7 +36,7 @@ SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=SLOW if f == "glm" else NIGHTLY) for f in GENERIC]
 )
-def test_other_families_give_the_tokens_of_torch(
+def test_swapped_modules_of_other_families_keep_torch_tokens(
     folder: Any, load: Any, caplog: pytest.LogCaptureFixture, family: str
 ) -> None:
     with caplog.at_level(logging.INFO, "baton.engine.triton_backend"):
@@ -46,9 +46,7 @@ def test_other_families_give_the_tokens_of_torch(
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
-def test_a_layer_with_its_residual_in_the_norm_leaves_its_input_alone(
-    folder: Any, load: Any
-) -> None:
+def test_fused_residual_norm_leaves_the_layer_input_unchanged(folder: Any, load: Any) -> None:
     engine, seen = load(folder("glm"), async_scheduling=False), []
 
     def before(_layer: nn.Module, args: tuple[torch.Tensor]) -> None:
@@ -163,7 +161,7 @@ def swapped_alone(module: nn.Module, device: str, dtype: torch.dtype) -> bool:
         ("of several heads", False),
     ],
 )
-def test_a_norm_is_swapped_only_if_it_is_one(
+def test_norm_is_swapped_only_if_it_is_an_rms_norm(
     device: str, dtype: torch.dtype, kind: str, is_swapped: bool
 ) -> None:
     assert swapped_alone(RMSNorm(kind, 80), device, dtype) is is_swapped
@@ -187,7 +185,7 @@ def test_a_norm_is_swapped_only_if_it_is_one(
         ("the other way round", False),
     ],
 )
-def test_an_mlp_is_swapped_only_if_silu_opens_its_gate(
+def test_mlp_is_swapped_only_if_silu_opens_its_gate(
     device: str, dtype: torch.dtype, kind: str, is_swapped: bool
 ) -> None:
     torch.manual_seed(1)
@@ -203,7 +201,7 @@ def test_an_mlp_is_swapped_only_if_silu_opens_its_gate(
     ids=str,
 )
 @torch.inference_mode()
-def test_swapped_modules_give_what_they_gave(
+def test_swapped_modules_keep_outputs_and_weights(
     device: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     x = torch.randn(shape, device=device).to(dtype)
@@ -221,7 +219,7 @@ def test_swapped_modules_give_what_they_gave(
 
 
 @torch.inference_mode()
-def test_calls_of_another_kind_go_to_the_module(device: str) -> None:
+def test_swapped_modules_delegate_unsupported_calls(device: str) -> None:
     norm, mlp = RMSNorm("plain", 64).to(device), Mlp("plain", 64).to(device)
     swap_modules(nn.ModuleList([norm, mlp]))
     apart = torch.randn(1, 3, 4, 64, device=device).transpose(1, 2)
@@ -233,7 +231,7 @@ def test_calls_of_another_kind_go_to_the_module(device: str) -> None:
     assert mlp.seen == ["asked"]
 
 
-def test_merged_projections_are_held_once(device: str) -> None:
+def test_swapped_mlp_stores_merged_projections_once(device: str) -> None:
     mlp = Mlp("with biases", 64).to(device).requires_grad_(False)
     swap_modules(nn.ModuleList([mlp]))
     gate, up = mlp.gate_proj.weight, mlp.up_proj.weight

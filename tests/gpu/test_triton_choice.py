@@ -128,7 +128,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("num_steps", [5, pytest.param(14, marks=pytest.mark.slow)])
-def test_tokens_are_those_of_the_cpus_sampler_in_random_schedules(
+def test_triton_sampler_equals_cpu_sampler_in_random_schedules(
     device: str, seed: int, num_steps: int
 ) -> None:
     pair = Pair(device, seed)
@@ -158,7 +158,7 @@ def test_tokens_are_those_of_the_cpus_sampler_in_random_schedules(
             assert np.array_equal(on_device[batch_slot, known], pair.tokens[batch_slot, known])
 
 
-def test_beams_are_scored_as_on_the_cpu(device: str, seed: int) -> None:
+def test_triton_beam_candidates_equal_those_of_the_cpu(device: str, seed: int) -> None:
     pair = Pair(device, seed)
     batch_slots = np.flatnonzero([case["temperature"] == 0.0 for case in CASES])
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_beams_are_scored_as_on_the_cpu(device: str, seed: int) -> None:
         pair.lengths[batch_slots] = pair.lengths[batch_slots].min() + 1
 
 
-def test_what_looks_at_its_history_needs_nothing_of_the_host(device: str, seed: int) -> None:
+def test_triton_sampler_needs_no_history_from_the_host(device: str, seed: int) -> None:
     pair = Pair(device, seed)
     every = np.arange(len(CASES))
     assert pair.on_cpu.needs_history(every)

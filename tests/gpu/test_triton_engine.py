@@ -40,7 +40,7 @@ SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 @pytest.mark.parametrize(
     "family", [f if f == "llama" else pytest.param(f, marks=NIGHTLY) for f in KNOWN]
 )
-def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> None:
+def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
     assert isinstance(engine._runner._attention, TritonAttention)
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
@@ -48,7 +48,7 @@ def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> N
 
 @SLOW
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
-def test_experts_on_kernels_give_the_tokens_of_transformers(
+def test_triton_experts_give_the_tokens_of_transformers(
     folder: Any, load: Any, family: str
 ) -> None:
     path, oracle = folder(family), Oracle()
@@ -66,7 +66,7 @@ def test_experts_on_kernels_give_the_tokens_of_transformers(
         pytest.param("qwen3", True, marks=NIGHTLY),
     ],
 )
-def test_over_an_fp8_cache_the_tokens_are_those_of_rounded_keys_and_values(
+def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
     folder: Any, load: Any, tmp_path: Path, family: str, deterministic: bool
 ) -> None:
     path = add_scales(folder(family), tmp_path / "scaled", SCALES, SCALE_NAME)
@@ -89,7 +89,7 @@ def test_over_an_fp8_cache_the_tokens_are_those_of_rounded_keys_and_values(
         {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2},
     ],
 )
-def test_draws_are_those_of_torch(folder: Any, load: Any, changes: dict[str, Any]) -> None:
+def test_triton_draws_equal_those_of_torch(folder: Any, load: Any, changes: dict[str, Any]) -> None:
     params = [replace(GREEDY, seed=i, **changes) for i in range(3)] + [GREEDY]
     engines = load(folder("llama")), load(folder("llama"), kernels="torch", device="cpu")
     drawn, expected = (engine.generate(PROMPTS, params) for engine in engines)
@@ -121,9 +121,7 @@ def generate(engine: Engine, params: list[SamplingParams]) -> tuple[list[tuple[i
 
 
 @SLOW
-def test_rules_are_followed_as_on_torch_by_steps_that_are_launched_ahead(
-    folder: Any, load: Any
-) -> None:
+def test_triton_async_steps_apply_processors_as_torch(folder: Any, load: Any) -> None:
     """Penalties and banned sequences look at tokens that the host has not seen then."""
     params = [SamplingParams(max_tokens=8, ignore_eos=True, **changes) for changes in RULES]
     engine = load(folder("llama"), async_scheduling=True, max_num_batched_tokens=24)
@@ -145,7 +143,7 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @SLOW
-def test_grammars_are_followed_as_on_torch(with_tokenizer: str, load: Any) -> None:
+def test_triton_engine_follows_grammars_as_torch(with_tokenizer: str, load: Any) -> None:
     """Beside others that look at their tokens; with a grammar among them steps wait."""
     pytest.importorskip("llguidance")
     digits, words = (
@@ -183,7 +181,7 @@ class Rerun:
     ],
 )
 @torch.inference_mode()
-def test_recorded_steps_give_the_same_tokens(
+def test_triton_recorded_steps_give_equal_tokens(
     folder: Any, load: Any, device: str, family: str, asynchronous: bool
 ) -> None:
     engine = load(
@@ -200,7 +198,7 @@ def test_recorded_steps_give_the_same_tokens(
 
 @SLOW
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_swapped_blocks_come_back_as_they_were(folder: Any, load: Any, dtype: str) -> None:
+def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype: str) -> None:
     settings = {"dtype": dtype, "preemption": "swap", "max_num_batched_tokens": 64}
     prompts = [[i, *PROMPTS[1][1:]] for i in range(3)]  # a block each, and soon another
     engine = load(folder("llama"), **settings, num_blocks=4, swap_bytes=2**22)
@@ -258,7 +256,7 @@ def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor
         pytest.param("gpt_oss", "bfloat16", marks=NIGHTLY),
     ],
 )
-def test_a_deterministic_request_has_the_same_logits_in_any_batch_and_chunked_in_any_way(
+def test_deterministic_logits_are_equal_in_any_batch_or_chunking(
     folder: Any, load: Any, family: str, dtype: str
 ) -> None:
     """And through preemption: the third engine's pool is too small for all of the crowd."""
@@ -276,6 +274,6 @@ def test_a_deterministic_request_has_the_same_logits_in_any_batch_and_chunked_in
     assert tight.stats().num_preemptions > 0
 
 
-def test_what_cannot_be_deterministic_is_refused_by_name(folder: Any, load: Any) -> None:
+def test_deterministic_mode_rejects_unsupported_models_by_name(folder: Any, load: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="of Gemma2ForCausalLM there is no form whose"):
         load(folder("gemma2"), deterministic=True)

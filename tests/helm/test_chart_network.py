@@ -112,16 +112,14 @@ def needed(values) -> set[tuple[str, str, object]]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_edge_that_processes_need_is_open_and_no_other(name):
+def test_network_policies_allow_only_edges_of_topology(name):
     values = merged(values_of(name))
     assert Policies(preset(name), values).edges() == needed(values)
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("connector", ["grpc", "nixl", "auto"])
-def test_workers_reach_each_other_on_any_port_only_where_nixl_may_choose_one(
-    connector, is_encrypted
-):
+def test_network_policies_open_any_worker_port_only_for_nixl(connector, is_encrypted):
     tls = {"enabled": True, "certManager": {"issuer": "baton"}} if is_encrypted else {}
     given = {"kv": {"connector": connector}, "tls": tls}
     edges = Policies(render(given), merged(given)).edges()
@@ -146,5 +144,5 @@ def test_containers_have_the_ports_of_their_processes(name):
             assert variables[f"BATON_{PORTS[port][0].upper()}"] == str(values["ports"][port])
 
 
-def test_workers_of_both_roles_are_in_the_policies_alike():
+def test_network_topology_has_kv_edges_to_both_worker_roles():
     assert {edge.target for edge in CONNECTIONS if edge.port == "kv"} == set(WORKERS)

@@ -39,13 +39,13 @@ def validate(text: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", NEWEST)
 @pytest.mark.parametrize("name", PRESETS)
-def test_kubernetes_knows_every_field(name, version):
+def test_chart_objects_fit_kubernetes_schemas(name, version):
     for found in preset(name):
         if found["kind"] not in SCHEMAS:
             validate(json.dumps(found), version)
 
 
-def test_a_field_that_kubernetes_does_not_know_is_noticed():
+def test_kubernetes_schema_refuses_unknown_field():
     (account, *_) = (found for found in preset("values") if found["kind"] == "ServiceAccount")
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(json.dumps({**account, "automountServiceAccountTokens": False}), NEWEST[0])
@@ -58,13 +58,13 @@ def test_custom_resources_fit_their_schemas(name):
             jsonschema.validate(found, SCHEMAS[found["kind"]])
 
 
-def test_every_kind_that_may_be_turned_on_has_been_rendered():
+def test_presets_render_every_optional_kind():
     kinds = {found["kind"] for found in preset(EVERYTHING)}
     assert kinds >= {*SCHEMAS, "HorizontalPodAutoscaler", "Ingress", "ConfigMap", "NetworkPolicy"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_helm_has_nothing_to_complain_of(name):
+def test_helm_lint_reports_only_missing_icon(name):
     for version in NEWEST:
         report = helm.lint(
             CHART, values_of(name), strict=True, namespace=NAMESPACE, kube_version=f"v{version}"
@@ -75,13 +75,13 @@ def test_helm_has_nothing_to_complain_of(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_no_two_objects_have_one_name_and_all_are_in_the_namespace(name):
+def test_chart_objects_have_unique_names_in_one_namespace(name):
     names = [(found["kind"], found["metadata"]["name"]) for found in preset(name)]
     assert len(names) == len(set(names))
     assert {found["metadata"]["namespace"] for found in preset(name)} == {NAMESPACE}
 
 
-def test_long_names_of_releases_make_valid_names():
+def test_chart_object_names_stay_valid_for_long_release_names():
     for release in ("a" * 53, "baton", "my-baton-2"):
         files = chart().render(values_of(EVERYTHING), name=release, namespace=NAMESPACE)
         for path, text in files.items():
@@ -90,12 +90,12 @@ def test_long_names_of_releases_make_valid_names():
                     assert len(found["metadata"]["name"] if found else "") <= 63, found
 
 
-def test_the_chart_has_the_version_of_what_it_runs():
+def test_chart_app_version_is_package_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert chart().metadata["appVersion"] == project["version"]
 
 
-def test_rules_and_dashboards_are_those_of_the_files():
+def test_chart_ships_rules_and_dashboards_of_files():
     (rule,) = of_kind(preset(EVERYTHING), "PrometheusRule")
     files = [yaml.safe_load(path.read_text()) for path in sorted(CHART.glob("rules/*.yaml"))]
     assert rule["spec"]["groups"] == [group for file in files for group in file["groups"]]

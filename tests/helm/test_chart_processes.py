@@ -176,7 +176,7 @@ def context_of(tls: Tls | None) -> ssl.SSLContext | None:
         pytest.param(True, id="over-tls", marks=pytest.mark.nightly),
     ],
 )
-def test_the_demo_serves_is_probed_and_drains(is_encrypted, tmp_path):
+def test_demo_chart_serves_passes_probes_and_drains(is_encrypted, tmp_path):
     tls = {"tls": {"enabled": True, "certManager": {"issuer": "baton"}}} if is_encrypted else {}
     objects = render({**values_of("values-cpu-demo"), **tls})
     demo = workloads(objects)

@@ -50,7 +50,7 @@ def given(values):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_selector_finds_the_pods_of_its_own_component_and_no_others(name):
+def test_selectors_match_only_pods_of_own_component(name):
     objects = preset(name)
     pods = {c: labels_of_pods(w) for c, w in workloads(objects).items()}
     kinds = ("Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet")
@@ -63,7 +63,7 @@ def test_every_selector_finds_the_pods_of_its_own_component_and_no_others(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_pods_keep_apart_from_their_own_kind_and_near_to_the_other_one(name):
+def test_pods_spread_from_own_kind_and_prefer_other_role(name):
     for own, workload in workloads(preset(name)).items():
         if own == "redis":
             continue
@@ -79,7 +79,7 @@ def test_pods_keep_apart_from_their_own_kind_and_near_to_the_other_one(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_port_that_is_named_or_probed_is_one_of_the_container(name):
+def test_probes_and_services_name_ports_of_containers(name):
     objects = preset(name)
     by_component = workloads(objects)
     for workload in by_component.values():
@@ -101,7 +101,7 @@ def test_every_port_that_is_named_or_probed_is_one_of_the_container(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_ways_in_lead_to_ports_of_services(name):
+def test_ingresses_and_routes_lead_to_service_ports(name):
     objects = preset(name)
     services = {s["metadata"]["name"]: s["spec"]["ports"] for s in of_kind(objects, "Service")}
     for ingress in of_kind(objects, "Ingress"):
@@ -115,7 +115,7 @@ def test_ways_in_lead_to_ports_of_services(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_scales_is_there_and_has_no_number_of_its_own(name):
+def test_autoscaled_deployments_exist_and_set_no_replicas(name):
     objects = preset(name)
     deployments = {d["metadata"]["name"]: d for d in of_kind(objects, "Deployment")}
     scaled = set()
@@ -128,7 +128,7 @@ def test_what_scales_is_there_and_has_no_number_of_its_own(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_pods_need_is_declared_or_named_by_a_value_that_the_readme_explains(name):
+def test_pods_reference_only_declared_or_documented_objects(name):
     objects = preset(name)
     named = dict(given(merged(values_of(name))))
     accounts = {found["metadata"]["name"] for found in of_kind(objects, "ServiceAccount")}
@@ -150,14 +150,14 @@ def test_what_pods_need_is_declared_or_named_by_a_value_that_the_readme_explains
         assert set(found_in(ingress, "secretName")) <= set(named.values())
 
 
-def test_the_readme_says_of_every_named_object_what_it_must_hold():
+def test_readme_documents_every_external_object():
     section = re.search(r"## What it needs from you\n(.*?)\n## ", README, re.DOTALL)
     assert section
     for path in GIVEN:
         assert f"`{'.'.join(path)}`" in section[1]
 
 
-def test_every_way_to_a_checkpoint_is_the_same_for_routers_and_workers():
+def test_checkpoint_sources_are_same_for_router_and_workers():
     for model, path in (
         ({"source": "hub", "name": "org/m", "hubSecret": "hub", "cacheClaim": "cache"}, "org/m"),
         ({"source": "claim", "claim": "checkpoints", "name": "m"}, "/models/m"),

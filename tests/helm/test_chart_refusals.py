@@ -82,13 +82,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case):
+def test_chart_refuses_wrong_value_naming_its_key(case):
     values, key = WRONG[case]
     with pytest.raises(helm.HelmError) as caught:
         render(values)
     assert key in str(caught.value)
 
 
-def test_the_message_says_what_to_do():
+def test_chart_refusal_says_which_port_is_taken():
     with pytest.raises(helm.HelmError, match=r"50051 is ports\.grpc already"):
         render({"ports": {"kv": 50051}})

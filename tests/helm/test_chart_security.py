@@ -30,7 +30,7 @@ ALLOWED_VOLUMES = {
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_pods_are_restricted(name):
+def test_pods_meet_restricted_security_standard(name):
     for workload in workloads(preset(name)).values():
         pod, container = pod_of(workload), container_of(workload)
         assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
@@ -49,7 +49,7 @@ def test_pods_are_restricted(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_no_pod_has_a_token_or_is_told_of_services(name):
+def test_pods_have_no_api_token_and_no_service_links(name):
     objects = preset(name)
     accounts = of_kind(objects, "ServiceAccount")
     assert not any(account["automountServiceAccountToken"] for account in accounts)
@@ -60,11 +60,11 @@ def test_no_pod_has_a_token_or_is_told_of_services(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_no_secret_is_made(name):
+def test_chart_makes_no_secret(name):
     assert of_kind(preset(name), "Secret") == []
 
 
-def test_a_password_goes_from_its_secret_into_the_url_and_nowhere_else():
+def test_redis_password_reaches_only_redis_url_from_secret():
     url = "redis://:$(REDIS_PASSWORD)@redis.data:6379/0"
     objects = render({"redis": {"url": url, "existingSecret": "redis-password"}})
     for workload in workloads(objects).values():
@@ -77,7 +77,7 @@ def test_a_password_goes_from_its_secret_into_the_url_and_nowhere_else():
         assert reference == {"name": "redis-password", "key": "password"}
 
 
-def test_ways_in_do_not_lead_to_the_admin_service():
+def test_ingresses_and_routes_never_expose_admin_service():
     for found in of_kind(preset("everything"), "Ingress", "GRPCRoute", "HTTPRoute"):
         text = json.dumps(found)
         assert "baton.v1.Admin" not in text

@@ -53,7 +53,7 @@ def understood(objects, process, monkeypatch):
 
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_variable_is_a_setting_and_every_value_is_taken(name, process, monkeypatch):
+def test_chart_variables_are_valid_settings(name, process, monkeypatch):
     objects = preset(name)
     known = {f"BATON_{field.upper()}" for field in SETTINGS[process].model_fields}
     ours = {v for v in told(objects, process) if v.startswith("BATON_")}
@@ -66,7 +66,7 @@ def test_every_variable_is_a_setting_and_every_value_is_taken(name, process, mon
     assert ("/etc/baton/tls" in mounted) == (settings.tls is not None)
 
 
-def test_what_is_given_arrives(monkeypatch):
+def test_chart_values_reach_settings_of_processes(monkeypatch):
     router = understood(preset(EVERYTHING), "router", monkeypatch)
     assert router.placement == "least-loaded"
     assert router.max_prompt_bytes == 2 * MIB
@@ -82,7 +82,7 @@ def test_what_is_given_arrives(monkeypatch):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_workers_of_both_roles_agree_on_what_must_be_equal(name, monkeypatch):
+def test_chart_gives_both_roles_same_pairing_settings(name, monkeypatch):
     """A release cannot be told to have workers that do not pair."""
     prefill, decode = (understood(preset(name), role, monkeypatch) for role in WORKERS)
     for field in ("model", "dtype", "kv_cache_dtype", "block_size", "kv_port", "kv_connector"):
@@ -90,7 +90,7 @@ def test_workers_of_both_roles_agree_on_what_must_be_equal(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_pod_is_given_longer_than_its_drain_and_a_drain_no_less_than_a_lease(name, monkeypatch):
+def test_pod_grace_period_covers_drain_and_drain_covers_lease(name, monkeypatch):
     for process in PROCESSES:
         settings = understood(preset(name), process, monkeypatch)
         workload = workloads(preset(name))[process]
@@ -112,7 +112,7 @@ def asked_by(probe):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_probes_ask_by_name_and_wait_for_the_model(name):
+def test_probes_name_their_service_and_wait_for_model_load(name):
     values = merged(values_of(name))
     for process in PROCESSES:
         container = container_of(workloads(preset(name))[process])
@@ -132,7 +132,7 @@ def test_probes_ask_by_name_and_wait_for_the_model(name):
             assert deployment["progressDeadlineSeconds"] > seconds
 
 
-def test_pools_of_shared_memory_fit_into_the_memory_of_their_pods(monkeypatch):
+def test_shared_memory_pools_fit_into_memory_of_pods(monkeypatch):
     for name in PRESETS:
         for process in WORKERS:
             settings = understood(preset(name), process, monkeypatch)
@@ -145,7 +145,7 @@ def test_pools_of_shared_memory_fit_into_the_memory_of_their_pods(monkeypatch):
                 assert int(limit.removesuffix("Gi")) * 2**30 >= held + 2**30
 
 
-def test_decimal_and_binary_quantities_are_told_apart():
+def test_memory_limits_tell_decimal_from_binary_quantities():
     limits = {"requests": {}, "limits": {"memory": "1610M"}}
     with pytest.raises(Exception, match=r"decode\.resources\.limits\.memory: 1610M"):
         render({"decode": {"resources": limits}})  # 512Mi and 1Gi are 1610.6 M
@@ -160,7 +160,7 @@ def queries():
 
 
 @pytest.mark.system
-def test_pools_are_scaled_by_what_prometheus_knows_of_their_load(tmp_path):
+def test_autoscaler_queries_return_load_of_own_release(tmp_path):
     """Of the series of this release alone: the times prompts wait, and the KV blocks held."""
     series = []
 

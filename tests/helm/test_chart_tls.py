@@ -24,7 +24,7 @@ def certificates(values):
     return {component(found): found["spec"] for found in of_kind(render(values), "Certificate")}
 
 
-def test_cert_manager_makes_one_for_each_kind_of_process_with_its_role_and_names():
+def test_cert_manager_issues_certificate_per_process_and_role():
     made = certificates({"tls": ISSUED})
     assert made.keys() == set(PROCESSES)
     for process, spec in made.items():
@@ -40,7 +40,7 @@ def test_cert_manager_makes_one_for_each_kind_of_process_with_its_role_and_names
             assert {name, f"{name}.{NAMESPACE}", f"{name}.{NAMESPACE}.svc"} <= set(names)
 
 
-def test_workers_that_may_change_their_role_have_a_certificate_for_both():
+def test_elastic_workers_get_certificate_for_both_roles():
     made = certificates({"tls": ISSUED, "router": {"settings": {"elastic": True}}})
     assert identity_in(made["router"]["uris"]) == Identity("router", None)
     for role in ("prefill", "decode"):
@@ -48,7 +48,7 @@ def test_workers_that_may_change_their_role_have_a_certificate_for_both():
 
 
 @pytest.mark.parametrize("tls", [ISSUED, NAMED], ids=["issued", "named"])
-def test_every_pod_reads_its_own_certificate_and_no_other_one(tls):
+def test_pods_mount_only_own_certificate(tls):
     objects = render({"tls": tls})
     made = {component(c): c["spec"]["secretName"] for c in of_kind(objects, "Certificate")}
     for process in PROCESSES:
@@ -68,7 +68,7 @@ def test_every_pod_reads_its_own_certificate_and_no_other_one(tls):
         assert "BATON_INSECURE" not in env_of(workload)
 
 
-def test_clients_may_show_tokens_in_place_of_certificates():
+def test_client_auth_setting_reaches_only_router():
     for asked in ("certificate", "token"):
         tls = {**ISSUED, "clientAuth": asked}
         objects = render({"tls": tls, "router": {"tenantsSecret": "tenants"}})
@@ -77,26 +77,26 @@ def test_clients_may_show_tokens_in_place_of_certificates():
         assert "BATON_CLIENT_AUTH" not in told["decode"]
 
 
-def test_a_secret_that_is_named_is_not_made():
+def test_cert_manager_skips_process_with_existing_secret():
     both = {**ISSUED, "existingSecrets": {"router": "mine"}}
     assert certificates({"tls": both}).keys() == {"prefill", "decode"}
 
 
-def test_services_say_what_is_spoken_behind_them():
+def test_service_ports_name_app_protocol():
     for tls, said in ((ISSUED, {"https"}), ({}, {"kubernetes.io/h2c", "http"})):
         services = of_kind(render({"tls": tls, "router": {"http": True}}), "Service")
         ports = [p for s in services if component(s) != "redis" for p in s["spec"]["ports"]]
         assert {port["appProtocol"] for port in ports} == said
 
 
-def test_without_tls_processes_are_told_that_it_is_meant():
+def test_processes_are_set_insecure_without_tls():
     for process in PROCESSES:
         variables = env_of(workloads(render({}))[process])
         assert variables["BATON_INSECURE"]["value"] == "true"
         assert not [name for name in variables if "_TLS_" in name]
 
 
-def test_notes_name_ports_and_say_how_commands_speak_tls():
+def test_notes_name_ports_and_tls_variables_of_commands():
     def notes(**values):
         return chart().render(values, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
 

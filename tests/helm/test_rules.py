@@ -15,7 +15,7 @@ DOCUMENT = RULES.parents[3] / "docs" / "telemetry.md"
 
 
 @pytest.mark.system
-def test_the_rules_are_well_formed() -> None:
+def test_alert_rules_pass_promtool_check() -> None:
     checked = promtool("check", "rules", RULES)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -36,7 +36,7 @@ def test_each_alert_is_tested() -> None:
     assert {rule["alert"] for rule in rules if "alert" in rule} == tested
 
 
-def test_only_metrics_that_exist_are_asked_for() -> None:
+def test_rules_and_dashboards_query_only_documented_metrics() -> None:
     known = set(re.findall(r"^\| `(\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE))
     asked = RULES.read_text() + "".join(
         target.get("expr", "")

@@ -56,7 +56,7 @@ def faults(folder: Path, queries: list[str]) -> list[list[int]]:
 
 @pytest.mark.nightly
 @pytest.mark.system
-def test_each_query_for_traces_is_traceql(tmp_path):
+def test_dashboard_trace_queries_parse_as_traceql(tmp_path):
     queries = [query for board in BOARDS for query in queries_in(json.loads(board.read_text()))]
     assert len(queries) >= 5
     *ours, none_of_it, unknown = faults(

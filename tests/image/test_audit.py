@@ -48,7 +48,7 @@ def vulnerability_service(known):
             thread.join()
 
 
-def test_all_packages_are_in_the_sboms_with_their_hashes(tmp_path):
+def test_audit_lists_all_packages_with_hashes_in_sboms(tmp_path):
     with vulnerability_service({}) as url:
         done = audit(tmp_path, "--osv-url", url)
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def test_all_packages_are_in_the_sboms_with_their_hashes(tmp_path):
             assert any(r.get("hashes") for r in found["externalReferences"]), found["name"]
 
 
-def test_a_known_vulnerability_fails_it(tmp_path):
+def test_audit_fails_on_known_vulnerability(tmp_path):
     bad = {
         "id": "OSV-2031-1",
         "summary": "Reads too much.",
@@ -85,7 +85,7 @@ def test_a_known_vulnerability_fails_it(tmp_path):
     assert "OSV-2031-1, mended in 99.1" in done.stderr
 
 
-def test_a_service_that_is_not_there_fails_it(tmp_path):
+def test_audit_fails_when_vulnerability_service_is_unreachable(tmp_path):
     done = audit(tmp_path, "--osv-url", f"http://{HOST}:{free_port(set())}/v1/query")
     assert done.returncode == 1
     assert "router: the vulnerability service was not asked: " in done.stderr

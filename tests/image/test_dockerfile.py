@@ -17,7 +17,7 @@ IMAGES = ("router", "worker")
 CHART = ROOT / "helm" / "baton"
 
 
-def test_the_base_is_pinned():
+def test_base_image_is_pinned():
     arguments, stages = read()
     bases = {stage.base for stage in stages.values()} - set(stages)
     assert bases == {"${PYTHON_IMAGE}"}
@@ -25,7 +25,7 @@ def test_the_base_is_pinned():
     assert ":latest" not in DOCKERFILE.read_text()
 
 
-def test_the_base_has_the_python_that_locks_are_for():
+def test_base_image_has_python_of_locks():
     lock = (ROOT / "helm" / "image" / "lock.py").read_text()
     arguments, _ = read()
     (python,) = re.findall(r'^PYTHON = "(.*)"$', lock, re.MULTILINE)
@@ -33,7 +33,7 @@ def test_the_base_has_the_python_that_locks_are_for():
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_nobody_is_root(image):
+def test_images_run_as_unprivileged_user(image):
     users = [user for stage in lineage(image) for user in stage.all("USER")]
     assert users == ["10001:10001"]
     # Whatever needs root comes before.
@@ -43,7 +43,7 @@ def test_nobody_is_root(image):
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_only_tmp_and_cache_are_written_to(image):
+def test_images_write_only_to_tmp_and_cache(image):
     said = environment(image)
     volumes = [
         v for stage in lineage(image) for text in stage.all("VOLUME") for v in json.loads(text)
@@ -56,12 +56,12 @@ def test_only_tmp_and_cache_are_written_to(image):
     assert said["PYTHONSAFEPATH"] == "1"
 
 
-def test_kubernetes_asks_after_their_health():
+def test_dockerfile_has_no_healthcheck():
     assert "HEALTHCHECK" not in DOCKERFILE.read_text().replace("no HEALTHCHECK", "")
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_what_an_image_runs_is_there(image):
+def test_image_command_is_installed_entry_point(image):
     commands = [json.loads(c) for stage in lineage(image) for c in stage.all("CMD")]
     (command,) = commands
     program, name = command
@@ -70,7 +70,7 @@ def test_what_an_image_runs_is_there(image):
     assert environment(image)["PATH"].startswith("/opt/baton/bin:")
 
 
-def test_pods_of_the_chart_run_what_their_image_has():
+def test_chart_pods_run_command_of_their_image():
     """`baton-router` and `baton-worker`, of the version that the chart asks for."""
     commands = {
         "router": CHART / "templates" / "router-deployment.yaml",
@@ -90,7 +90,7 @@ def test_pods_of_the_chart_run_what_their_image_has():
     assert chart["appVersion"] == version
 
 
-def test_each_step_is_one_that_tests_run():
+def test_dockerfile_steps_are_those_that_tests_run():
     """But the C compiler, which Debian has: see the next test."""
     _, stages = read()
     steps = {name: stage.all("RUN") for name, stage in stages.items() if stage.all("RUN")}
@@ -102,7 +102,7 @@ def test_each_step_is_one_that_tests_run():
 
 
 @pytest.mark.system
-def test_triton_finds_its_compiler():
+def test_worker_image_has_compiler_for_triton():
     """It asks for `gcc` when a kernel is first used, and for the headers of the C library."""
     assert shutil.which("gcc"), "gcc is not installed; on Debian: apt-get install gcc libc6-dev"
     _, stages = read()
@@ -115,7 +115,7 @@ def test_triton_finds_its_compiler():
         assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 
-def test_what_is_sent_to_the_builder_is_what_the_images_are_made_of(tmp_path):
+def test_build_context_has_only_sources_of_images(tmp_path):
     context(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]

@@ -80,7 +80,7 @@ def answer_of(client):
     return answer()
 
 
-def test_the_router_has_no_torch_and_less_than_300_mb(router_root):
+def test_router_image_has_no_torch_and_under_300_mb(router_root):
     sizes = distributions(router_root)
     assert {"baton_serve", "grpcio", "starlette", "uvicorn"} <= set(sizes)
     assert not {"torch", "triton", "llguidance", "pip"} & set(sizes)
@@ -89,7 +89,7 @@ def test_the_router_has_no_torch_and_less_than_300_mb(router_root):
     assert total < MOST_BYTES
 
 
-def test_the_router_of_the_image_serves_and_leaves_it_as_it_was(router_root, cluster, tmp_path):
+def test_router_image_serves_and_leaves_its_files_unchanged(router_root, cluster, tmp_path):
     before = files_of(router_root)
     port = free_port(set())
     http = free_port({port})
@@ -106,7 +106,7 @@ def test_the_router_of_the_image_serves_and_leaves_it_as_it_was(router_root, clu
     assert files_of(router_root) == before
 
 
-def test_routers_and_workers_of_the_images_are_a_cluster(router_root, worker_root, tmp_path):
+def test_router_and_worker_images_form_cluster(router_root, worker_root, tmp_path):
     """Every file by its hash, but for torch, whose builds for CPUs PyPI has not."""
     assert {"torch", "triton", "nixl", "baton_serve"} <= set(distributions(worker_root))
     before = files_of(worker_root)
@@ -135,14 +135,14 @@ def test_routers_and_workers_of_the_images_are_a_cluster(router_root, worker_roo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
-def test_the_folder_for_caches_is_the_users(tmp_path):
+def test_cache_folder_belongs_to_image_user(tmp_path):
     container_file.build("runtime", tmp_path)
     found = (tmp_path / "cache").stat()
     assert found.st_mode & 0o777 == 0o755
     assert (found.st_uid, found.st_gid) == (10001, 10001)
 
 
-def test_a_file_that_differs_from_its_hash_is_not_installed(tmp_path):
+def test_image_build_refuses_package_with_wrong_hash(tmp_path):
     """By the command that images are built with."""
     folder = tmp_path / "image"
     folder.mkdir()

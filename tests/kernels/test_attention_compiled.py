@@ -33,7 +33,7 @@ def operations(variant: Variant, capability: int) -> set[str]:
     "head_dim",
     [pytest.param(64, marks=pytest.mark.slow), 128, pytest.param(256, marks=pytest.mark.slow)],
 )
-def test_prefill_and_decode_do_the_same_arithmetic(head_dim: int, capability: int) -> None:
+def test_deterministic_kernels_compile_to_same_arithmetic(head_dim: int, capability: int) -> None:
     decode, prefill = (
         operations(deterministic(p, head_dim), capability) for p in ("decode", "prefill")
     )

@@ -23,7 +23,7 @@ def batch(ranges: list[tuple[int, int]]) -> Ranges:
 
 
 @given(SPANS, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2))
-def test_the_slots_of_a_token_cover_what_it_sees_once_and_in_order(
+def test_plan_splits_covers_keys_of_token_once_in_order(
     ranges: list[tuple[int, int]], tokens_per_item: int, window: int | None, num_shared: int
 ) -> None:
     asked = batch(ranges)
@@ -53,7 +53,7 @@ def test_the_slots_of_a_token_cover_what_it_sees_once_and_in_order(
 
 
 @given(SPANS, st.integers(1, 16))
-def test_tiles_cover_every_token_once_and_begin_with_the_longest(
+def test_plan_tiles_covers_every_token_longest_first(
     ranges: list[tuple[int, int]], tokens_per_tile: int
 ) -> None:
     asked = batch(ranges)
@@ -71,7 +71,7 @@ def test_tiles_cover_every_token_once_and_begin_with_the_longest(
     assert ends == sorted(ends, reverse=True)
 
 
-def test_splits_are_a_matter_of_the_model_and_in_the_deterministic_mode_of_nothing() -> None:
+def test_choose_tiling_splits_by_model_unless_deterministic() -> None:
     def split(max_context: int, num_kv_heads: int, deterministic: bool = False) -> int:
         bf16 = torch.bfloat16
         tiling = choose_tiling(
@@ -84,7 +84,7 @@ def test_splits_are_a_matter_of_the_model_and_in_the_deterministic_mode_of_nothi
     assert {split(n, h, True) for n in (512, 131072) for h in (1, 8)} == {512}
 
 
-def test_sharing_pays_where_it_saves_more_reading_than_a_launch_takes() -> None:
+def test_prefix_sharing_pays_when_it_saves_more_than_launch() -> None:
     token_bytes = 2 * 8 * 128 * 2
     assert not is_faster(1, 10**6, 16, token_bytes)
     assert not is_faster(2, 512, 16, token_bytes)
@@ -93,7 +93,7 @@ def test_sharing_pays_where_it_saves_more_reading_than_a_launch_takes() -> None:
     assert not is_faster(64, 512, 1, token_bytes)
 
 
-def test_shared_prefixes_are_found_in_the_tables() -> None:
+def test_find_shared_finds_prefixes_in_block_tables() -> None:
     tables = np.zeros((6, 20), np.int32)
     tables[[0, 2, 5], :8] = np.arange(1, 9)
     tables[[0, 2, 5], 8:12] = [[9, 10, 11, 12], [9, 10, 11, 13], [9, 10, 14, 15]]
@@ -107,7 +107,7 @@ def test_shared_prefixes_are_found_in_the_tables() -> None:
 
 
 @pytest.mark.parametrize("start", [63, 64, 65])
-def test_a_prefix_ends_before_the_first_token_that_asks(start: int) -> None:
+def test_find_shared_ends_prefix_before_first_query(start: int) -> None:
     tables = np.tile(np.arange(1, 9, dtype=np.int32), (2, 1))
     ranges = Ranges.of_batch(np.arange(2), np.array([start, 100]), np.ones(2, np.int64))
     shared = find_shared(ranges, tables, 16, SPLIT, 16, 2**30)
@@ -115,7 +115,7 @@ def test_a_prefix_ends_before_the_first_token_that_asks(start: int) -> None:
 
 
 @given(SPANS, st.integers(0, 3), st.integers(0, 3))
-def test_a_packed_plan_holds_its_arrays_aligned_and_nobody_behind_them(
+def test_packed_plan_is_aligned_and_empty_beyond_its_members(
     ranges: list[tuple[int, int]], more_items: int, more_members: int
 ) -> None:
     plan = plan_splits(batch(ranges), SPLIT, KEYS, 4)

@@ -44,38 +44,38 @@ def test_every_kernel_module_is_compiled() -> None:
     assert sorted(tool.MODULES) == [f"baton_kernels.{stem}" for stem in stems]
 
 
-def test_names_of_variants_are_unique() -> None:
+def test_variant_names_are_unique() -> None:
     names = [variant.name for module in tool.MODULES for variant in tool.variants(module)]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("module", tool.MODULES)
-def test_fusion_is_chosen_explicitly(module: str) -> None:
+def test_kernel_modules_choose_fp_fusion_explicitly(module: str) -> None:
     assert importlib.import_module(module).FP_FUSION in (True, False)
 
 
 @pytest.mark.parametrize("capability", tool.CAPABILITIES)
-def test_bf16_goes_through_the_tensor_cores_and_float32_does_not(capability: int) -> None:
+def test_compiled_linear_uses_tensor_cores_for_bf16_only(capability: int) -> None:
     for dtype in ("bf16", "fp16", "fp32"):
         compiled = tool.compile_variant(linear(dtype), capability, fp_fusion=True)
         found = tool.has_bf16_mma(compiled.asm["ptx"], compiled.asm["ttgir"])
         assert found == (dtype == "bf16")
 
 
-def test_a_good_variant_has_no_fault() -> None:
+def test_compile_check_passes_sound_variant() -> None:
     usage = tool.inspect(linear("bf16"), 90, fp_fusion=True)
     assert usage.faults == ()
     assert 0 < usage.registers <= 255
     assert usage.dynamic_shared > 0
 
 
-def test_a_variant_that_spills_is_at_fault() -> None:
+def test_compile_check_finds_register_spills() -> None:
     usage = tool.inspect(HOARDING, 80, fp_fusion=True)
     assert usage.spilled_bytes > 0
     assert f"spills {usage.spilled_bytes} bytes of registers per thread" in usage.faults[0]
 
 
-def test_a_variant_that_takes_too_much_shared_memory_is_at_fault() -> None:
+def test_compile_check_finds_too_much_shared_memory() -> None:
     tiles = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 256, "BLOCK_K": 128, "IS_PARTIAL": True}
     large = dataclasses.replace(
         linear("bf16"), constants=linear("bf16").constants | tiles, num_stages=4
@@ -84,7 +84,7 @@ def test_a_variant_that_takes_too_much_shared_memory_is_at_fault() -> None:
     assert any("of shared memory" in fault and "than sm_90 has" in fault for fault in usage.faults)
 
 
-def test_a_variant_without_the_matrix_instructions_it_needs_is_at_fault() -> None:
+def test_compile_check_finds_missing_matrix_instructions() -> None:
     pretender = dataclasses.replace(linear("fp16"), needs_mma="bf16")
     usage = tool.inspect(pretender, 80, fp_fusion=True)
     assert usage.faults == (
@@ -92,13 +92,13 @@ def test_a_variant_without_the_matrix_instructions_it_needs_is_at_fault() -> Non
     )
 
 
-def test_variants_in_fp8_are_left_out_below_hopper(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_report_skips_fp8_variants_below_hopper(capsys: pytest.CaptureFixture[str]) -> None:
     fp8 = dataclasses.replace(HOARDING, name="fp8", least_capability=90)
     assert tool.report([(tool.Job("m", 0, 80), fp8)], {}) == 0
     assert "fp8  sm_80   not launched here: needs sm_90" in capsys.readouterr().out
 
 
-def test_fp8_is_refused_below_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fp8_refuses_gpu_below_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnGpu:
         dtype, is_cuda, device = torch.float8_e4m3fn, True, torch.device("cuda")
 

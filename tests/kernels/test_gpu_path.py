@@ -52,7 +52,7 @@ raise SystemExit(pytest.main(line))
 """
 
 
-def test_gpu_tests_and_benchmarks_need_no_more_than_they_say(tmp_path: Path) -> None:
+def test_gpu_tests_and_benchmarks_import_with_few_packages(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "model")],
         cwd=ROOT,

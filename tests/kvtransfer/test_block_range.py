@@ -10,7 +10,7 @@ windows = st.none() | st.integers(1, 40)
 
 
 @given(num_tokens=st.integers(1, 60), block_size=sizes, window=windows, num_held=st.integers(0, 70))
-def test_what_is_due_holds_every_token_that_the_last_one_sees_and_no_block_more(
+def test_block_range_due_is_exactly_blocks_last_token_sees(
     num_tokens, block_size, window, num_held
 ):
     blocks = BlockRange(num_tokens, block_size)
@@ -20,7 +20,7 @@ def test_what_is_due_holds_every_token_that_the_last_one_sees_and_no_block_more(
 
 
 @given(num_tokens=st.integers(1, 60), block_size=sizes, window=windows)
-def test_the_engine_needs_the_same_blocks(num_tokens, block_size, window):
+def test_block_range_due_starts_at_first_block_of_engine(num_tokens, block_size, window):
     group = CacheGroup(BlockPool(1), window)
     due = BlockRange(num_tokens, block_size).due(window, 0)
     assert due.start == group.first_block(num_tokens - 1, block_size)

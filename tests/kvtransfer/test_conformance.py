@@ -80,7 +80,7 @@ def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
 
 
-async def test_blocks_go_where_they_belong_however_they_lie(way, rng):
+async def test_connector_moves_blocks_between_arbitrary_tables(way, rng):
     async with between(way, 600, layouts=HYBRID) as ends:
         for turn in range(12):
             num_tokens = rng.randrange(1, 2000)
@@ -105,7 +105,7 @@ async def test_blocks_go_where_they_belong_however_they_lie(way, rng):
             assert untouched(ends.targets[1], (NULL_BLOCK,))
 
 
-async def test_blocks_flow_in_order_as_they_are_filled(way):
+async def test_connector_streams_blocks_in_order_as_they_fill(way):
     async with between(way) as ends:
         into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
         fetching = asyncio.create_task(fetch(ends, way, 6, into))
@@ -126,7 +126,7 @@ async def test_blocks_flow_in_order_as_they_are_filled(way):
 
 
 @pytest.mark.parametrize("num_held", range(5))
-async def test_leading_blocks_that_are_there_stay_as_they_are(way, num_held):
+async def test_connector_leaves_held_leading_blocks_untouched(way, num_held):
     async with between(way) as ends:
         with ends.lease(4) as lease:
             lease.advance(((1, 2, 3, 4),), 4)
@@ -138,7 +138,7 @@ async def test_leading_blocks_that_are_there_stay_as_they_are(way, num_held):
         assert contents(ends.target, (5, 6, 7, 8)[num_held:]) == wanted
 
 
-async def test_ten_thousand_blocks_come_as_they_are(way, rng):
+async def test_connector_moves_ten_thousand_blocks(way, rng):
     num_blocks = 10_000
     there = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
     here = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
@@ -151,7 +151,7 @@ async def test_ten_thousand_blocks_come_as_they_are(way, rng):
         assert contents(ends.target, here) == contents(ends.source, there)
 
 
-async def test_many_handoffs_at_once_do_not_mix(way):
+async def test_connector_keeps_concurrent_handoffs_apart(way):
     async with between(way, 64) as ends:
 
         async def one(i: int) -> None:
@@ -172,7 +172,7 @@ async def test_many_handoffs_at_once_do_not_mix(way):
         assert contents(ends.target, everything) == contents(ends.source, tuple(expected))
 
 
-async def test_it_can_be_called_off_at_every_step(way):
+async def test_connector_fetch_can_be_cancelled_at_every_step(way):
     """After so many turns of the event loop, until it is through before it is called off."""
     num_turns = num_finished = 0
     async with between(way, 64) as ends:
@@ -219,7 +219,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
+async def test_lease_ends_when_claimant_cancels(way, stage):
     async with between(way) as ends:
         fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
         if stage == "before the prefill":
@@ -239,7 +239,7 @@ async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_a_source_that_calls_off_ends_the_fetch(way, stage):
+async def test_fetch_ends_when_source_cancels(way, stage):
     async with between(way) as ends:
         fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
         await until(lambda: ends.leases._awaited, within=5.0)
@@ -269,7 +269,7 @@ def late_confirm(monkeypatch):
 
 
 @pytest.mark.usefixtures("late_confirm")
-async def test_a_lease_that_breaks_behind_the_last_block_is_not_found(way):
+async def test_fetch_fails_when_lease_breaks_before_confirmation(way):
     async with between(way) as ends:
         with ends.lease(2) as lease:
             lease.advance(((1, 2),), 2)
@@ -281,7 +281,7 @@ async def test_a_lease_that_breaks_behind_the_last_block_is_not_found(way):
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
 @pytest.mark.usefixtures("late_confirm")
-async def test_a_lease_that_expires_between_the_last_block_and_the_confirmation(way, is_late):
+async def test_fetch_fails_when_lease_expires_before_confirmation(way, is_late):
     clock = HeldClock()
     async with between(way, leases=LeaseTable(5.0, lambda: clock)) as ends:
         with ends.lease(2) as lease:
@@ -298,7 +298,7 @@ async def test_a_lease_that_expires_between_the_last_block_and_the_confirmation(
         assert isinstance(failure, NotFoundError)
 
 
-async def test_a_lease_that_expires_amid_the_blocks_or_before_any_is_not_found(way):
+async def test_fetch_fails_when_lease_expires_during_or_before_blocks(way):
     for num_filled in (0, 1):
         clock = HeldClock()
         async with between(way, leases=LeaseTable(5.0, lambda c=clock: c)) as ends:
@@ -314,7 +314,7 @@ async def test_a_lease_that_expires_amid_the_blocks_or_before_any_is_not_found(w
                 assert lease.state is LeaseState.EXPIRED
 
 
-async def test_blocks_that_another_sequence_takes_over_amid_the_read_are_never_used(way):
+async def test_fetch_fails_when_source_reuses_blocks_during_read(way):
     """The source takes its blocks back and writes to them while they are being read."""
     async with between(way, 256) as ends:
         for turn in range(8):
@@ -345,7 +345,7 @@ class Damaging:
 
 
 @pytest.mark.parametrize("way", rows(CHECKED))
-async def test_a_bit_that_flips_on_the_way_is_data_loss(way, monkeypatch):
+async def test_fetch_is_data_loss_when_bit_flips(way, monkeypatch):
     monkeypatch.setattr(service, "PayloadSender", lambda: Damaging(payload.PayloadSender()))
     monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(source.PlaceSender(i)))
     async with between(way) as ends:
@@ -359,7 +359,7 @@ async def test_a_bit_that_flips_on_the_way_is_data_loss(way, monkeypatch):
         assert "block 2 of group 0" in str(failure)
 
 
-async def test_nothing_is_held_when_both_ends_are_closed(way):
+async def test_connector_releases_files_and_mappings_when_closed(way):
     before, mapped = len(open_files()), num_mapped()
     for _ in range(3):
         async with between(way, layouts=PLAIN) as ends:

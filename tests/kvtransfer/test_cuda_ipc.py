@@ -101,7 +101,7 @@ def targets():
     return [pool_of(8, layout) for layout in HYBRID]
 
 
-async def test_blocks_are_copied_from_each_pool_and_the_memory_is_let_go_of(sources, targets):
+async def test_cuda_ipc_copies_blocks_and_closes_memory(sources, targets):
     memory = Memory(sources)
     receiver = attach(offer_of(sources), targets, memory)
     for group in (0, 1):
@@ -116,14 +116,14 @@ async def test_blocks_are_copied_from_each_pool_and_the_memory_is_let_go_of(sour
         await receiver.receive(run, targets[1], (1, 8, 3), Integrity.FENCE)
 
 
-async def test_pools_of_one_allocation_open_it_once(sources, targets):
+async def test_cuda_ipc_opens_shared_allocation_once(sources, targets):
     memory, offer = Memory(sources[:1] * 2), offer_of(sources)
     regions = tuple(replace(region, handle=bytes(64)) for region in offer.regions[:1] * 2)
     attach(replace(offer, regions=regions), targets[:1] * 2, memory)
     assert len(memory.opened) == 1
 
 
-async def test_checksums_are_those_of_the_copy(sources, targets):
+async def test_cuda_ipc_verifies_checksums_of_copy(sources, targets):
     receiver = attach(offer_of(sources), targets, Memory(sources))
     wanted = checksums_of(sources[0].read_blocks((5, 2)), HYBRID[0].block_bytes)
     run = BlockBatch(0, 0, wanted, source_blocks=(5, 2))
@@ -134,9 +134,7 @@ async def test_checksums_are_those_of_the_copy(sources, targets):
 
 
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 9), (1,), (1, 2, 3)])
-async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(
-    sources, targets, blocks
-):
+async def test_cuda_ipc_refuses_blocks_outside_pool_as_data_loss(sources, targets, blocks):
     receiver = attach(offer_of(sources), targets, Memory(sources))
     run = BlockBatch(0, 0, source_blocks=blocks)
     with pytest.raises(DataLossError):
@@ -144,9 +142,7 @@ async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(
     assert not targets[0].content.any()
 
 
-async def test_a_copy_that_is_called_off_is_waited_for_and_only_then_is_memory_let_go_of(
-    sources, targets
-):
+async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets):
     memory = Memory(sources)
     receiver = attach(offer_of(sources), targets, memory)
     memory.let_go.clear()
@@ -165,7 +161,7 @@ async def test_a_copy_that_is_called_off_is_waited_for_and_only_then_is_memory_l
     assert not memory.opened
 
 
-async def test_what_cannot_be_read_any_more_is_unavailable(sources, targets):
+async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, targets):
     memory = Memory(sources)
     receiver = attach(offer_of(sources), targets, memory)
     memory.fails = True
@@ -184,19 +180,19 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("problem", CHANGES)
-async def test_what_cannot_be_opened_is_said_and_nothing_stays_open(sources, targets, problem):
+async def test_cuda_ipc_names_why_memory_cannot_be_opened(sources, targets, problem):
     memory = Memory(sources)
     with pytest.raises(UnavailableError, match=problem):
         attach(replace(offer_of(sources), **CHANGES[problem]), targets, memory)
     assert not memory.opened
 
 
-async def test_a_source_says_why_its_memory_cannot_be_opened(sources):
+async def test_cuda_ipc_source_says_why_it_offers_no_memory(sources):
     memory = Memory(sources)
     assert "not on a GPU" in memory_handles.offer(sources, memory)
 
 
-async def test_memory_of_the_host_is_not_tried():
+async def test_cuda_ipc_refuses_pools_in_host_memory():
     async with transfer(connector="cuda-ipc") as ends:
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
@@ -206,7 +202,7 @@ async def test_memory_of_the_host_is_not_tried():
     assert Connector.CUDA_IPC.value == "cuda-ipc"
 
 
-def test_a_machine_without_a_driver_says_so(monkeypatch):
+def test_cuda_driver_reports_missing_library(monkeypatch):
     def nothing_there(name):
         raise OSError(f"{name}: cannot open shared object file")
 

@@ -128,9 +128,7 @@ STAGES = [
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
-async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
-    peers, connector, stage, signum
-):
+async def test_fetch_ends_and_frees_all_when_source_is_lost(peers, connector, stage, signum):
     files, mapped, shared = len(open_files()), num_mapped(), shared_files()
     segments = orphaned_segments()
     await source_is_gone(peers, connector, stage, signum)
@@ -140,7 +138,7 @@ async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
     assert orphaned_segments() <= segments
 
 
-async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing(peers):
+async def test_fetch_leaves_nothing_when_source_is_killed_mid_blocks(peers):
     mapped = num_mapped()
     await source_is_gone(peers, "shm", "amid the blocks", signal.SIGKILL)
     await until(lambda: num_mapped() <= mapped, BOUND)
@@ -168,9 +166,7 @@ async def source_is_gone(peers: RemotePeers, connector: Any, stage: str, signum:
 
 
 @pytest.mark.parametrize("connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)])
-async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(
-    peers, connector
-):
+async def test_fetch_ends_when_source_stops_before_connecting(peers, connector):
     async with claimant_by(connector) as (_, _, fetcher), peers("source") as source:
         source.signal(signal.SIGSTOP)
         handle = handle_to(source)
@@ -181,7 +177,7 @@ async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_so
 
 
 @pytest.mark.slow
-async def test_a_source_that_was_stopped_for_a_moment_goes_on(peers):
+async def test_fetch_resumes_when_source_stops_briefly(peers):
     async with claimant_by("auto") as (targets, _, fetcher), peers("source") as source:
         handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
@@ -199,7 +195,7 @@ async def test_a_source_that_was_stopped_for_a_moment_goes_on(peers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
-async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(peers, connector):
+async def test_resumed_source_has_forgotten_lease(peers, connector):
     async with claimant_by(connector) as (targets, channels, fetcher), peers("source") as source:
         handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
@@ -220,9 +216,7 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(peer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["before the first block", "amid the blocks"])
-async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goes_on(
-    peers, stage, monkeypatch
-):
+async def test_nixl_read_writes_nothing_when_stopped_source_resumes(peers, stage, monkeypatch):
     """Over TCP the source has a part in every read, and an answer of it comes however late."""
     monkeypatch.setenv("UCX_TLS", "tcp")
     async with claimant_by("nixl") as (targets, _, fetcher), peers("source") as source:
@@ -282,13 +276,11 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
 @pytest.mark.parametrize("stage", ["early", "amid the blocks", "at the last block"])
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
-async def test_a_claimant_that_is_killed_ends_the_lease_and_nothing_of_it_is_left(
-    peers, connector, stage
-):
+async def test_lease_ends_and_frees_all_when_claimant_is_killed(peers, connector, stage):
     await claimant_is_killed(peers, connector, stage)
 
 
-async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease(peers):
+async def test_lease_ends_when_claimant_is_killed_mid_blocks(peers):
     await claimant_is_killed(peers, "shm", "amid the blocks")
 
 
@@ -328,7 +320,7 @@ async def tell_to_fetch(claimant: RemotePeer, connector: str, endpoint: str) -> 
     [("grpc", "shm", "auto"), pytest.param(("nixl", "nixl"), marks=pytest.mark.slow)],
     ids=str,
 )
-async def test_both_sides_in_processes_of_their_own(peers, connectors):
+async def test_handoff_works_between_two_processes(peers, connectors):
     """The whole of it, so that what the other tests kill is known to work."""
     async with peers("source") as source, peers("claimant") as claimant:
         for turn, connector in enumerate(connectors):

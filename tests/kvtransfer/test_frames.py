@@ -55,22 +55,22 @@ def same(one: BlockBatch, other: BlockBatch) -> bool:
 
 
 @given(run=runs)
-def test_a_run_is_the_message_that_it_is_defined_as(run):
+def test_block_batch_encodes_as_its_protobuf_message(run):
     assert pb.FetchResponse.FromString(encode(run)) == message_of(run)
     assert same(decode(encode(run)), run)
 
 
 @given(run=runs)
-def test_a_run_is_understood_from_whoever_writes_the_message(run):
+def test_block_batch_decodes_from_any_protobuf_encoder(run):
     assert same(decode(message_of(run).SerializeToString()), run)
 
 
 @given(response=others)
-def test_the_other_events_are_what_they_were(response):
+def test_fetch_events_without_blocks_round_trip(response):
     assert decode(encode(response)) == response
 
 
-def test_a_payload_is_not_copied_on_its_way_in():
+def test_block_batch_decodes_without_copying_payload():
     content = bytes(2**20)
     data = encode(BlockBatch(0, 3, (7,), (memoryview(content),)))
     tracemalloc.start()
@@ -81,7 +81,7 @@ def test_a_payload_is_not_copied_on_its_way_in():
     assert peak < 2**17
 
 
-def test_the_last_of_several_payloads_counts_and_fields_may_come_in_any_order():
+def test_block_batch_takes_last_payload_and_any_field_order():
     part = pb.BlockRun(payload=b"second", group=1).SerializeToString()
     body = pb.BlockRun(payload=b"first", checksums=[5]).SerializeToString() + part
     data = b"\x12" + bytes([len(body)]) + body
@@ -95,12 +95,12 @@ def test_the_last_of_several_payloads_counts_and_fields_may_come_in_any_order():
 @example(data=b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
 @example(data=b"\x12\x06\x1a\xff\xff\xff\xff\x0f")
 @example(data=b"\x12\x02\x1b\x00")
-def test_any_bytes_are_an_event_or_none(data):
+def test_decode_never_raises_on_arbitrary_bytes(data):
     check_any(data)
 
 
 @given(run=runs, data=st.data())
-def test_a_damaged_event_is_an_event_or_none(run, data):
+def test_decode_never_raises_on_damaged_event(run, data):
     encoded = bytearray(encode(run))
     for _ in range(data.draw(st.integers(1, 3))):
         if encoded:
@@ -128,7 +128,7 @@ def without_unknown(response: pb.FetchResponse) -> pb.FetchResponse:
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 2**14, 2**21])
-def test_payloads_of_every_length_have_their_length_before_them(size):
+def test_block_batch_round_trips_payloads_of_every_length(size):
     run = BlockBatch(1, 2, (3,), (memoryview(bytes(size)),))
     assert pb.FetchResponse.FromString(encode(run)) == message_of(run)
     assert same(decode(encode(run)), run)

@@ -23,7 +23,7 @@ def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
 
 
-async def test_a_confirmation_of_another_generation_is_refused_and_the_lease_goes_on():
+async def test_lease_refuses_confirmation_of_other_generation():
     table = LeaseTable()
     with table.open(replace(CLAIM, lease_id=OTHER_ID), EXTENT):
         pass
@@ -45,7 +45,7 @@ async def test_a_confirmation_of_another_generation_is_refused_and_the_lease_goe
     ],
     ids=["worker", "tenant", "no tenant", "id"],
 )
-async def test_a_forged_claim_learns_nothing_of_the_lease(forged):
+async def test_lease_table_tells_forged_claim_nothing(forged):
     table = LeaseTable()
 
     async def told(claim: Claim) -> str:
@@ -66,7 +66,7 @@ async def test_a_forged_claim_learns_nothing_of_the_lease(forged):
     assert await told(forged) == made_up
 
 
-async def test_a_claim_may_come_before_its_lease():
+async def test_claim_may_precede_its_lease():
     table = LeaseTable()
 
     async def claim() -> Lease:
@@ -79,7 +79,7 @@ async def test_a_claim_may_come_before_its_lease():
         assert await claiming is lease
 
 
-async def test_a_claim_whose_lease_never_comes_gives_up():
+async def test_claim_times_out_when_lease_never_opens():
     table = LeaseTable()
     with pytest.raises(NotFoundError, match=r"within 0\.01 s"):
         async with table.claim(CLAIM, timeout=0.01):
@@ -88,7 +88,7 @@ async def test_a_claim_whose_lease_never_comes_gives_up():
         assert not lease.is_claimed
 
 
-async def test_a_claim_that_is_called_off_while_it_waits_leaves_the_lease_to_the_next_one():
+async def test_cancelled_claim_leaves_lease_to_next_claimant():
     table = LeaseTable()
 
     async def claim() -> None:
@@ -105,7 +105,7 @@ async def test_a_claim_that_is_called_off_while_it_waits_leaves_the_lease_to_the
 
 
 @pytest.mark.parametrize("other", [{"claimant": "another"}, {"tenant": "globex"}], ids=str)
-async def test_another_worker_s_early_claim_does_not_stand_in_the_way(other):
+async def test_early_claim_of_other_worker_does_not_block_owner(other):
     table = LeaseTable()
 
     async def claim(by: Claim) -> Lease:
@@ -123,7 +123,7 @@ async def test_another_worker_s_early_claim_does_not_stand_in_the_way(other):
         await thief
 
 
-async def test_a_second_claim_is_refused():
+async def test_lease_refuses_second_claim():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
         async with table.claim(CLAIM, timeout=0.01):
@@ -133,7 +133,7 @@ async def test_a_second_claim_is_refused():
             assert not lease.is_over
 
 
-async def test_a_claim_on_a_lease_that_is_over_is_not_kept_waiting():
+async def test_claim_fails_at_once_when_lease_is_over():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT):
         pass
@@ -142,7 +142,7 @@ async def test_a_claim_on_a_lease_that_is_over_is_not_kept_waiting():
             pass
 
 
-async def test_ids_are_forgotten_in_the_end(monkeypatch):
+async def test_lease_table_forgets_oldest_ids(monkeypatch):
     monkeypatch.setattr(lease_table, "NUM_REMEMBERED", 2)
     table = LeaseTable()
     claims = [replace(CLAIM, lease_id=bytes([i]) * 16) for i in range(5)]
@@ -163,7 +163,7 @@ async def test_waits_that_time_out_leave_nothing():
         assert not lease._waiters
 
 
-async def test_blocks_that_were_filled_stay_filled():
+async def test_lease_never_counts_fewer_filled_blocks():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
         lease.advance(TABLES, 2)
@@ -171,7 +171,7 @@ async def test_blocks_that_were_filled_stay_filled():
         assert (lease.num_filled, lease.block_ids) == (2, TABLES)
 
 
-async def test_tables_grow_with_what_is_computed_and_lose_what_a_window_has_passed():
+async def test_lease_block_tables_grow_and_drop_blocks_before_window():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
         assert lease.blocks.num_blocks == 3
@@ -195,7 +195,7 @@ async def test_waiters_get_reason_for_which_lease_broke(wait):
         await waiting
 
 
-async def test_a_lease_that_is_retracted_is_computed_again_for_whoever_comes():
+async def test_retracted_lease_is_computed_again_for_claimant():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
         lease.advance(TABLES, 2)
@@ -215,7 +215,7 @@ async def test_a_lease_that_is_retracted_is_computed_again_for_whoever_comes():
             table.confirm(CLAIM, lease.generation)
 
 
-async def test_a_claimant_is_awaited_until_its_blocks_are_computed():
+async def test_claimant_counts_as_waiting_until_blocks_are_computed():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
         assert not table.has_awaited
@@ -225,7 +225,7 @@ async def test_a_claimant_is_awaited_until_its_blocks_are_computed():
             assert not table.has_awaited
 
 
-async def test_blocks_that_are_taken_back_under_a_claimant_end_the_lease():
+async def test_lease_fails_when_claimed_blocks_are_taken_back():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
         lease.advance(((1, 2), (5, 6)), 2)
@@ -240,7 +240,7 @@ async def test_blocks_that_are_taken_back_under_a_claimant_end_the_lease():
                 table.confirm(CLAIM, lease.generation)
 
 
-async def test_blocks_are_freed_once_and_when_the_lease_is_over():
+async def test_lease_frees_blocks_once_when_it_ends():
     table, freed = LeaseTable(), []
     with table.open(CLAIM, EXTENT) as lease:
         lease.advance(TABLES, 2)
@@ -253,7 +253,7 @@ async def test_blocks_are_freed_once_and_when_the_lease_is_over():
     assert len(freed) == 1
 
 
-async def test_blocks_that_are_complete_when_the_lease_is_over_are_freed_at_once():
+async def test_lease_frees_blocks_completed_after_its_end_at_once():
     table, freed = LeaseTable(), []
     with table.open(CLAIM, EXTENT) as lease:
         lease.end(UnavailableError("the cat"))

@@ -29,7 +29,7 @@ def reachable(table, start=LeaseState.CREATED):
 
 
 @pytest.mark.parametrize(("table", "events"), TABLES.values(), ids=TABLES)
-def test_nothing_leads_out_of_an_ending_and_every_state_reaches_one(table, events):
+def test_lease_machine_reaches_an_ending_from_every_state(table, events):
     states = reachable(table)
     assert {at for at, _ in table} == states - FINAL
     assert states > FINAL
@@ -38,26 +38,26 @@ def test_nothing_leads_out_of_an_ending_and_every_state_reaches_one(table, event
 
 
 @pytest.mark.parametrize(("table", "events"), TABLES.values(), ids=TABLES)
-def test_every_state_that_is_not_over_can_expire_and_break(table, events):
+def test_lease_machine_can_expire_and_break_in_every_open_state(table, events):
     for state in reachable(table) - OVER:
         assert table[state, events.TIMED_OUT].state is LeaseState.EXPIRED
         assert table[state, events.BROKEN].state is LeaseState.FAILED
 
 
 @pytest.mark.parametrize(("table", "events"), TABLES.values(), ids=TABLES)
-def test_a_table_has_only_its_own_side_s_events(table, events):
+def test_lease_machine_table_has_only_events_of_its_side(table, events):
     assert {type(event) for _, event in table} == {events}
     assert {event for _, event in table} == set(events)
 
 
-def test_every_way_into_an_ending_frees_once_and_so_does_every_way_back():
+def test_lease_machine_frees_once_when_ended_or_retracted():
     for (at, _), step in SOURCE.items():
         ends = step.state in OVER and at not in OVER
         goes_back = step.state is LeaseState.CREATED and at is not LeaseState.CREATED
         assert step.actions.count(LeaseAction.FREE) == int(ends or goes_back)
 
 
-def test_what_arrived_is_used_behind_an_acknowledgement_only():
+def test_lease_machine_commits_only_after_acknowledgement():
     uses = [step for step in CLAIMANT.values() if LeaseAction.COMMIT in step.actions]
     assert uses == [CLAIMANT[LeaseState.READY, ClaimantEvent.ACKNOWLEDGED]]
     for (at, _), step in CLAIMANT.items():
@@ -65,7 +65,7 @@ def test_what_arrived_is_used_behind_an_acknowledgement_only():
         assert (LeaseAction.DISCARD in step.actions) == (gave_up and at not in OVER)
 
 
-def test_no_retraction_under_a_claimant():
+def test_lease_machine_allows_no_retraction_under_claimant():
     for state in (LeaseState.STREAMING, LeaseState.TRANSFERRING):
         assert (state, SourceEvent.RETRACTED) not in SOURCE
 

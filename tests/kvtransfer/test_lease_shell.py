@@ -226,7 +226,7 @@ def table_of(clock: HeldClock) -> LeaseTable:
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
-async def test_a_lease_that_expires_before_it_is_claimed_cannot_be(is_late):
+async def test_expired_lease_cannot_be_claimed(is_late):
     clock, freed = HeldClock(), []
     table = table_of(clock)
     with table.open(CLAIM, EXTENT) as lease:
@@ -241,7 +241,7 @@ async def test_a_lease_that_expires_before_it_is_claimed_cannot_be(is_late):
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
-async def test_a_lease_that_expires_during_the_pull_cannot_be_confirmed(is_late):
+async def test_lease_cannot_be_confirmed_when_it_expires_during_fetch(is_late):
     clock = HeldClock()
     table = table_of(clock)
     with table.open(CLAIM, EXTENT) as lease:
@@ -257,7 +257,7 @@ async def test_a_lease_that_expires_during_the_pull_cannot_be_confirmed(is_late)
                 await lease.over()
 
 
-async def test_a_lease_that_was_confirmed_does_not_expire():
+async def test_confirmed_lease_does_not_expire():
     clock = HeldClock()
     table = table_of(clock)
     with table.open(CLAIM, EXTENT) as lease:
@@ -270,7 +270,7 @@ async def test_a_lease_that_was_confirmed_does_not_expire():
         assert lease.state is LeaseState.RELEASED
 
 
-async def test_a_lease_that_was_retracted_keeps_its_first_deadline():
+async def test_retracted_lease_keeps_first_deadline():
     clock = HeldClock()
     table = table_of(clock)
     with table.open(CLAIM, EXTENT) as lease:

@@ -49,7 +49,7 @@ async def fetched(ends):
 
 
 @pytest.mark.slow
-async def test_it_is_taken_where_no_memory_is_shared_and_started_only_then(monkeypatch):
+async def test_nixl_is_chosen_and_started_only_without_shared_memory(monkeypatch):
     async with transfer(connector="auto") as ends:
         assert (await fetched(ends)).connector is Connector.SHM
         assert ends.nixl._agent is None
@@ -62,7 +62,7 @@ async def test_it_is_taken_where_no_memory_is_shared_and_started_only_then(monke
         assert ends.nixl._agent is not None
 
 
-async def test_where_it_is_not_to_be_used_blocks_come_over_grpc_and_it_is_said_why(monkeypatch):
+async def test_fetch_falls_back_to_grpc_and_says_why_without_nixl(monkeypatch):
     monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
     async with transfer(connector="auto", nixl_problem="TLS does not cover it") as ends:
         report = await fetched(ends)
@@ -71,7 +71,7 @@ async def test_where_it_is_not_to_be_used_blocks_come_over_grpc_and_it_is_said_w
         assert ends.nixl._agent is None
 
 
-async def test_where_it_is_missing_that_is_said_and_how_to_have_it(monkeypatch):
+async def test_fetch_names_install_command_when_nixl_is_missing(monkeypatch):
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     async with transfer(connector="nixl") as ends:
         with pytest.raises(FailedPreconditionError, match=r"pip install 'baton-serve\[nixl\]'"):
@@ -111,7 +111,7 @@ def resized(offer: NixlOffer, num_blocks: int) -> NixlOffer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", BROKEN)
-async def test_what_a_source_cannot_have_said_is_refused_and_the_next_one_is_heard(how):
+async def test_nixl_refuses_broken_offer_and_accepts_next(how):
     with both_sides() as (source, reader):
         offer = await source.offer()
         with pytest.raises(UnavailableError):
@@ -122,7 +122,7 @@ async def test_what_a_source_cannot_have_said_is_refused_and_the_next_one_is_hea
 
 
 @pytest.mark.slow
-async def test_a_source_that_is_known_twice_is_forgotten_with_the_last_who_reads_from_it():
+async def test_nixl_forgets_source_with_its_last_receiver():
     with both_sides() as (source, reader):
         offer = await source.offer()
         first, second = await reader.attach(offer), await reader.attach(offer)
@@ -142,7 +142,7 @@ async def reads(receiver, reader) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 6), (2**31, 1), (1,), (1, 2, 3)])
-async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
+async def test_nixl_refuses_blocks_outside_pool_as_data_loss(blocks):
     with both_sides() as (source, reader):
         receiver = await reader.attach(await source.offer())
         run = BlockBatch(0, 0, source_blocks=blocks)
@@ -152,7 +152,7 @@ async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blo
 
 
 @pytest.mark.slow
-async def test_a_reader_that_is_closed_reads_no_more():
+async def test_nixl_reader_reads_no_more_after_close():
     with both_sides() as (source, reader):
         receiver = await reader.attach(await source.offer())
         run = BlockBatch(0, 0, source_blocks=(1, 2))
@@ -165,7 +165,7 @@ async def test_a_reader_that_is_closed_reads_no_more():
 
 
 @pytest.mark.slow
-async def test_agents_that_were_left_are_few_and_end_in_time(monkeypatch):
+async def test_nixl_bounds_and_ends_abandoned_agents(monkeypatch):
     monkeypatch.setattr(nixl_claimant, "_LINGER_S", 0.3)
     with both_sides() as (source, reader):
         for _ in range(nixl_claimant._MOST_LINGERING + 2):
@@ -186,7 +186,7 @@ async def test_agents_that_were_left_are_few_and_end_in_time(monkeypatch):
     st.builds(NixlOffer, st.binary(), st.lists(REGIONS).map(tuple)) | PROBLEMS,
     st.builds(IpcOffer, st.text(), st.lists(IPC_REGIONS).map(tuple)) | PROBLEMS,
 )
-def test_a_description_arrives_as_it_was(epoch, shm, nixl, ipc):
+def test_description_round_trips_through_message(epoch, shm, nixl, ipc):
     description = Description(epoch, shm, nixl, ipc)
     message = description_to_message(description).SerializeToString()
     assert description_of(DescribeResponse.FromString(message)) == description

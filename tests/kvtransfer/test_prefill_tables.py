@@ -105,7 +105,7 @@ def prefill(name: int, first_token: int, num_tokens: int) -> Request:
     num_spare=st.integers(0, 30),
     seed=st.integers(0, 99),
 )
-def test_blocks_that_a_claimant_needs_keep_their_content(
+def test_prefill_keeps_content_of_blocks_claimant_needs(
     prompts, windows, block_size, chunk, num_spare, seed
 ):
     config = SchedulerConfig(

@@ -58,7 +58,7 @@ def two_pools() -> list[KvPool]:
     return [filled_pool(5, layout) for layout in HYBRID]
 
 
-async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
+async def test_shm_reader_and_handle_server_notice_each_other_close():
     pools = two_pools()
     async with HandleServer(pools) as server:
         mapped = num_mapped()
@@ -83,27 +83,27 @@ async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
         )
 
 
-async def test_the_door_is_gone_with_its_keeper():
+async def test_handle_server_removes_its_endpoint_when_closed():
     async with HandleServer(two_pools()) as server:
         assert any(server.endpoint.address in name for name in abstract_sockets())
     assert not any(server.endpoint.address in name for name in abstract_sockets())
     assert "refused" in await refusal(server.endpoint)
 
 
-async def test_pools_of_memory_of_their_own_have_no_door():
+async def test_handle_server_refuses_pools_without_shared_memory():
     pool = KvPool(LAYOUT, 2, two_pools()[0].device)
     with pytest.raises(ValueError, match="not in shared memory"):
         HandleServer([pool])
 
 
-async def test_a_worker_on_another_host_is_not_tried():
+async def test_shm_attach_refuses_endpoint_of_other_host():
     async with HandleServer(two_pools()) as server:
         assert "another host" in await refusal(replace(server.endpoint, host="elsewhere"))
         assert not server._readers
 
 
 @pytest.mark.parametrize("side", [source_side, shm_claimant], ids=["source", "claimant"])
-async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypatch):
+async def test_shm_refuses_peer_of_other_user_on_either_side(side, monkeypatch):
     monkeypatch.setattr(side, "is_same_user", lambda _connection: False)
     async with HandleServer(two_pools()) as server:
         files = len(open_files())
@@ -113,7 +113,7 @@ async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypa
         assert len(open_files()) <= files
 
 
-async def test_pools_of_another_number_or_size_are_not_mapped():
+async def test_shm_attach_refuses_pools_of_wrong_number_or_size():
     async with HandleServer(two_pools()) as server:
         mapped = num_mapped()
         assert "2 pools" in await refusal(server.endpoint, HYBRID[:1])
@@ -124,7 +124,7 @@ async def test_pools_of_another_number_or_size_are_not_mapped():
 
 
 @pytest.mark.parametrize("greeting", [b"", b"somebody", GREETING])
-async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
+async def test_shm_attach_refuses_stranger_at_endpoint(greeting):
     name = f"baton-kv-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(abstract(name))
@@ -142,7 +142,7 @@ async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
 
 
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 6), (2**31, 1), (1,), (1, 2, 3), ()])
-async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
+async def test_shm_refuses_blocks_outside_pool_as_data_loss(blocks):
     pools, target = two_pools(), filled_pool(5, HYBRID[0])
     before = contents(target, (1, 2, 3, 4, 5))
     async with HandleServer(pools) as server:
@@ -156,7 +156,7 @@ async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blo
     assert contents(target, (1, 2, 3, 4, 5)) == before
 
 
-async def test_blocks_without_checksums_are_data_loss_where_they_should_have_them():
+async def test_shm_refuses_blocks_without_required_checksums():
     async with HandleServer(two_pools()) as server:
         receiver = await attached(server.endpoint)
         run, target = BlockBatch(0, 0, source_blocks=(1, 2)), filled_pool(5, HYBRID[0])
@@ -170,7 +170,7 @@ BLOCK_BYTES = {layers * 512: layers for layers in (3, 512, 700)}
 
 
 @pytest.mark.parametrize("block_bytes", BLOCK_BYTES)
-async def test_a_byte_that_is_another_anywhere_in_a_block_is_data_loss(block_bytes):
+async def test_shm_checksums_find_one_wrong_byte_anywhere(block_bytes):
     layouts = (layout_of(BLOCK_BYTES[block_bytes]),)
     assert layouts[0].block_bytes == block_bytes
     source, target = filled_pool(6, layouts[0]), pool_of(6, layouts[0])
@@ -193,7 +193,7 @@ async def test_a_byte_that_is_another_anywhere_in_a_block_is_data_loss(block_byt
 
 @pytest.mark.parametrize("integrity", Integrity)
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 7, 16])
-async def test_threads_share_the_blocks_of_a_run(num_blocks, integrity, monkeypatch):
+async def test_shm_threads_share_blocks_of_batch(num_blocks, integrity, monkeypatch):
     layouts = (LAYOUT,)
     monkeypatch.setattr(shm_claimant, "_THREAD_BYTES", 3 * LAYOUT.block_bytes)
     monkeypatch.setattr(shm_claimant, "_MOST_THREADS", 4)
@@ -208,7 +208,7 @@ async def test_threads_share_the_blocks_of_a_run(num_blocks, integrity, monkeypa
     assert contents(target, into) == contents(source, places)
 
 
-async def test_one_thread_that_fails_does_not_give_up_what_another_still_writes(monkeypatch):
+async def test_shm_waits_for_all_threads_when_one_fails(monkeypatch):
     monkeypatch.setattr(shm_claimant, "_THREAD_BYTES", 1)
     monkeypatch.setattr(shm_claimant, "_MOST_THREADS", 2)
     going_on, copy = threading.Event(), shm_claimant._copy_digested
@@ -236,7 +236,7 @@ async def test_one_thread_that_fails_does_not_give_up_what_another_still_writes(
     assert contents(target, (2,)) == contents(source, (2,))
 
 
-async def test_runs_with_checksums_grow_from_a_short_one():
+async def test_checksummed_batches_grow_from_short_first_one():
     layout, sizes, num_sent = layout_of(512), [], 0
     assert layout.block_bytes == 2**18
     while num_sent < 600:
@@ -258,7 +258,7 @@ async def fetched(ends, turn: int = 0, **changes):
     return report
 
 
-async def test_the_fastest_that_both_have_is_taken_and_said(caplog):
+async def test_fetch_takes_fastest_common_transport_and_logs_it(caplog):
     caplog.set_level("INFO", logger=sources.__name__)
     async with transfer(connector="auto") as ends:
         report = await fetched(ends)
@@ -270,7 +270,7 @@ async def test_the_fastest_that_both_have_is_taken_and_said(caplog):
         assert caplog.text.count("fetching from") == 1
 
 
-async def test_what_cannot_be_read_in_place_comes_over_the_wire_and_why_is_said(monkeypatch):
+async def test_fetch_falls_back_to_grpc_and_says_why(monkeypatch):
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
     async with transfer(connector="auto") as ends:
@@ -279,20 +279,20 @@ async def test_what_cannot_be_read_in_place_comes_over_the_wire_and_why_is_said(
         assert "not by shm: the other worker is on another host; not by nixl: " in report.reason
 
 
-async def test_a_way_that_is_demanded_and_not_there_is_refused_before_anything_moves(monkeypatch):
+async def test_fetch_refuses_when_demanded_transport_is_missing(monkeypatch):
     monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
     async with transfer(connector="shm") as ends:
         with pytest.raises(FailedPreconditionError, match=r"only come by shm, .* another host"):
             await fetched(ends)
 
 
-async def test_the_fence_alone_is_not_enough_on_a_wire():
+async def test_grpc_transport_requires_checksums():
     async with transfer(connector="grpc") as ends:
         with pytest.raises(FailedPreconditionError, match="grpc needs checksums"):
             await fetched(ends, integrity=Integrity.FENCE)
 
 
-async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
+async def test_sources_ask_restarted_source_again(monkeypatch):
     async with transfer(connector="auto") as ends:
         assert (await fetched(ends)).connector is Connector.SHM
         for reader in tuple(ends.handle_server._readers):
@@ -304,7 +304,7 @@ async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
         assert len(ends.handle_server._readers) == 1
 
 
-async def test_handle_of_an_earlier_epoch_leaves_transfers_in_flight_alone():
+async def test_handle_of_an_earlier_epoch_harms_no_transfer_in_flight():
     async with transfer(8, connector="auto") as ends:
         with ends.lease(8) as lease:
             lease.advance(((1, 2, 3, 4),), 4)
@@ -337,7 +337,7 @@ async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
         assert (await fetched(ends, 1)).connector is Connector.SHM
 
 
-async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
+async def test_sources_ask_again_after_failed_description(monkeypatch):
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     answers = [UnavailableError("the cat"), None]
 
@@ -360,7 +360,7 @@ async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
     ways.close()
 
 
-async def test_pools_that_are_mapped_when_nobody_wants_them_any_more_are_let_go(monkeypatch):
+async def test_sources_unmap_pools_attached_after_close(monkeypatch):
     asked, going_on, receivers = threading.Event(), threading.Event(), []
 
     def attach_slowly(*arguments):
@@ -397,7 +397,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
+async def test_handle_server_can_listen_in_folder(short_path):
     folder = str(short_path)
     async with HandleServer(two_pools(), folder) as server:
         assert [path.name for path in short_path.iterdir()] == [server.endpoint.address]
@@ -425,7 +425,7 @@ APART = ["unshare", "--user", "--map-root-user", "--net"]
 
 
 @pytest.mark.system
-async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_folder(short_path):
+async def test_shm_finds_pools_by_folder_across_network_namespaces(short_path):
     """Needs `unshare` (util-linux) and a kernel that gives its users namespaces."""
     python = [sys.executable, "-c", ELSEWHERE]
 
@@ -450,7 +450,7 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
         assert code == 0, said
 
 
-async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(short_path):
+async def test_handle_server_removes_only_stale_sockets_in_folder(short_path):
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(short_path / "baton-kv-killed"))
     (short_path / "other").touch()
@@ -463,14 +463,14 @@ async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(s
 
 
 @pytest.mark.parametrize("name", ["", "..", "../baton-kv-1", "/tmp/baton-kv-1", "baton-kv-/../1"])
-async def test_no_name_leads_out_of_the_folder(name, short_path):
+async def test_shm_attach_refuses_socket_name_outside_folder(name, short_path):
     async with HandleServer(two_pools(), str(short_path)) as server:
         shm = replace(server.endpoint, address=name)
         with pytest.raises(UnavailableError, match="no name of a socket"):
             await asyncio.to_thread(attach, shm, HYBRID, str(short_path))
 
 
-async def test_a_folder_that_cannot_have_a_socket_is_an_error(short_path):
+async def test_handle_server_fails_when_folder_cannot_hold_socket(short_path):
     for folder in (short_path / "missing", short_path / ("long" * 30)):
         server = HandleServer(two_pools(), str(folder))
         with pytest.raises(OSError, match=r"No such file|too long"):

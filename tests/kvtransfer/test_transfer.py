@@ -55,7 +55,7 @@ def nothing() -> None:
     """What a lease of these tests calls to free its blocks."""
 
 
-async def test_a_fetch_whose_deadline_passes_breaks_the_lease():
+async def test_lease_breaks_when_fetch_deadline_passes():
     async with transfer() as ends:
         with ends.lease(2) as lease:
             lease.advance(((1, 2),), 1)
@@ -87,14 +87,14 @@ async def test_lease_that_ends_during_a_transfer_gives_its_own_reason(monkeypatc
         assert not ends.fetcher.meter.num_failures.get("damaged")
 
 
-async def test_a_source_that_dies_ends_the_fetch_as_unavailable():
+async def test_fetch_is_unavailable_when_source_is_unreachable():
     async with transfer() as ends:
         handle = replace(ends.handle(2), source_endpoint="127.0.0.1:1")
         failure = await failure_of(ends.fetcher.fetch(handle, allocation((2, 3)), TIMEOUT))
         assert isinstance(failure, UnavailableError)
 
 
-async def test_a_handle_of_an_earlier_life_is_refused_before_anything_moves():
+async def test_fetch_refuses_handle_of_earlier_epoch():
     async with transfer() as ends:
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
@@ -117,7 +117,7 @@ async def refusal_before_anything_moves(ends) -> FailedPreconditionError:
     return failure
 
 
-async def test_a_worker_refuses_to_pair_with_another_model_and_names_both():
+async def test_pairing_refuses_other_model_naming_both():
     async with transfer(pairing=Pairing(VERSION, b"model-b!", PLAIN)) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
             ends.fetcher.check(ends.handle(1))
@@ -128,7 +128,7 @@ async def test_a_worker_refuses_to_pair_with_another_model_and_names_both():
         assert b"model-b!".hex() in str(failure)
 
 
-async def test_a_worker_refuses_to_pair_with_another_version_and_names_both():
+async def test_pairing_refuses_other_version_naming_both():
     """Whatever else is alike, and before anything moves: here, and at the source."""
     newer = Pairing("1.3.0", MODEL, PLAIN)
     async with transfer(pairing=newer) as ends:
@@ -139,7 +139,7 @@ async def test_a_worker_refuses_to_pair_with_another_version_and_names_both():
         assert "finish the upgrade" in str(failure)
 
 
-async def test_a_claimant_that_does_not_say_its_version_has_another_one():
+async def test_source_refuses_claimant_without_version():
     async with transfer() as ends:
         request = fetch_request(ends.handle(1), CLAIMANT, replace(PAIRING, version=""), 0)
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
@@ -150,7 +150,7 @@ async def test_a_claimant_that_does_not_say_its_version_has_another_one():
         assert "that of decode-0 is not said" in str(failure)
 
 
-async def test_a_handle_of_a_router_that_knows_no_versions_is_good_for_two_workers_alike():
+async def test_pairing_accepts_handle_without_version():
     async with transfer() as ends:
         unsaid = ends.handle(1, pairing=replace(PAIRING, version=""))
         ends.fetcher.check(unsaid)
@@ -178,7 +178,7 @@ SHAPES = [KvShape(2, 8, 8)] * 2
     ],
     ids=["dtype", "fp8", "block size", "layers", "window", "groups"],
 )
-async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
+async def test_pairing_refuses_other_layouts_naming_both(layouts, named):
     async with transfer(pairing=Pairing(VERSION, MODEL, tuple(layouts))) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
             ends.fetcher.check(ends.handle())
@@ -191,12 +191,12 @@ async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
         assert named in str(failure)
 
 
-def test_a_handle_without_layouts_is_refused():
+def test_pairing_refuses_handle_without_layouts():
     with pytest.raises(FailedPreconditionError, match="no cache group"):
         PAIRING.check(Pairing(VERSION, MODEL, ()), "prefill-0")
 
 
-def test_a_refusal_is_short_however_much_the_other_side_claims():
+def test_pairing_refusal_is_short_for_huge_claims():
     layout = layout_of(1)
     many = tuple(replace(layout, window=i) for i in range(1, 1000))
     shapes = tuple(LayerLayout(0, heads, 1, 1) for heads in range(1000))
@@ -209,7 +209,7 @@ def test_a_refusal_is_short_however_much_the_other_side_claims():
     assert len(str(caught.value)) < 1000
 
 
-def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart():
+def test_pairing_tells_equal_sized_layouts_apart_by_heads():
     ours = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4)
     theirs = plan_layout([KvShape(4, 4, 4)] * 2, torch.float32, 4)
     assert ours.block_bytes == theirs.block_bytes
@@ -219,7 +219,7 @@ def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart()
     assert mine.removeprefix("this worker's KV layout is ") != other.split(":")[0]
 
 
-async def test_a_confirmation_cannot_be_replayed():
+async def test_confirmation_cannot_be_replayed():
     async with transfer() as ends:
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
         with ends.lease(1) as lease:
@@ -233,7 +233,7 @@ async def test_a_confirmation_cannot_be_replayed():
         assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
 
 
-async def test_a_handle_is_good_for_one_fetch():
+async def test_handle_is_good_for_one_fetch():
     async with transfer() as ends:
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
@@ -253,7 +253,7 @@ async def test_a_handle_is_good_for_one_fetch():
         (LEASE, "", "claimant: "),
     ],
 )
-async def test_a_malformed_lease_id_is_an_invalid_argument(lease_id, claimant, problem):
+async def test_kv_transfer_refuses_malformed_lease_id(lease_id, claimant, problem):
     async with transfer() as ends:
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
         request = fetch_request(ends.handle(lease_id=lease_id), claimant, PAIRING, 0)
@@ -264,7 +264,7 @@ async def test_a_malformed_lease_id_is_an_invalid_argument(lease_id, claimant, p
             assert str(failure).startswith(problem)
 
 
-async def test_more_held_blocks_than_the_lease_has_are_refused():
+async def test_fetch_refuses_more_held_blocks_than_lease_has():
     async with transfer() as ends:
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
@@ -353,7 +353,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("script", DAMAGE.values(), ids=DAMAGE)
-async def test_a_damaged_transfer_is_data_loss_and_never_confirmed(script):
+async def test_fetch_of_damaged_transfer_is_data_loss_and_unconfirmed(script):
     source = ScriptedSource(script)
     async with transfer(servicer=source) as ends:
         fetch = ends.fetcher.fetch(ends.handle(2), allocation((1, 2)), TIMEOUT)
@@ -362,7 +362,7 @@ async def test_a_damaged_transfer_is_data_loss_and_never_confirmed(script):
     assert not source.confirmed
 
 
-async def test_a_result_without_a_manifest_is_data_loss_even_where_nothing_is_to_move():
+async def test_fetch_without_manifest_is_data_loss_and_unconfirmed():
     source = ScriptedSource([result()])
     async with transfer(servicer=source) as ends:
         fetch = ends.fetcher.fetch(ends.handle(1), allocation((1,), num_hits=1), TIMEOUT)
@@ -416,7 +416,7 @@ HYBRID_DAMAGE = {
         pytest.param(HYBRID_GOOD, (NULL_BLOCK, 2), id="a block that has no place here"),
     ],
 )
-async def test_a_group_that_comes_damaged_is_data_loss_and_never_confirmed(script, places):
+async def test_fetch_of_damaged_group_is_data_loss_and_unconfirmed(script, places):
     source = ScriptedSource(script)
     async with transfer(servicer=source, layouts=HYBRID) as ends:
         into = allocation((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, *places))
@@ -430,7 +430,7 @@ async def test_a_group_that_comes_damaged_is_data_loss_and_never_confirmed(scrip
     assert not source.confirmed
 
 
-async def test_groups_may_come_in_any_mixture_as_long_as_each_is_in_order():
+async def test_fetch_takes_groups_in_any_mixture_if_each_is_in_order():
     script = [
         manifest(4),
         blocks(2, ONE_SEEN, group=1),
@@ -464,7 +464,7 @@ def prefilling(num_tokens: int, chunk: int) -> Iterator[tuple[Tables, int]]:
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 6, 7, 12, 15, 17, 20])
 @pytest.mark.parametrize("chunk", [1, 4, 7, 32])
-async def test_each_group_brings_what_the_last_token_sees(num_tokens, chunk):
+async def test_fetch_brings_blocks_last_token_sees_in_each_group(num_tokens, chunk):
     async with transfer(20, layouts=HYBRID) as ends:
         first = max(0, num_tokens - WINDOW) // BLOCK_SIZE
         count = -(-num_tokens // BLOCK_SIZE)
@@ -490,7 +490,7 @@ async def test_each_group_brings_what_the_last_token_sees(num_tokens, chunk):
 
 
 @pytest.mark.parametrize("num_hits", [1, 2, 3, 4])
-async def test_what_the_claimant_holds_is_not_sent_in_any_group(num_hits):
+async def test_fetch_skips_blocks_held_by_claimant_in_each_group(num_hits):
     async with transfer(layouts=HYBRID) as ends:
         with ends.lease_of(NUM_TOKENS + 1) as lease:
             lease.advance(((1, 2, 3, 4), (NULL_BLOCK, 6, 7, 8)), 4)
@@ -509,7 +509,7 @@ async def test_what_the_claimant_holds_is_not_sent_in_any_group(num_hits):
         )
 
 
-async def test_a_chunk_of_all_groups_flows_as_soon_as_it_is_filled():
+async def test_fetch_streams_chunk_of_all_groups_as_it_fills():
     async with transfer(layouts=HYBRID) as ends:
         with ends.lease_of(NUM_TOKENS) as lease:
             into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 5, 6))
@@ -529,7 +529,7 @@ async def test_a_chunk_of_all_groups_flows_as_soon_as_it_is_filled():
         assert contents(ends.targets[1], (5, 6)) == contents(ends.sources[1], (3, 4))
 
 
-async def test_messages_are_of_bounded_size_in_every_group():
+async def test_fetch_messages_are_bounded_in_every_group():
     wide = layout_of(2, 64)
     num_blocks = 5 * 2**20 // wide.block_bytes
     window = layout_of(3, 64, window=10**6)
@@ -552,7 +552,7 @@ async def test_messages_are_of_bounded_size_in_every_group():
         assert sum(sizes[1]) == num_blocks * window.block_bytes
 
 
-async def test_a_needed_block_that_was_given_back_is_our_own_fault_and_sends_nothing():
+async def test_fetch_is_internal_error_when_source_lost_needed_block():
     async with transfer(layouts=HYBRID) as ends:
         with ends.lease_of(NUM_TOKENS) as lease:
             lease.advance(((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, NULL_BLOCK, 4)), 3)

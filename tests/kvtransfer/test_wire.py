@@ -25,7 +25,7 @@ def handle(**changes: object) -> pb.KvHandle:
     return pb.KvHandle(**{**fields, **changes})
 
 
-def test_layouts_survive_their_messages_window_and_all():
+def test_kv_layouts_round_trip_through_messages():
     assert layouts_of(layouts_to_messages(HYBRID)) == HYBRID
     assert layouts_of(pb.KvLayouts.FromString(serialize_layouts(HYBRID)).layouts) == HYBRID
 
@@ -34,20 +34,20 @@ def test_layouts_survive_their_messages_window_and_all():
     "logprobs",
     [None, TokenLogprobs(-1.5), TokenLogprobs(0.0), TokenLogprobs(-1.5, (3, 7), (-0.5, -1.5))],
 )
-def test_a_first_token_survives_its_message(logprobs):
+def test_first_token_round_trips_through_message(logprobs):
     token = FirstToken(3, 42, logprobs)
     result = prefill_pb2.PrefillResult(first_tokens=[first_token_to_message(token)])
     assert first_token_of(result) == token
 
 
-def test_a_result_may_bring_no_token_but_not_several():
+def test_prefill_result_holds_at_most_one_first_token():
     assert first_token_of(prefill_pb2.PrefillResult()) is None
     result = prefill_pb2.PrefillResult(first_tokens=[prefill_pb2.FirstToken()] * 2)
     with pytest.raises(FailedPreconditionError, match="brought 2 sequences"):
         first_token_of(result)
 
 
-def test_a_handle_survives_its_message():
+def test_handle_round_trips_through_message():
     read = handle_of(handle())
     assert (read.lease_id, read.num_tokens) == (LEASE, 9)
     assert read.pairing == Pairing("1.2.3", b"model", HYBRID)
@@ -64,11 +64,11 @@ def test_a_handle_survives_its_message():
     ],
     ids=["version", "no integrity", "unknown integrity", "tensor parallel"],
 )
-def test_a_handle_this_worker_cannot_honour_is_refused(changes, named):
+def test_handle_is_refused_when_worker_cannot_honour_it(changes, named):
     with pytest.raises(FailedPreconditionError, match=named):
         handle_of(handle(**changes))
 
 
-def test_hashes_that_are_no_whole_number_are_refused():
+def test_handle_is_refused_with_partial_block_hash():
     with pytest.raises(InvalidArgumentError, match="block_hashes"):
         handle_of(handle(block_hashes=bytes(17)))

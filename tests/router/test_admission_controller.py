@@ -79,21 +79,21 @@ class Cluster:
             self.admission_controller.end(RequestOutcome(asked, account))
 
 
-async def test_with_room_nobody_waits():
+async def test_admission_admits_at_once_when_there_is_room():
     cluster = Cluster(room=8)
     await asyncio.gather(*(cluster.run(str(i)) for i in range(8)))
     assert cluster.most == 8
     assert cluster.admission_controller.num_waiting == 0
 
 
-async def test_requests_that_come_at_once_see_each_others_room():
+async def test_admission_counts_room_of_concurrent_requests():
     cluster = Cluster(room=3)
     await asyncio.gather(*(cluster.run(str(i)) for i in range(20)))
     assert cluster.most == 3
     assert cluster.order == [str(i) for i in range(20)]
 
 
-async def test_a_tenant_with_many_does_not_hold_up_one_with_few():
+async def test_admission_is_fair_between_large_and_small_tenants():
     cluster, full = Cluster(room=1), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run("first", full, tenant="many", num_tokens=1000))]
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -109,7 +109,7 @@ async def test_a_tenant_with_many_does_not_hold_up_one_with_few():
     assert cluster.order.index("one") <= 3
 
 
-async def test_smaller_priorities_go_first():
+async def test_admission_serves_smaller_priorities_first():
     cluster, full = Cluster(room=1), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run("first", full))]
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -121,7 +121,7 @@ async def test_smaller_priorities_go_first():
     assert cluster.order == ["first", "soon", "usual", "late"]
 
 
-async def test_what_cannot_meet_its_deadline_is_refused_now_with_the_time_of_the_drain():
+async def test_admission_rejects_missed_deadline_with_drain_time():
     cluster = Cluster(room=0, drain_seconds=7.0)
     with pytest.raises(
         OverloadedError, match=r"in 7\.0 s, and the deadline is in 1\.0 s"
@@ -131,14 +131,14 @@ async def test_what_cannot_meet_its_deadline_is_refused_now_with_the_time_of_the
     assert cluster.admission_controller.num_waiting == 0
 
 
-async def test_what_would_meet_it_waits_and_is_told_when_time_runs_out_all_the_same():
+async def test_admission_queues_request_until_its_deadline_passes():
     cluster = Cluster(room=0, ttft_seconds=0.0)
     with pytest.raises(DeadlineExceededError, match="waited for room"):
         await cluster.run("r", seconds=0.05)
     assert cluster.admission_controller.num_waiting == 0
 
 
-async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_else_late():
+async def test_admission_rejects_queued_request_that_would_be_late():
     cluster, full = Cluster(room=1, ttft_seconds=30.0), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run("first", full, seconds=60.0))]
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -150,7 +150,7 @@ async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_
     assert cluster.order == ["first"]
 
 
-async def test_room_that_nobody_tells_of_is_found():
+async def test_admission_finds_room_without_notification():
     cluster = Cluster(room=0)
     task = asyncio.create_task(cluster.run("r"))
     await until(lambda: cluster.admission_controller.num_waiting == 1, within=2.0)
@@ -158,7 +158,7 @@ async def test_room_that_nobody_tells_of_is_found():
     await task
 
 
-async def test_too_many_that_wait_are_refused():
+async def test_admission_rejects_when_queue_is_full():
     cluster, full = Cluster(room=1, max_waiting=2), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run(str(i), full)) for i in range(3)]
     await until(lambda: cluster.admission_controller.num_waiting == 2, within=2.0)
@@ -169,7 +169,7 @@ async def test_too_many_that_wait_are_refused():
     await asyncio.gather(*tasks)
 
 
-async def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up():
+async def test_admission_forgets_request_cancelled_in_queue():
     cluster, full = Cluster(room=1), asyncio.Event()
     first = asyncio.create_task(cluster.run("first", full))
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -183,7 +183,7 @@ async def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up():
     assert cluster.admission_controller.num_waiting == 0
 
 
-async def test_who_leaves_at_the_moment_of_its_turn_gives_its_allowance_back():
+async def test_admission_returns_quota_when_cancelled_at_admission():
     quotas = Quotas(default=Quota(max_concurrent=1))
     cluster = Cluster(room=1, quotas=quotas)
     leaver = asyncio.create_task(cluster.run("leaver"))
@@ -194,7 +194,7 @@ async def test_who_leaves_at_the_moment_of_its_turn_gives_its_allowance_back():
     assert cluster.order[-1] == "next"
 
 
-async def test_a_tenant_has_so_many_in_flight_and_others_go_past_it():
+async def test_admission_queues_tenant_over_its_concurrency_quota():
     quotas = Quotas({"few": Quota(max_concurrent=2)})
     cluster, full = Cluster(room=10, quotas=quotas), asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -207,7 +207,7 @@ async def test_a_tenant_has_so_many_in_flight_and_others_go_past_it():
     assert cluster.order == ["f0", "f1", "other", "f2", "f3"]
 
 
-async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
+async def test_admission_rejects_tenant_over_rate_with_retry_after():
     moment = 0.0
     quotas = Quotas({"slow": Quota(tokens_per_second=10.0)}, clock=lambda: moment)
     cluster = Cluster(room=10, quotas=quotas)
@@ -221,7 +221,7 @@ async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
     assert cluster.order == ["r0", "other", "r2"]
 
 
-async def test_controller_has_room_again_when_a_request_is_cancelled():
+async def test_admission_has_room_again_when_request_is_cancelled():
     cluster = Cluster(room=1, quotas=Quotas(default=Quota(max_concurrent=1)))
     first = asyncio.create_task(cluster.run("first", asyncio.Event()))
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -229,7 +229,7 @@ async def test_controller_has_room_again_when_a_request_is_cancelled():
     await cluster.run("next")
 
 
-async def test_controller_returns_the_decision_made_when_the_request_came():
+async def test_admission_returns_decision_made_at_arrival():
     cluster, full, asked = Cluster(room=1), asyncio.Event(), request("second")
     first = asyncio.create_task(cluster.run("first", full))
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -242,7 +242,7 @@ async def test_controller_returns_the_decision_made_when_the_request_came():
     assert decision.inputs.request_id == "second"
 
 
-async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
+async def test_admission_raises_abort_of_queued_request():
     cluster, full = Cluster(room=1), asyncio.Event()
     first = asyncio.create_task(cluster.run("first", full))
     await until(lambda: cluster.num_running == 1, within=2.0)

@@ -39,25 +39,25 @@ DECODING = InFlight(NOW - 5, NOW + 4, 600)
 ARRIVAL = Arrival(NOW, prefill_seconds=10.0, num_tokens=400)
 
 
-def test_naive_sees_the_decodes_of_now_and_predicted_those_it_will_meet():
+def test_naive_counts_current_decodes_and_predicted_later_ones():
     for in_flight, by_naive, by_predicted in ((ON_ITS_WAY, True, False), (DECODING, False, True)):
         assert naive(ARRIVAL, pool(in_flight)).is_admitted == by_naive
         assert predicted(ARRIVAL, pool(in_flight)).is_admitted == by_predicted
         assert none(ARRIVAL, pool(in_flight, in_flight)).is_admitted
 
 
-def test_who_is_refused_is_told_when_there_will_be_room():
+def test_admission_policy_returns_retry_after_when_refusing():
     assert naive(ARRIVAL, pool(DECODING)).retry_after == 4.0
     assert predicted(ARRIVAL, pool(ON_ITS_WAY)).retry_after == 20.0
 
 
-def test_a_decode_that_should_have_ended_still_counts():
+def test_predicted_policy_counts_overdue_decode():
     late = InFlight(NOW - 50, NOW - 20, 600)
     assert not predicted(ARRIVAL, pool(late)).is_admitted
 
 
 @given(st.sampled_from(ADMISSION_NAMES), arrivals, pools)
-def test_whoever_is_refused_would_not_fit_and_may_come_again(name, arrival, decodes):
+def test_admission_policies_refuse_only_requests_over_limit(name, arrival, decodes):
     decision = admission_named(name)(arrival, decodes)
     assert decision.occupancy >= arrival.num_tokens / decodes.max_held_tokens
     if decision.is_admitted:
@@ -68,18 +68,18 @@ def test_whoever_is_refused_would_not_fit_and_may_come_again(name, arrival, deco
 
 
 @given(arrivals, pools)
-def test_an_idle_pool_takes_anybody(arrival, decodes):
+def test_admission_policies_admit_anything_to_idle_pool(arrival, decodes):
     idle = replace(decodes, in_flight=())
     assert all(admission_named(name)(arrival, idle).is_admitted for name in ADMISSION_NAMES)
 
 
 @given(arrivals, pools)
-def test_without_prompts_on_their_way_and_with_nothing_to_wait_for_both_agree(arrival, decodes):
+def test_naive_and_predicted_agree_without_prefills(arrival, decodes):
     at_once = replace(arrival, prefill_seconds=0.0)
     assert naive(at_once, decodes) == predicted(at_once, decodes)
 
 
 @pytest.mark.parametrize("num_flights", [1, 31, 500])
-def test_the_last_ending_is_among_the_moments_that_are_looked_at(num_flights):
+def test_naive_policy_considers_last_ending_of_many_decodes(num_flights):
     many = tuple(InFlight(NOW - 1, NOW + 1 + i, 600) for i in range(num_flights))
     assert naive(ARRIVAL, pool(*many)).retry_after == float(num_flights)

@@ -84,7 +84,7 @@ def shown(an_answer: Answer, *events: decode_pb2.DecodeGenerateResponse) -> list
 
 
 @given(st.lists(st.text("abcde", min_size=1, max_size=8), min_size=2, max_size=4), st.randoms())
-def test_several_sequences_come_whole_and_in_order_however_they_are_mixed(letters, order):
+def test_answer_orders_tokens_of_interleaved_sequences(letters, order):
     queues = []
     for index, text in enumerate(letters):
         events, at = [], 0
@@ -105,20 +105,20 @@ def test_several_sequences_come_whole_and_in_order_however_they_are_mixed(letter
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_prefill_without_its_one_token_is_a_bug_and_named(count):
+def test_answer_refuses_prefill_without_exactly_one_token(count):
     result = prefill_pb2.PrefillResult(first_tokens=[prefill_pb2.FirstToken()] * count)
     with pytest.raises(InternalError, match=f"brought {count} first tokens"):
         answer().on_prefill(prefill_pb2.PrefillResponse(result=result))
 
 
 @pytest.mark.parametrize("fields", [{"logprobs": [-1.0]}, {"top_logprobs": [pb.TopLogprobs()] * 3}])
-def test_tokens_of_which_only_some_have_log_probabilities_are_a_bug_and_named(fields):
+def test_answer_refuses_tokens_with_partial_logprobs(fields):
     tokens = decode_pb2.DecodeTokens(token_ids=ids("ab"), **fields)
     with pytest.raises(InternalError, match="2 tokens came with"):
         answer().on_decode(decode_pb2.DecodeGenerateResponse(tokens=tokens))
 
 
-def test_each_sequence_ends_for_the_client_as_soon_as_it_does():
+def test_answer_finishes_each_sequence_independently():
     several = answer(n=2)
     events = shown(several, tokens(1, 0, "ab"), finished(1, END))
     assert endings(events) == [(1, END)]
@@ -127,7 +127,7 @@ def test_each_sequence_ends_for_the_client_as_soon_as_it_does():
     assert several.is_complete
 
 
-def test_a_stop_string_ends_its_sequence_and_no_other():
+def test_answer_ends_only_sequence_with_stop_string():
     several = answer(n=2, stop=("bc",))
     events = shown(several, tokens(0, 0, "abc"), tokens(1, 0, "ab"))
     assert texts(events) == {0: "a", 1: "a"}
@@ -140,27 +140,27 @@ def test_a_stop_string_ends_its_sequence_and_no_other():
     assert events[-1].finished.usage.num_output_tokens == 7
 
 
-def test_text_held_back_for_a_stop_string_is_shown_when_its_sequence_ends():
+def test_answer_shows_text_held_for_stop_string_at_end():
     several = answer(n=2, stop=("bc",))
     assert texts(shown(several, tokens(0, 0, "ab"))) == {0: "a"}
     assert texts(shown(several, finished(0))) == {0: "b"}
 
 
-def test_the_prefill_s_own_token_is_not_shown_where_there_are_several_sequences():
+def test_answer_hides_prefill_token_of_several_sequences():
     several = answer(n=2)
     assert several.on_prefill(result("e", END)) == []
     events = shown(several, tokens(0, 0, "a"), finished(0), tokens(1, 0, "b"), finished(1))
     assert texts(events) == {0: "a", 1: "b"}
 
 
-def test_one_of_several_candidates_is_a_sequence_of_the_decode_worker_s():
+def test_answer_hides_prefill_token_when_best_of_exceeds_n():
     best = answer(n=1, best_of=3)
     assert best.on_prefill(result("e")) == []
     assert texts(shown(best, tokens(0, 0, "a"), finished(0))) == {0: "a"}
     assert best.is_complete
 
 
-def test_beams_tell_their_scores():
+def test_answer_reports_scores_of_beams():
     beams = answer(n=2, beam_width=3, temperature=0.0)
     events = shown(
         beams, tokens(0, 0, "a"), finished(0, END, -0.5), tokens(1, 0, "b"), finished(1, END, -0.75)
@@ -171,7 +171,7 @@ def test_beams_tell_their_scores():
     assert not plain[-1].finished.HasField("score")
 
 
-def test_prompt_logprobs_come_before_the_first_tokens_whoever_is_faster():
+def test_answer_sends_prompt_logprobs_before_first_tokens():
     asked = answer(prompt_logprobs=0)
     assert shown(asked, READY, tokens(0, 0, "ab"), finished(0)) == []
     (first,) = asked.on_prefill(scored(1, -0.5))
@@ -182,7 +182,7 @@ def test_prompt_logprobs_come_before_the_first_tokens_whoever_is_faster():
 
 
 @pytest.mark.parametrize("from_prefill", [True, False])
-def test_the_most_likely_tokens_go_along_with_their_token(from_prefill):
+def test_answer_passes_top_logprobs_with_their_token(from_prefill):
     tops = [pb.TopLogprobs(token_ids=[7 + i, 8], logprobs=[-0.25, -0.5]) for i in range(2)]
     if from_prefill:
         token = prefill_pb2.FirstToken(token_id=7, logprob=-0.25, top_logprobs=tops[0])
@@ -203,7 +203,7 @@ def test_the_most_likely_tokens_go_along_with_their_token(from_prefill):
     st.lists(st.integers(0, 8), max_size=4),
     st.randoms(),
 )
-def test_however_often_others_go_on_each_token_is_shown_once_and_in_order(letters, cuts, order):
+def test_answer_shows_each_token_once_over_many_attempts(letters, cuts, order):
     asked = answer(n=len(letters), max_tokens=12)
     events: list[pb.GenerateResponse] = []
     for cut in [*cuts, None]:
@@ -251,7 +251,7 @@ def shown_letters(events: list[pb.GenerateResponse], index: int) -> list[int]:
     ]
 
 
-def test_how_far_an_attempt_has_come_counts_what_it_went_on_behind():
+def test_answer_place_counts_tokens_of_earlier_attempts():
     single, several = answer(), answer(n=2)
     shown(single, READY, tokens(0, 0, "abc"))
     shown(several, READY, tokens(0, 0, "abc"), tokens(1, 0, "a"))
@@ -263,7 +263,7 @@ def test_how_far_an_attempt_has_come_counts_what_it_went_on_behind():
     assert (single.place, several.place) == (4, 7)
 
 
-def test_each_of_several_sequences_is_asked_for_from_where_it_stands():
+def test_answer_resumes_each_sequence_after_its_tokens():
     several = answer(n=4, stop=("bc",), max_tokens=3)
     assert several.work().outputs == ()
     shown(several, READY, tokens(0, 0, "a"), tokens(1, 0, "abc"), tokens(2, 0, "ded"))
@@ -275,7 +275,7 @@ def test_each_of_several_sequences_is_asked_for_from_where_it_stands():
     assert (work.num_sequences, work.num_tokens) == (2, 3)
 
 
-def test_one_whose_end_only_its_tokens_tell_is_not_asked_for_before_that_is_told():
+def test_answer_omits_sequence_complete_by_received_tokens():
     params = SamplingParams(temperature=1.0, n=2, max_tokens=2)
     received = (tuple(ids("ab")), tuple(ids("c")))
     asked = Answer(Request("r", (5, 6), params, received=received), card(), 0.0)
@@ -304,7 +304,7 @@ def test_usage_of_cached_tokens_is_the_most_of_one_attempt():
 
 
 @pytest.mark.parametrize("params", [{"n": 2, "best_of": 3}, {"beam_width": 3, "temperature": 0.0}])
-def test_what_is_ranked_begins_anew(params):
+def test_answer_restarts_ranked_sequences(params):
     ranked = answer(**params)
     shown(ranked, READY, tokens(0, 0, "ab"))
     ranked.restart()
@@ -314,7 +314,7 @@ def test_what_is_ranked_begins_anew(params):
 
 
 @pytest.mark.parametrize("params", [{"best_of": 2}, {"beam_width": 2, "temperature": 0.0}])
-def test_how_far_a_ranked_answer_has_come_is_soon_not_known(params):
+def test_answer_place_of_ranked_sequences_is_soon_unknown(params):
     ranked = answer(**params)
     shown(ranked, READY)
     assert ranked.place == 0

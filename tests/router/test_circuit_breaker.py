@@ -17,12 +17,12 @@ def circuit_and_clock(chance: float = 0.999) -> tuple[CircuitBreaker, Clock]:
 
 
 @given(st.integers(1, 100), st.floats(0.0, 1.0, exclude_max=True))
-def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n, chance):
+def test_backoff_doubles_to_its_limit_with_jitter_of_half(n, chance):
     whole = min(8.0, 2.0 ** (n - 1))
     assert whole / 2 <= Backoff(1.0, 8.0, lambda: chance).delay(n) <= whole
 
 
-def test_a_worker_that_answers_may_fail_now_and_then_and_not_always():
+def test_circuit_breaker_opens_after_consecutive_failures():
     circuit, _ = circuit_and_clock()
     for _ in range(10):
         circuit.record_failure()
@@ -34,14 +34,14 @@ def test_a_worker_that_answers_may_fail_now_and_then_and_not_always():
     assert circuit.state is OPEN
 
 
-def test_calls_that_end_together_count_as_one_loss():
+def test_circuit_breaker_counts_simultaneous_trips_once():
     circuit, _ = circuit_and_clock()
     for _ in range(100):
         circuit.trip()
     assert circuit.seconds_to_probe <= 1.0
 
 
-def test_a_worker_that_only_says_that_it_is_well_stays_away_longer_each_time():
+def test_circuit_breaker_backs_off_when_only_probes_succeed():
     circuit, clock = circuit_and_clock()
     waits = []
     for _ in range(5):

@@ -26,7 +26,7 @@ from tests.support.router.scripted import (
 )
 
 
-async def test_tokens_that_come_at_once_go_out_together():
+async def test_coalescer_sends_simultaneous_tokens_together():
     decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
         chunks, ids = 0, []
@@ -38,7 +38,7 @@ async def test_tokens_that_come_at_once_go_out_together():
     assert chunks <= 3, "the first token, perhaps one alone, and the rest"
 
 
-async def test_without_a_pace_each_message_goes_by_itself():
+async def test_coalescer_sends_each_message_alone_without_window():
     shown, sizes = Cue(), []
     decoder = decode(READY, shown, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
@@ -49,7 +49,7 @@ async def test_without_a_pace_each_message_goes_by_itself():
     assert sizes == [1] * 5
 
 
-async def test_tokens_gathered_with_a_failure_behind_them_are_shown():
+async def test_coalescer_sends_tokens_gathered_before_failure():
     """What was booked counts as shown: were it not sent, it would be lost."""
     shown = Cue()
     dying = decode(READY, shown, tokens(1, 1), tokens(2, 2), InternalError("it broke"))
@@ -63,7 +63,7 @@ async def test_tokens_gathered_with_a_failure_behind_them_are_shown():
     assert ids == letter_ids()
 
 
-async def test_a_slow_stream_never_waits(monkeypatch):
+async def test_coalescer_never_delays_slow_stream(monkeypatch):
     moment = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: moment)
     waits: list[float] = []
@@ -89,7 +89,7 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-def test_coalescing_changes_nothing_but_the_number_of_messages(events):
+def test_coalescing_changes_only_number_of_messages(events):
     """`events`: sequence, number of tokens, whether the sequence ends there, and with held-back
     text after its last token."""
     responses, position, ended, rests = [], [0, 0, 0], set(), []

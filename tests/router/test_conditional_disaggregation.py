@@ -52,7 +52,7 @@ def holding(candidate: Candidate, num_missing: int, **fields: object) -> Candida
     return replace(candidate, num_cached_tokens=NUM_TOKENS - num_missing, **fields)
 
 
-def test_what_takes_no_longer_than_a_handoff_is_computed_by_the_decode_worker():
+def test_decode_worker_computes_prompt_shorter_than_handoff():
     short, long = (tuple(holding(c, n) for c in (PREFILL, DECODE)) for n in (16, 200))
     assert chosen(*short) == ("", "d")
     assert chosen(*long) == ("p", "d")
@@ -62,14 +62,14 @@ def test_what_takes_no_longer_than_a_handoff_is_computed_by_the_decode_worker():
     assert single.cost == sum(single.terms.values()) == single.terms["crowding"] * 17 / 15
 
 
-def test_a_decode_worker_that_is_busy_does_not():
+def test_busy_decode_worker_computes_no_prompt():
     cluster = holding(PREFILL, 16), holding(DECODE, 16, num_sequences=20)
     assert chosen(*cluster) == ("p", "d")
     queued = holding(PREFILL, 16), holding(DECODE, 16, num_queued_tokens=500)
     assert chosen(*queued) == ("p", "d")
 
 
-def test_how_short_and_how_busy_follows_from_what_was_learned():
+def test_disaggregation_threshold_follows_learned_rates():
     cluster = holding(PREFILL, 200), holding(DECODE, 200)
     fast, slow = Rates(handoff_seconds=0.1), Rates(0.0, 1e-2)
     assert chosen(*(replace(c, rates=fast) for c in cluster)) == ("", "d")
@@ -77,18 +77,18 @@ def test_how_short_and_how_busy_follows_from_what_was_learned():
     assert chosen(*(replace(c, rates=slow) for c in cluster)) == ("p", "d")
 
 
-def test_what_the_decode_worker_holds_and_the_prefill_worker_does_not_counts():
+def test_disaggregation_weighs_cached_prefix_of_both_roles():
     assert chosen(PREFILL, holding(DECODE, 100)) == ("", "d")
     assert chosen(holding(PREFILL, 100), DECODE) == ("p", "d")
 
 
-def test_a_long_prompt_waits_for_no_prefill_worker_that_is_not_there():
+def test_decode_worker_computes_prompt_without_prefill_worker():
     assert chosen(DECODE) == ("", "d")
     assert chosen(replace(PREFILL, excluded="not answering"), DECODE) == ("", "d")
     assert chosen(replace(PREFILL, pairing=b"another"), DECODE) == ("", "d")
 
 
-def test_it_can_be_turned_off_and_some_requests_never_take_part():
+def test_conditional_disaggregation_can_be_disabled():
     near = holding(DECODE, 1)
     assert chosen(PREFILL, near, rules=Rules(conditional_disaggregation=False)) == ("p", "d")
     assert chosen(PREFILL, near, needs_prefill=True) == ("p", "d")
@@ -99,7 +99,7 @@ NEWER = {"pairing": b"newer", "version": "1.3"}
 
 
 @pytest.mark.parametrize("rules", [Rules(p, c) for p in POLICY_NAMES for c in (True, False)])
-def test_a_prompt_is_computed_by_a_decode_worker_while_no_two_workers_are_of_one_version(rules):
+def test_decode_worker_computes_prompt_during_version_gap(rules):
     newer = replace(PREFILL, worker="new", **NEWER)
     old = replace(PREFILL, excluded="draining")
     assert chosen(newer, DECODE, rules=rules) == ("", "d")
@@ -108,7 +108,7 @@ def test_a_prompt_is_computed_by_a_decode_worker_while_no_two_workers_are_of_one
     assert decided_for_prefill is None
 
 
-def test_as_soon_as_two_workers_are_of_one_version_they_do_it():
+def test_disaggregation_resumes_once_two_workers_share_version():
     rules = Rules(conditional_disaggregation=False)
     newer = [replace(c, worker=f"{c.worker}-new", **NEWER) for c in (PREFILL, DECODE)]
     assert chosen(newer[0], DECODE, newer[1], rules=rules) == ("p-new", "d-new")
@@ -117,7 +117,7 @@ def test_as_soon_as_two_workers_are_of_one_version_they_do_it():
     assert decided(unlike, DECODE, rules=rules) is None
 
 
-def test_equal_decode_workers_share_what_is_computed_alone_and_keep_theirs_when_one_leaves():
+def test_lone_placements_are_stable_when_decode_worker_leaves():
     workers = [replace(DECODE, worker=f"d{i}") for i in range(4)]
     names = [f"request-{i}" for i in range(64)]
     before, after = (
@@ -129,12 +129,12 @@ def test_equal_decode_workers_share_what_is_computed_alone_and_keep_theirs_when_
 
 
 @pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "baton"])
-def test_policies_to_compare_with_know_no_such_thing(name):
+def test_baseline_policies_always_disaggregate(name):
     assert chosen(PREFILL, holding(DECODE, 1), rules=Rules(name)) == ("p", "d")
 
 
 @given(clusters(NUM_TOKENS), st.randoms(), st.booleans())
-def test_only_workers_that_can_take_work_do_and_the_snapshot_decides(cluster, shuffled, needs):
+def test_placement_uses_only_available_workers_in_any_order(cluster, shuffled, needs):
     placement = decided(*cluster, needs_prefill=needs)
     other = list(cluster)
     shuffled.shuffle(other)
@@ -150,7 +150,7 @@ def test_only_workers_that_can_take_work_do_and_the_snapshot_decides(cluster, sh
 
 
 @given(clusters(NUM_TOKENS))
-def test_a_decode_worker_is_alone_only_where_that_costs_less_than_any_pair(cluster):
+def test_decode_worker_is_alone_only_when_cheaper_than_pair(cluster):
     placement = decided(*cluster)
     pair = decided(*cluster, rules=Rules(conditional_disaggregation=False))
     if placement is None:
@@ -164,7 +164,7 @@ def test_a_decode_worker_is_alone_only_where_that_costs_less_than_any_pair(clust
 
 
 @given(candidates("decode", NUM_TOKENS), st.integers(0, NUM_TOKENS))
-def test_more_overlap_never_costs_more_alone_either(one, num_tokens):
+def test_cost_alone_never_grows_with_cached_prefix(one, num_tokens):
     more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
     before, after = (CostModel().alone_terms(c, num_tokens) for c in (one, more))
     assert all(after[term] <= before[term] for term in before)
@@ -179,7 +179,7 @@ def started(num_cached: int = 2) -> decode_pb2.DecodeGenerateResponse:
 ALL = [tokens(0, 0), tokens(1, 1, 2, 3, 4), finished()]
 
 
-async def test_a_decode_worker_alone_answers_from_the_first_token_on():
+async def test_lone_decode_worker_answers_from_first_token():
     only = decode(started(), *ALL)
     async with fleet_of(only) as fleet:
         seen = await run(fleet, rules=DEFAULT_RULES)
@@ -196,7 +196,7 @@ async def test_a_decode_worker_alone_answers_from_the_first_token_on():
     assert not timings.HasField("exposed_transfer")
 
 
-async def test_one_that_dies_is_replaced_and_nothing_is_told_twice():
+async def test_lone_decode_worker_is_replaced_without_repeats():
     dying = decode(started(), tokens(0, 0), tokens(1, 1), InternalError("it broke"), name="d0")
     other = decode(started(), tokens(2, 2, 3, 4), finished(), name="d1")
     async with fleet_of(dying, other) as fleet:
@@ -207,7 +207,7 @@ async def test_one_that_dies_is_replaced_and_nothing_is_told_twice():
     assert list(request.token_ids) == [5, 6, 7, *letter_ids()[:2]]
 
 
-async def test_it_may_go_on_with_a_prefill_worker_and_the_other_way_round():
+async def test_lifecycle_falls_back_from_pair_to_lone_decode_worker():
     """Workers are preferred in their order, so the pair is asked where it is the cheaper one."""
     refusing = prefill(name="p0")
     refusing.script = [UnavailableError("draining")]
@@ -223,7 +223,7 @@ async def test_it_may_go_on_with_a_prefill_worker_and_the_other_way_round():
     assert [r.HasField("handle") for r in both.requests] == [True, False]
 
 
-async def test_the_prompt_counts_as_the_decode_worker_s_load_until_its_first_token():
+async def test_prompt_counts_as_decode_load_until_first_token():
     cue = Cue()
     only = decode(started(), cue, *ALL)
     async with fleet_of(only) as fleet:
@@ -237,7 +237,7 @@ async def test_the_prompt_counts_as_the_decode_worker_s_load_until_its_first_tok
     assert (only.load, only.num_queued) == (0, 0)
 
 
-async def test_an_abort_ends_the_only_call():
+async def test_abort_ends_call_of_lone_decode_worker():
     only = decode(started(), Forever())
     async with fleet_of(only) as fleet:
         lifecycle = lifecycle_of(fleet, rules=DEFAULT_RULES)
@@ -248,7 +248,7 @@ async def test_an_abort_ends_the_only_call():
             await anext(running)
 
 
-async def test_prompt_logprobs_are_a_prefill_worker_s():
+async def test_prompt_logprobs_always_use_prefill_worker():
     source = prefill(first())
     other = decode(READY, *ALL)
     async with fleet_of(source, other) as fleet:

@@ -39,7 +39,7 @@ async def behind_a_proxy(worker: Worker) -> AsyncIterator[Link]:
 
 
 @pytest.mark.parametrize("directions", [("there",), ("back",), ("there", "back")])
-async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bound(directions):
+async def test_lifecycle_replaces_cut_off_worker_within_silence_bound(directions):
     cut_off = decode(READY, tokens(0, 0, 1), Forever())
     other = decode(READY, tokens(2, 2), finished(), name="d1")
     async with (
@@ -63,7 +63,7 @@ async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bo
     assert (cut_off.num_losses, other.num_losses) == (1, 0)
 
 
-async def test_workers_that_cannot_reach_each_other_are_each_placed_with_others():
+async def test_lifecycle_pairs_unreachable_workers_with_others():
     cannot = UnavailableError("cannot fetch from p0")
     apart = decode(cannot)
     # It is not its fault, and nobody else's: with another prefill worker it goes on.

@@ -37,32 +37,32 @@ def encoded(text: str) -> list[int]:
     ],
     ids=["code", "accents", "CJK", "joined emoji", "emoji", "combining", "blanks"],
 )
-def test_the_pieces_of_a_text_are_the_text_and_no_character_is_split(text):
+def test_detokenizer_pieces_join_to_text_of_whole_characters(text):
     pieces = pieces_of(encoded(text))
     assert "".join(pieces) == text
     assert not any("�" in piece for piece in pieces)
 
 
-def test_a_character_comes_with_its_last_token():
+def test_detokenizer_shows_character_with_its_last_token():
     token_ids = encoded("世")
     assert len(token_ids) > 1, "one token, and nothing to see"
     pieces = pieces_of(token_ids)
     assert pieces[: len(token_ids)] == [""] * (len(token_ids) - 1) + ["世"]
 
 
-def test_half_a_character_at_the_end_is_shown_as_the_decoder_writes_it():
+def test_detokenizer_shows_incomplete_character_at_end():
     token_ids = encoded("ab世")[:-1]
     assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids)
     assert pieces_of(token_ids)[-1].startswith("�")
 
 
-def test_special_tokens_are_not_shown():
+def test_detokenizer_hides_special_tokens():
     end = tokenizer().token_to_id("<|im_end|>")
     assert "".join(pieces_of([*encoded("ab"), end, *encoded("cd")])) == "abcd"
 
 
 @given(st.lists(st.integers(0, tokenizer().get_vocab_size() - 1), max_size=40))
-def test_the_pieces_of_any_tokens_are_what_the_tokenizer_decodes(token_ids):
+def test_detokenizer_pieces_equal_decoded_tokens(token_ids):
     assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids, skip_special_tokens=True)
 
 
@@ -81,7 +81,7 @@ def test_broken_characters_are_decoded_a_few_tokens_at_a_time(token_ids):
 @given(st.text(max_size=30))
 @example("�")
 @example("x�y")
-def test_any_text_comes_back_as_it_was(text):
+def test_detokenizer_restores_any_text(text):
     token_ids = encoded(text)
     assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids)
 
@@ -113,7 +113,7 @@ few_letters = st.text("ab", max_size=4)
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=4), st.lists(few_letters))
-def test_stop_strings_end_a_text_where_a_plain_search_finds_them(stop, pieces):
+def test_stop_strings_match_where_plain_search_finds_them(stop, pieces):
     text, expected, matched = "", "", None
     for piece in pieces:
         text += piece
@@ -132,7 +132,7 @@ def test_stop_strings_end_a_text_where_a_plain_search_finds_them(stop, pieces):
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=4), st.lists(few_letters))
-def test_no_more_is_held_back_than_a_stop_string_may_need(stop, pieces):
+def test_stop_strings_hold_back_only_possible_prefix(stop, pieces):
     watch = StopStrings(tuple(stop))
     text = out = ""
     for piece in pieces:

@@ -27,7 +27,7 @@ def decided(*candidates: Candidate, broken=frozenset(), rules=HANDOFFS) -> Decis
     return Decision(rules, inputs, rules.decide(inputs))
 
 
-def test_the_reason_names_the_winner_the_next_best_and_what_decides():
+def test_explanation_names_winner_runner_up_and_deciding_terms():
     said = why(decided(HOLDER, OTHER, DECODE))
     assert said.startswith("holder with decode cost ")
     assert "Next best of 1 other choices: other with decode, " in said
@@ -35,23 +35,23 @@ def test_the_reason_names_the_winner_the_next_best_and_what_decides():
     assert "crowding +768 ms" in said
 
 
-def test_a_choice_that_is_the_only_one_is_said_to_be():
+def test_explanation_says_when_no_other_choice_exists():
     assert why(decided(HOLDER, DECODE)).endswith("No other choice could take it.")
     pair = (OTHER.worker, DECODE.worker)
     assert "No other choice" in why(decided(HOLDER, OTHER, DECODE, broken=frozenset({pair})))
 
 
-def test_a_tie_is_said_to_be_one():
+def test_explanation_says_when_request_id_breaks_tie():
     assert "the request's id breaks the tie" in why(
         decided(OTHER, replace(OTHER, worker="twin"), DECODE)
     )
 
 
-def test_where_nobody_can_the_reason_says_why():
+def test_explanation_says_why_no_worker_can_take_request():
     assert why(decided(HOLDER)) == "no decode worker is known"
 
 
-def test_a_decode_worker_that_computes_the_prompt_is_said_to_be_alone():
+def test_explanation_says_when_decode_worker_is_alone():
     near = replace(DECODE, num_cached_tokens=1020)
     said = why(decided(HOLDER, near, rules=DEFAULT_RULES))
     assert said.startswith("decode alone costs ")
@@ -62,7 +62,7 @@ def test_a_decode_worker_that_computes_the_prompt_is_said_to_be_alone():
     assert "interruption" in far
 
 
-def test_who_has_no_partner_of_its_version_is_named():
+def test_explanation_names_workers_without_partner_of_version():
     newer = replace(OTHER, worker="newer", pairing=b"newer", version="1.3")
     said = why(decided(HOLDER, newer, DECODE))
     assert said.startswith("holder with decode cost ")
@@ -72,7 +72,7 @@ def test_who_has_no_partner_of_its_version_is_named():
     assert "version" not in why(decided(HOLDER, replace(newer, excluded="draining"), DECODE))
 
 
-def test_while_no_two_are_of_one_version_that_is_why_a_decode_worker_is_alone():
+def test_explanation_blames_version_gap_for_lone_decode_worker():
     newer = replace(OTHER, worker="newer", pairing=b"newer", version="1.3")
     said = why(decided(newer, replace(DECODE, version="1.2")))
     assert said.startswith("decode alone costs ")
@@ -80,14 +80,14 @@ def test_while_no_two_are_of_one_version_that_is_why_a_decode_worker_is_alone():
     assert "until the upgrade is finished" in said
 
 
-def test_a_policy_that_does_not_count_seconds_is_not_said_to():
+def test_explanation_omits_seconds_for_policies_without_them():
     said = why(decided(HOLDER, OTHER, DECODE, rules=Rules("prefix-only")))
     assert "uncached +512" in said
     assert "ms" not in said
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_the_winner_is_one_of_the_choices_and_none_is_cheaper(num_prefill, num_decode, data):
+def test_chosen_placement_is_cheapest_of_all_choices(num_prefill, num_decode, data):
     queued = st.integers(0, 999)
     cluster = [
         *(Candidate(f"p{i}", "prefill", b"", 0, data.draw(queued)) for i in range(num_prefill)),
@@ -119,7 +119,7 @@ def work(request_id: str) -> Work:
     return work_of(Request(request_id, tuple(range(64)), SamplingParams()))
 
 
-def test_a_dry_run_is_what_would_be_done_and_is_not_remembered():
+def test_placer_explains_next_placement_and_remembers_nothing():
     placer = Placer(Cluster())  # type: ignore[arg-type]
     dry = placer.explain(work("r"))
     with pytest.raises(NotFoundError, match="'r'"):
@@ -128,7 +128,7 @@ def test_a_dry_run_is_what_would_be_done_and_is_not_remembered():
     assert placer.decision_of("r") == dry
 
 
-def test_so_many_placements_are_remembered_and_no_more():
+def test_placer_remembers_bounded_number_of_placements():
     placer = Placer(Cluster())  # type: ignore[arg-type]
     for i in range(200):
         placer.place(work(f"r{i}"))

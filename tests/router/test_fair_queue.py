@@ -17,7 +17,7 @@ def drain(queue: FairQueue[int]) -> list[Waiting[int]]:
     return taken
 
 
-def test_one_request_waits_for_one_turn_of_a_tenant_with_hundreds():
+def test_fair_queue_serves_newcomer_within_one_round():
     queue: FairQueue[int] = FairQueue(quantum=1000)
     for i in range(300):
         queue.push(i, tenant="many", num_tokens=1000)
@@ -26,7 +26,7 @@ def test_one_request_waits_for_one_turn_of_a_tenant_with_hundreds():
     assert -1 in [w.item for w in (queue.pop(), queue.pop()) if w is not None]
 
 
-def test_long_requests_take_no_more_than_short_ones():
+def test_fair_queue_shares_tokens_equally_at_any_length():
     """A hundred tokens at a time against ten thousand: half of the tokens each."""
     queue: FairQueue[int] = FairQueue(quantum=512)
     for i in range(1000):
@@ -47,7 +47,7 @@ _SHARES = st.dictionaries(
 
 
 @given(_SHARES, st.lists(st.integers(1, 4000), min_size=4, max_size=4), st.integers(64, 4096))
-def test_waiting_tenants_get_tokens_in_proportion_to_their_weights(weights, sizes, quantum):
+def test_fair_queue_shares_tokens_by_tenant_weights(weights, sizes, quantum):
     """Between two tenants that both have something waiting, the difference of what they got, each
     by its weight, stays within a turn and a request of either: the bound of the method."""
     queue: FairQueue[int] = FairQueue(weights.__getitem__, quantum)
@@ -69,7 +69,7 @@ def test_waiting_tenants_get_tokens_in_proportion_to_their_weights(weights, size
                 assert abs(got[a] - got[b]) <= bound + 1e-6
 
 
-def test_what_is_put_back_is_next_and_costs_its_tenant_nothing():
+def test_fair_queue_serves_put_back_request_next_at_no_cost():
     queue: FairQueue[int] = FairQueue()
     for tenant in "ab":
         for i in range(2):

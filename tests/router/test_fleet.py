@@ -88,7 +88,7 @@ def reason(fleet: Fleet) -> str | None:
     return candidates[0].excluded if candidates else None
 
 
-async def test_workers_of_another_version_pair_with_none_of_before_and_are_thought_as_fast():
+async def test_fleet_pairs_no_mixed_versions_but_shares_their_rates():
     async with worker_and_fleet() as (server, fleet, redis):
         old = record_of(server, version="1.2")
         new = replace(old, id="v", version="1.3", fingerprint=b"g")
@@ -110,7 +110,7 @@ async def test_workers_of_another_version_pair_with_none_of_before_and_are_thoug
             assert newer.model.rates.prefill_seconds_per_token == learned
 
 
-async def test_a_worker_takes_work_once_it_says_that_it_is_ready():
+async def test_fleet_uses_worker_only_while_it_reports_ready():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) == "not reached yet", within=5.0)
         await server.set_ready(True)
@@ -125,7 +125,7 @@ def accepted(port: int) -> set[int]:
     return {c.raddr.port for c in connections if c.raddr and c.laddr.port == port}
 
 
-async def test_a_worker_keeps_its_work_while_its_watch_moves_to_new_certificates(tmp_path):
+async def test_fleet_keeps_worker_while_certificates_rotate(tmp_path):
     """And the connection that was made with the former ones ends."""
     authority = Authority()
     write(tmp_path, {"ca": authority.own, "worker": authority.issue("worker"),
@@ -159,7 +159,7 @@ async def test_a_worker_keeps_its_work_while_its_watch_moves_to_new_certificates
         await until(lambda: not accepted(server.port) & before, within=15.0)
 
 
-async def test_the_first_look_waits_for_redis_and_for_what_each_worker_says():
+async def test_fleet_first_look_waits_for_redis_and_every_worker():
     server, redis_server = Server(ServingSettings()), EmbeddedRedis()
     await server.start()
     await server.set_ready(True)
@@ -188,7 +188,7 @@ async def test_the_first_look_waits_for_redis_and_for_what_each_worker_says():
     redis_server.stop()
 
 
-async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that_comes_later():
+async def test_fleet_first_look_skips_unreachable_and_later_workers():
     async with worker_and_fleet() as (server, fleet, redis):
         gone = record_of(server, endpoint="127.0.0.1:1", id="gone")
         async with registered(redis, gone):
@@ -202,7 +202,7 @@ async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that
             del fleet._members["later"]
 
 
-async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
+async def test_fleet_excludes_draining_or_other_tokenizer_worker():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis) as registration:
             registration.update(replace(registration.record, draining=True))
@@ -214,7 +214,7 @@ async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
             await until(lambda: reason(fleet) == "another tokenizer", within=5.0)
 
 
-async def test_redis_cannot_take_a_serving_worker_away():
+async def test_fleet_keeps_serving_worker_that_redis_lost():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis):
             pass
@@ -225,7 +225,7 @@ async def test_redis_cannot_take_a_serving_worker_away():
         await until(lambda: reason(fleet) is None, within=5.0)
 
 
-async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
+async def test_fleet_counts_restarted_worker_as_new_member():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis):
             before = fleet.members[0]
@@ -234,7 +234,7 @@ async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
             await until(lambda: reason(fleet) == "", within=5.0)
 
 
-async def test_tenants_that_are_kept_apart_have_other_hashes_for_the_same_prompt():
+async def test_fleet_hashes_prompts_of_isolated_tenants_apart():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None, within=5.0)
         member, prompt = fleet.members[0], tuple(range(40))
@@ -245,7 +245,7 @@ async def test_tenants_that_are_kept_apart_have_other_hashes_for_the_same_prompt
         assert found == {b"": 0, b"a": 32, b"b": 0}
 
 
-async def test_a_prompt_on_its_way_to_a_worker_counts_as_cached_there():
+async def test_fleet_counts_pending_prompt_as_cached():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None, within=5.0)
         prompt = tuple(range(40))
@@ -255,7 +255,7 @@ async def test_a_prompt_on_its_way_to_a_worker_counts_as_cached_there():
         assert fleet.candidates(prompt)[0].num_cached_tokens == 0
 
 
-async def test_load_is_counted_for_as_long_as_it_lasts():
+async def test_fleet_counts_load_while_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None, within=5.0)
         fresh = fleet.candidates(())[0]
@@ -270,7 +270,7 @@ async def test_load_is_counted_for_as_long_as_it_lasts():
         assert after.last_turn > fresh.last_turn == 0
 
 
-async def test_without_redis_the_router_knows_what_it_has_placed_itself():
+async def test_fleet_tracks_own_placements_without_redis():
     """With Redis back, the worker's own word counts."""
     async with worker_and_fleet() as (server, fleet, redis_server):
         async with registered(redis_server, record_of(server)):
@@ -298,7 +298,7 @@ async def test_without_redis_the_router_knows_what_it_has_placed_itself():
     ("role", "num_blocks", "expected"),
     [("decode", 1000, 2048), ("decode", 10, 160), ("prefill", 10, 2048)],
 )
-async def test_a_sequence_is_no_longer_than_a_decode_worker_s_pool(role, num_blocks, expected):
+async def test_fleet_bounds_sequence_length_by_decode_pool(role, num_blocks, expected):
     async with worker_and_fleet() as (server, fleet, redis):
         assert fleet.max_model_len > 2**30
         async with at_work(server, fleet, redis, role=role, num_blocks=num_blocks):
@@ -310,7 +310,7 @@ def layout(window: int | None) -> bytes:
 
 
 @pytest.mark.parametrize(("window", "expected"), [(None, 160), (64, 2048)])
-async def test_where_every_layer_has_a_window_a_sequence_may_outgrow_the_pool(window, expected):
+async def test_fleet_lets_windowed_sequence_outgrow_pool(window, expected):
     async with worker_and_fleet() as (server, fleet, redis):
         await server.set_ready(True)
         record = record_of(server, num_blocks=10, layout=layout(window))
@@ -319,7 +319,7 @@ async def test_where_every_layer_has_a_window_a_sequence_may_outgrow_the_pool(wi
             assert fleet.max_model_len == expected
 
 
-async def test_a_worker_that_was_lost_takes_work_again_once_it_says_that_it_is_well():
+async def test_fleet_uses_lost_worker_again_once_it_is_healthy():
     async with worker_and_fleet() as (server, fleet, redis), at_work(server, fleet, redis):
         fleet.report_loss(fleet.members[0])
         assert reason(fleet) == "failed a moment ago"
@@ -332,7 +332,7 @@ async def test_a_worker_that_was_lost_takes_work_again_once_it_says_that_it_is_w
         await until(lambda: reason(fleet) == "", within=2.0)
 
 
-async def test_the_channel_to_a_worker_that_left_is_closed_once_nothing_uses_it():
+async def test_fleet_closes_idle_channel_of_worker_that_left():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis):
             member = fleet.members[0]
@@ -344,7 +344,7 @@ async def test_the_channel_to_a_worker_that_left_is_closed_once_nothing_uses_it(
         await until(lambda: server.endpoint not in fleet._channels._channels, within=5.0)
 
 
-async def test_the_channel_to_a_worker_that_restarted_on_its_endpoint_is_kept():
+async def test_fleet_keeps_channel_of_worker_restarted_in_place():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis):
             before = fleet.members[0]

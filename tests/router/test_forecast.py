@@ -79,14 +79,14 @@ def test_forecast_keeps_the_decision_until_the_cluster_changes():
         assert changed.inputs.candidates[1].num_queued_tokens == 10
 
 
-def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():
+def test_forecast_has_room_when_nothing_is_in_flight():
     setting = Setting()
     setting.queues = [10**6, 10**6]
     forecast = setting.forecasts.forecast(request(num_tokens=10**6))
     assert (forecast.has_room, forecast.ttft_seconds) == (True, 0.0)
 
 
-def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached():
+def test_forecast_ttft_counts_shortest_queue_and_uncached_tokens():
     setting = Setting()
     with setting.in_flight(request()):
         setting.queues = [400, 200]
@@ -97,7 +97,7 @@ def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached()
         assert ahead.ttft_seconds == pytest.approx(0.24 + 1.0 / 2), "two workers share it"
 
 
-def test_prefill_workers_with_enough_to_do_get_no_more():
+def test_forecast_has_no_room_when_prefill_queues_are_full():
     setting = Setting()
     with setting.in_flight(request()):
         setting.queues = [2000, 700]
@@ -108,7 +108,7 @@ def test_prefill_workers_with_enough_to_do_get_no_more():
         assert setting.forecasts.forecast(request()).has_room
 
 
-def test_prompts_on_their_way_count_among_the_decodes():
+def test_forecast_counts_prompts_in_flight_among_decodes():
     """Each is expected to hold its prompt and half of the answer it may have: 150 tokens."""
     setting = Setting()
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def test_prompts_on_their_way_count_among_the_decodes():
         assert setting.forecasts.forecast(request()).has_room
 
 
-def test_several_sequences_share_their_prompt_and_hold_their_answers():
+def test_forecast_counts_shared_prompt_once_for_sequences():
     setting = Setting()
     with setting.in_flight(request(n=15)):
         assert setting.forecasts.forecast(request(n=1, num_tokens=20, max_tokens=10)).has_room
@@ -132,7 +132,7 @@ def test_several_sequences_share_their_prompt_and_hold_their_answers():
 
 
 @pytest.mark.parametrize("change", [{"room": None}, {"excluded": "draining"}])
-def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(change):
+def test_forecast_has_room_when_capacity_is_unknown(change):
     setting = Setting()
     with setting.placed(20):
         for name, value in change.items():
@@ -140,14 +140,14 @@ def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(ch
         assert setting.forecasts.forecast(request()).has_room
 
 
-def test_admission_can_be_turned_off():
+def test_forecast_always_has_room_with_policy_none():
     setting = Setting("none")
     with setting.placed(20):
         setting.queues = [10**6, 10**6]
         assert setting.forecasts.forecast(request()).has_room
 
 
-def test_how_long_answers_are_is_learned():
+def test_forecast_learns_length_of_answers():
     """Answers that use a tenth of what they may leave room for more."""
     setting = Setting()
     for _ in range(200):
@@ -156,7 +156,7 @@ def test_how_long_answers_are_is_learned():
         assert setting.forecasts.forecast(request()).has_room
 
 
-def test_how_long_a_token_takes_is_learned():
+def test_forecast_learns_seconds_per_token():
     setting = Setting()
     for _ in range(200):
         setting.answer(request(), num_output_tokens=100, seconds=20.0)
@@ -166,7 +166,7 @@ def test_how_long_a_token_takes_is_learned():
         assert forecast.drain_seconds == pytest.approx(20.0, rel=0.05)
 
 
-def test_an_answer_that_never_began_teaches_nothing():
+def test_forecast_learns_nothing_from_unstarted_answer():
     setting = Setting()
     with setting.in_flight(request()):
         setting.now += 1000.0

@@ -46,7 +46,7 @@ def giver(*rest: Any) -> Worker:
     return worker
 
 
-async def test_another_worker_goes_on_with_the_last_token_and_no_prefill_is_asked():
+async def test_live_migration_resumes_after_last_token_without_prefill():
     done = Cue()
     giving = giver(done, HANDED_OVER)
     taking = decode(READY, Go(done), tokens(2, 2, 3), tokens(4, 4), finished(), name="d1")
@@ -66,14 +66,14 @@ async def test_another_worker_goes_on_with_the_last_token_and_no_prefill_is_aske
     assert (continued.num_prompt_tokens, continued.sampling) == (3, begun.sampling)
 
 
-async def test_where_nobody_else_is_it_ends_where_it_is():
+async def test_draining_worker_finishes_request_without_alternative():
     alone = decode(*BEFORE, DRAINING, tokens(2, 2), DRAINING, tokens(3, 3, 4), finished())
     async with fleet_of(prefill(first(), RELEASED), alone) as fleet:
         seen = await run(fleet)
     assert (seen.text, seen.finished.usage.num_migrations, alone.orders) == ("abcde", 0, [])
 
 
-async def test_what_ends_before_it_stops_has_ended():
+async def test_live_migration_is_dropped_when_request_ends_first():
     ending = decode(*BEFORE, DRAINING, name="d0")
     ending.script += [ending.was_ordered, tokens(2, 2, 3, 4), finished()]
     async with fleet_of(prefill(first(), RELEASED), ending, decode(name="d1")) as fleet:
@@ -90,7 +90,7 @@ async def test_what_ends_before_it_stops_has_ended():
         pytest.param([Vanish(0.0)], id="the taker dies"),
     ],
 )
-async def test_a_handover_that_fails_is_computed_again(failure):
+async def test_live_migration_recomputes_when_it_fails(failure):
     giving = giver(Forever())
     refusing = isinstance(failure[0], OverloadedError)
     taking = decode(*failure, name="d1")
@@ -103,7 +103,7 @@ async def test_a_handover_that_fails_is_computed_again(failure):
     assert seen.text == "abcde"
 
 
-async def test_a_giver_that_dies_in_between_is_replaced_by_computing():
+async def test_live_migration_recomputes_when_source_dies():
     giving = giver(Vanish(0.02))
     scripts = [decode(Forever()), decode(READY, tokens(3, 3, 4), finished())]
     taking = Worker("d1", "decode", Scripts([w.script for w in scripts]))
@@ -113,14 +113,14 @@ async def test_a_giver_that_dies_in_between_is_replaced_by_computing():
     assert seen.text == "abcde"
 
 
-async def test_what_stops_for_nobody_is_computed_again():
+async def test_live_migration_recomputes_when_suspended_unasked():
     giving = decode(*BEFORE, tokens(2, 2), suspended(5), Forever(), name="d0")
     taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
     async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
         assert (await run(fleet)).text == "abcde"
 
 
-async def test_what_stops_where_the_answer_has_not_come_to_is_computed_again():
+async def test_live_migration_recomputes_when_tokens_are_missing():
     giving = decode(*BEFORE, DRAINING, name="d0")
     giving.script += [giving.was_ordered, suspended(9), Forever()]
     results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
@@ -129,7 +129,7 @@ async def test_what_stops_where_the_answer_has_not_come_to_is_computed_again():
         assert (await run(fleet)).text == "abcde"
 
 
-async def test_a_request_moves_as_often_as_it_has_to():
+async def test_live_migration_repeats_for_every_draining_worker():
     taken, taken_again = Cue(), Cue()
     first_giver = giver(taken, HANDED_OVER)
     second = decode(READY, Go(taken), tokens(2, 2, 3), DRAINING, name="d1")
@@ -157,7 +157,7 @@ async def test_lifecycle_names_current_decode_worker_after_migration():
             await running
 
 
-async def test_an_aborted_request_is_let_go_of_on_both_sides():
+async def test_live_migration_ends_on_both_sides_when_aborted():
     giving, taking = giver(Forever()), decode(Forever(), name="d1")
     async with fleet_of(prefill(first(), RELEASED), giving, taking) as fleet:
         lifecycle = lifecycle_of(fleet)
@@ -188,7 +188,7 @@ def prefill_of_long() -> Worker:
 LONG = tuple(range(5, 105))
 
 
-async def test_a_prefix_is_lent_for_as_long_as_the_prompt_is_not_begun():
+async def test_prefix_lease_lasts_until_prompt_is_begun():
     computing, holder = prefill_of_long(), lender(lent(5), Forever())
     async with fleet_of(computing, holder) as fleet:
         running = asyncio.create_task(seen_of(lifecycle_of(fleet, prompt=LONG)))
@@ -211,14 +211,14 @@ async def test_a_prefix_is_lent_for_as_long_as_the_prompt_is_not_begun():
 
 
 @pytest.mark.parametrize("script", [[NotFoundError("nothing is cached")], [Forever()]])
-async def test_a_holder_that_lends_nothing_or_says_nothing_is_done_without(script):
+async def test_lifecycle_prefills_without_lease_when_holder_refuses(script):
     computing, holder = prefill(first(), RELEASED), lender(*script)
     async with fleet_of(computing, holder) as fleet:
         assert (await seen_of(lifecycle_of(fleet, prompt=LONG))).text == "abcde"
     assert not computing.requests[0].HasField("source")
 
 
-async def test_nothing_is_borrowed_for_a_prompt_that_is_scored():
+async def test_lifecycle_takes_no_prefix_lease_for_prompt_logprobs():
     holder = lender(lent(6), Forever())
     scores = prefill_pb2.PrefillResponse(
         prompt_logprobs=pb.PromptLogprobs(position=1, logprobs=[-1.0] * 99)

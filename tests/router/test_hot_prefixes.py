@@ -36,7 +36,7 @@ def spread(replayed: Replayed) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("times", [1.5, 2.5, 3.2])
-def test_a_hot_prefix_is_lent_to_as_many_workers_as_its_rate_needs(times):
+def test_hot_prefix_spreads_to_as_many_workers_as_rate_needs(times):
     """It is computed once, and those who serve it share evenly. First tokens come nearly as soon as
     the workers can compute the prompts' own tokens."""
     number = 2000
@@ -51,7 +51,7 @@ def test_a_hot_prefix_is_lent_to_as_many_workers_as_its_rate_needs(times):
 
 
 @pytest.mark.parametrize("times", [1.5, 2.5, 3.2])
-def test_where_nothing_is_lent_it_is_computed_once_on_each_of_several_workers(times):
+def test_hot_prefix_is_recomputed_per_worker_without_sharing(times):
     """That is worth a longer queue, of which there is an end."""
     number = 2000
     rows = prompts(times * CAPACITY, number, NUM_OWN, prefix=1)
@@ -68,7 +68,7 @@ def test_where_nothing_is_lent_it_is_computed_once_on_each_of_several_workers(ti
 
 
 @pytest.mark.parametrize("fetches", [True, False])
-def test_a_prefix_that_is_used_now_and_then_stays_where_it_is(fetches):
+def test_rare_prefix_stays_at_one_worker(fetches):
     """A prompt in five seconds, and other prompts, of which all workers have some to do."""
     rare = prompts(0.02 * CAPACITY, 300, NUM_OWN, prefix=1)
     others = prompts(0.4 * CAPACITY, 6000, 1, seed=1)
@@ -82,7 +82,7 @@ def test_a_prefix_that_is_used_now_and_then_stays_where_it_is(fetches):
     assert replayed.imbalance < 1.05
 
 
-def test_one_that_a_worker_can_serve_is_copied_once_at_most_for_the_sake_of_a_short_queue():
+def test_moderately_used_prefix_is_copied_at_most_once():
     some = prompts(0.3 * CAPACITY, 300, NUM_OWN, prefix=1)
     replayed = replay(some, "baton", NUM_WORKERS, TOKENS_PER_SECOND, fetches=True)
     assert len(spread(replayed)) <= 2

@@ -27,13 +27,13 @@ async def pieces(*parts: bytes):
         yield part
 
 
-async def test_a_body_is_read_up_to_its_limit():
+async def test_http_body_is_read_up_to_its_limit():
     assert await read_body(pieces(b"ab", b"c"), HEADERS, 3) == b"abc"
     with pytest.raises(BodyTooLargeError, match="larger than 2 bytes"):
         await read_body(pieces(b"ab", b"c"), HEADERS, 2)
 
 
-async def test_one_that_announces_too_much_is_not_read_at_all():
+async def test_http_body_announced_too_large_is_not_read():
     async def never():
         raise AssertionError("read")
         yield b""
@@ -42,7 +42,7 @@ async def test_one_that_announces_too_much_is_not_read_at_all():
         await read_body(never(), {**HEADERS, "content-length": "5"}, 4)
 
 
-async def test_only_json_is_read():
+async def test_http_body_must_be_json():
     for said in ({}, {"content-type": "text/plain"}):
         with pytest.raises(MediaTypeError):
             await read_body(pieces(b"{}"), said, 10)
@@ -58,18 +58,18 @@ def refusal_of(body: bytes, schema: type[BaseModel]) -> InvalidArgumentError | N
 
 
 @given(st.dictionaries(fields | st.text(), json_values, max_size=6))
-def test_whatever_is_sent_is_read_or_refused_with_a_field(content):
+def test_http_body_of_any_json_is_parsed_or_refused_by_field(content):
     for schema in (ChatRequest, CompletionRequest):
         refused = refusal_of(json.dumps(content).encode(), schema)
         assert refused is None or (refused.field and refused.problem)
 
 
 @given(st.binary(max_size=40))
-def test_whatever_bytes_are_sent_are_read_or_refused(body):
+def test_http_body_of_random_bytes_is_refused(body):
     with pytest.raises(InvalidArgumentError):
         parse(body, ChatRequest)
 
 
-def test_null_is_as_if_it_were_left_out():
+def test_http_body_treats_null_as_absent():
     asked = parse(b'{"prompt": "x", "stop": null, "suffix": null, "n": null}', CompletionRequest)
     assert (asked.prompt, asked.stop, asked.n) == ("x", [], 1)

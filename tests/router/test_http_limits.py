@@ -91,7 +91,7 @@ async def front(**limits: Any) -> AsyncIterator[Front]:
         await server.stop()
 
 
-async def test_a_head_that_does_not_come_in_time_is_given_up():
+async def test_http_front_times_out_missing_request_head():
     async with front(head_seconds=0.3) as running:
         silent, slow = await running.connect(), await running.connect()
         await slow.send(b"GET / HTTP/1.1\r\nhost: ")
@@ -102,7 +102,7 @@ async def test_a_head_that_does_not_come_in_time_is_given_up():
         assert running.app.num_begun == 0
 
 
-async def test_a_head_that_drips_has_no_more_time_than_another():
+async def test_http_front_times_out_dripping_request_head():
     async with front(head_seconds=0.5) as running:
         client = await running.connect()
         began = asyncio.get_running_loop().time()
@@ -116,7 +116,7 @@ async def test_a_head_that_drips_has_no_more_time_than_another():
         assert asyncio.get_running_loop().time() - began >= 0.5
 
 
-async def test_an_answer_takes_as_long_as_it_does_and_the_next_head_is_timed_again():
+async def test_http_front_times_every_head_but_no_answer():
     async with front(head_seconds=0.3) as running:
         client = await running.connect()
         await client.send(WHOLE % b"slow")
@@ -130,7 +130,7 @@ async def test_an_answer_takes_as_long_as_it_does_and_the_next_head_is_timed_aga
 
 
 @pytest.mark.parametrize("filler", [b"x: %s\r\n", b"/%s"], ids=["headers", "path"])
-async def test_a_head_that_is_too_large_is_refused(filler):
+async def test_http_front_refuses_too_large_head(filler):
     async with front(max_header_bytes=1024) as running:
         client = await running.connect()
         start = b"GET " if filler.startswith(b"/") else b"GET / HTTP/1.1\r\n"
@@ -141,7 +141,7 @@ async def test_a_head_that_is_too_large_is_refused(filler):
         assert running.app.num_begun == 0
 
 
-async def test_what_is_no_http_is_told_so_in_the_shape_of_every_error():
+async def test_http_front_answers_non_http_with_error_body():
     async with front() as running:
         client = await running.connect()
         await client.send(b"\x00\x01 nonsense\r\n\r\n")
@@ -149,7 +149,7 @@ async def test_what_is_no_http_is_told_so_in_the_shape_of_every_error():
         assert (status, error["type"]) == (400, "invalid_request_error")
 
 
-async def test_a_connection_too_many_takes_the_place_of_the_longest_idle_one():
+async def test_http_front_replaces_longest_idle_connection_at_limit():
     async with front(max_connections=2) as running:
         idle, younger = await running.connect(), await running.connect()
         for client in (idle, younger):
@@ -163,7 +163,7 @@ async def test_a_connection_too_many_takes_the_place_of_the_longest_idle_one():
         assert await younger.answer() == (200, b"ok")
 
 
-async def test_while_all_connections_are_busy_a_new_one_is_told_to_come_again():
+async def test_http_front_refuses_connection_when_all_are_busy():
     async with front(max_connections=2) as running:
         busy = [await running.connect() for _ in range(2)]
         for client in busy:

@@ -19,26 +19,26 @@ def tiny() -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_bytes_of_tokens_in_a_row_are_their_text(tiny, text):
+def test_token_bytes_join_to_text(tiny, text):
     tokens = TokenBytes(tiny)
     ids = tiny.encode(text, add_special_tokens=False).ids
     assert b"".join(tokens[i] for i in ids).decode() == tiny.decode(ids)
 
 
-def test_every_single_token_has_its_bytes(tiny):
+def test_token_bytes_cover_every_token(tiny):
     tokens = TokenBytes(tiny)
     for token_id in range(tiny.get_vocab_size()):
         alone = tiny.decode([token_id], skip_special_tokens=False)
         assert tokens.text(token_id) == alone or "\ufffd" in alone
 
 
-def test_special_tokens_have_names_and_unknown_ones_nothing(tiny):
+def test_token_bytes_name_special_tokens_and_no_unknown_ones(tiny):
     tokens = TokenBytes(tiny)
     assert (tokens[0], tokens.is_special(0)) == (b"<|endoftext|>", True)
     assert (tokens[10**6], tokens.is_special(10**6)) == (b"", False)
 
 
-def test_pieces_of_sentencepiece_are_bytes_and_words_with_spaces():
+def test_token_bytes_decode_sentencepiece_pieces():
     pieces = {"\u2581a": 0, "<0x0A>": 1, "<0xC3>": 2, "b": 3}
     tokenizer = Tokenizer(models.BPE(vocab=pieces, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
@@ -48,7 +48,7 @@ def test_pieces_of_sentencepiece_are_bytes_and_words_with_spaces():
     assert [tokens[i] for i in range(4)] == [b" a", b"\n", b"\xc3", b"b"]
 
 
-def test_a_token_is_where_its_first_whole_character_is(tiny):
+def test_completion_offset_is_at_first_whole_character(tiny):
     text = "a 漢 b"
     ids = tiny.encode(text, add_special_tokens=False).ids
     shape = CompletionShape(TokenBytes(tiny))

@@ -170,7 +170,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("fields", "field", "bound"), REFUSED.values(), ids=REFUSED)
-async def test_a_bad_request_is_refused_with_its_field_and_bound(fields, field, bound):
+async def test_intake_refuses_bad_request_with_field_and_bound(fields, field, bound):
     with pytest.raises(InvalidArgumentError) as caught:
         await read(**fields)
     assert caught.value.field == field
@@ -187,12 +187,12 @@ async def test_a_bad_request_is_refused_with_its_field_and_bound(fields, field, 
         {"prompt_logprobs": 0},
     ],
 )
-async def test_parameters_that_go_together_are_taken(fields):
+async def test_intake_accepts_compatible_parameters(fields):
     good = await read(sampling=sampling(**fields))
     assert good.params.n == fields.get("n", 1)
 
 
-async def test_the_output_that_the_client_has_is_taken_along_also_where_it_is_none():
+async def test_intake_keeps_received_output_even_when_empty():
     fields = {"sampling": sampling(n=2, temperature=1.0, seed=4)}
     request = await read(continue_from=[received(7, 8), received()], **fields)
     assert (request.received, request.params.seed) == (((7, 8), ()), 4)
@@ -209,19 +209,19 @@ async def test_the_output_that_the_client_has_is_taken_along_also_where_it_is_no
         (99, False),
     ],
 )
-async def test_an_ending_that_the_client_was_told_is_taken_along(reason, is_taken):
+async def test_intake_keeps_received_finish_reason(reason, is_taken):
     told = pb.ReceivedTokens(ids=[7], finish_reason=reason)
     assert (await read(continue_from=[told])).received_endings == (reason if is_taken else 0,)
     told.ClearField("ids")
     assert (await read(continue_from=[told])).received_endings == (0,), "of nothing"
 
 
-async def test_the_priority_is_taken_along():
+async def test_intake_keeps_priority():
     assert (await read(priority=-3)).priority == -3
     assert (await read()).priority == 0
 
 
-async def test_a_bad_word_becomes_its_tokens_with_and_without_a_space():
+async def test_intake_bans_bad_word_with_and_without_space():
     good = await read(
         sampling=sampling(bad_words=["self", " def"], bad_token_ids=[{"token_ids": [7]}])
     )
@@ -239,32 +239,32 @@ async def test_a_bad_word_becomes_its_tokens_with_and_without_a_space():
     }
 
 
-async def test_a_word_given_twice_is_banned_once():
+async def test_intake_bans_repeated_bad_word_once():
     good = await read(sampling=sampling(bad_words=["self", " self", "self"]))
     assert len(good.params.bad_token_ids) == 2
 
 
-async def test_a_bad_word_of_spaces_is_banned_as_it_is():
+async def test_intake_bans_bad_word_of_spaces_as_it_is():
     good = await read(sampling=sampling(bad_words=["    "]))
     assert len(good.params.bad_token_ids) == 1
 
 
-async def test_a_request_without_any_input_is_refused():
+async def test_intake_refuses_request_without_input():
     with pytest.raises(InvalidArgumentError, match="input: is missing"):
         await Intake(card(), MAX_PROMPT_BYTES).read(pb.GenerateRequest(), MAX_LEN)
 
 
-async def test_prompt_and_output_may_fill_the_model_s_length():
+async def test_intake_lets_prompt_and_output_fill_model_length():
     good = await read(token_ids=ids(*[5] * 60), sampling=sampling(max_tokens=4))
     assert (len(good.token_ids), good.params.max_tokens) == (60, 4)
 
 
-async def test_the_model_s_own_length_bounds_that_of_the_workers():
+async def test_intake_bounds_length_by_model_when_workers_allow_more():
     with pytest.raises(InvalidArgumentError, match="length is 2048"):
         await read(2**31, token_ids=ids(*[5] * 2048))
 
 
-async def test_what_is_unset_has_the_defaults_and_a_seed_of_its_own():
+async def test_intake_sets_defaults_and_fresh_seed_when_unset():
     first, second = await read(), await read()
     assert (first.params.max_tokens, first.params.is_greedy) == (16, True)
     assert first.params.seed != second.params.seed
@@ -272,7 +272,7 @@ async def test_what_is_unset_has_the_defaults_and_a_seed_of_its_own():
     assert first.request_id != second.request_id
 
 
-async def test_a_conversation_is_rendered_and_its_special_tokens_are_single_ids():
+async def test_intake_renders_chat_with_single_special_tokens():
     good = await read(max_model_len=256, chat=chat(("user", "hello")))
     start = card().tokenizer.token_to_id("<|im_start|>")
     assert good.token_ids.count(start) == 2
@@ -281,7 +281,7 @@ async def test_a_conversation_is_rendered_and_its_special_tokens_are_single_ids(
 @pytest.mark.parametrize(
     "text", ["abc", "def f():\n    pass\n" * 300], ids=["short", "in a thread"]
 )
-async def test_tokenize_gives_the_tokens_that_generate_would_use(text):
+async def test_intake_tokenizes_as_generate_does(text):
     intake = Intake(card(), 10_000)
     token_ids, shown = await intake.tokenize(pb.TokenizeRequest(text=text))
     assert (shown, token_ids) == (text, card().tokenizer.encode(text).ids)

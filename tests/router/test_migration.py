@@ -42,7 +42,7 @@ from tests.support.router.scripted import (
 )
 
 
-async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():
+async def test_lifecycle_resumes_after_sent_tokens_on_other_worker():
     failing = decode(READY, tokens(0, 0, 1, 2), UnavailableError("the worker has stopped"))
     second = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
     async with fleet_of(prefill_behind(0, 3), failing, second) as fleet:
@@ -61,7 +61,7 @@ async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():
     assert continued.handle.lease_id == at_prefill.lease_id != begun.handle.lease_id
 
 
-async def test_what_an_earlier_attempt_still_says_is_heard_by_nobody():
+async def test_lifecycle_ignores_late_events_of_earlier_attempt():
     cue = Cue()
     # It says so at a time when another attempt has begun, if anybody lets it.
     silent = decode(READY, tokens(1, 1), DataLossError("bad"))
@@ -71,7 +71,7 @@ async def test_what_an_earlier_attempt_still_says_is_heard_by_nobody():
         assert (await run(fleet)).text == "ac"
 
 
-async def test_a_sequence_of_which_only_the_ending_was_lost_needs_no_worker():
+async def test_lifecycle_needs_no_worker_when_only_ending_was_lost():
     script = [READY, tokens(0, 0, 1, 2, 3, 4), UnavailableError("the worker has stopped")]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         seen = await run(fleet)
@@ -79,7 +79,7 @@ async def test_a_sequence_of_which_only_the_ending_was_lost_needs_no_worker():
     assert (seen.text, seen.finished.reason) == ("abcde", pb.FINISH_REASON_LENGTH)
 
 
-async def test_an_ending_goes_with_its_token_so_that_none_is_generated_behind_it():
+async def test_lifecycle_sends_finish_reason_with_last_token():
     """Of a matched grammar nothing but the reason tells that its last token was the last."""
     reason = pb.FINISH_REASON_END_OF_SEQUENCE
     script = [READY, tokens(0, 0, 1, reason=reason), UnavailableError("gone before `finished`")]
@@ -94,7 +94,7 @@ async def test_an_ending_goes_with_its_token_so_that_none_is_generated_behind_it
     assert (events[-1].finished.reason, events[-1].finished.usage.num_migrations) == (reason, 0)
 
 
-async def test_an_ending_that_comes_with_tokens_that_are_early_waits_for_those_before():
+async def test_lifecycle_holds_early_ending_until_tokens_before_it():
     cue = Cue()
     script = [Go(cue), tokens(1, 1, 2, reason=pb.FINISH_REASON_STOP_TOKEN), Forever()]
     async with fleet_of(prefill(cue, first(), RELEASED), decode(*script)) as fleet:
@@ -102,7 +102,7 @@ async def test_an_ending_that_comes_with_tokens_that_are_early_waits_for_those_b
     assert (seen.text, seen.finished.reason) == ("abc", pb.FINISH_REASON_STOP_TOKEN)
 
 
-async def test_text_and_stop_strings_go_on_over_the_seam():
+async def test_lifecycle_matches_stop_strings_across_attempts():
     failing = decode(READY, tokens(0, 0, 1), UnavailableError("gone"))
     second = decode(READY, tokens(2, 2, 3), Forever(), name="d1")
     async with fleet_of(prefill_behind(0, 2), failing, second) as fleet:
@@ -110,7 +110,7 @@ async def test_text_and_stop_strings_go_on_over_the_seam():
     assert (seen.text, seen.finished.stop_string) == ("a", "bcd")
 
 
-async def test_each_of_several_sequences_goes_on_behind_its_own_tokens():
+async def test_lifecycle_resumes_each_sequence_after_its_tokens():
     script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), of(1, finished())]
     failing = decode(*script, UnavailableError("gone"))
     second = decode(READY, of(0, tokens(2, 3)), of(0, finished()), name="d1")
@@ -126,7 +126,7 @@ async def test_each_of_several_sequences_goes_on_behind_its_own_tokens():
     assert second.load == 0
 
 
-async def test_sequences_that_a_client_was_sent_by_another_router_go_on_as_well():
+async def test_lifecycle_resumes_sequences_received_from_other_router():
     script = [READY, of(1, tokens(1, 3)), of(0, tokens(0, 2)), of(1, finished()), of(0, finished())]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         received = ((), tuple(letter_ids()[:1]))
@@ -136,7 +136,7 @@ async def test_sequences_that_a_client_was_sent_by_another_router_go_on_as_well(
     assert sorted(seen.token_ids) == sorted(letter_ids()[2:4])
 
 
-async def test_what_a_worker_generates_anew_all_the_same_is_not_sent_again():
+async def test_lifecycle_drops_tokens_that_new_attempt_repeats():
     script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), of(1, finished())]
     failing = decode(*script, UnavailableError("gone"))
     second = decode(
@@ -151,7 +151,7 @@ async def test_what_a_worker_generates_anew_all_the_same_is_not_sent_again():
     assert seen.finished.usage.num_output_tokens == 4
 
 
-async def test_an_output_that_comes_out_otherwise_the_second_time_is_not_mixed_with_the_first():
+async def test_lifecycle_fails_when_repeated_output_differs():
     failing = decode(READY, of(0, tokens(0, 0, 1)), UnavailableError("gone"))
     second = decode(READY, of(0, tokens(0, 0, 2)), Forever(), name="d1")
     async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
@@ -159,7 +159,7 @@ async def test_an_output_that_comes_out_otherwise_the_second_time_is_not_mixed_w
             await run(fleet, n=2, temperature=1.0)
 
 
-async def test_prompt_logprobs_that_were_told_are_not_told_again():
+async def test_lifecycle_sends_prompt_logprobs_once_over_attempts():
     def scored(position: int, *logprobs: float) -> prefill_pb2.PrefillResponse:
         return prefill_pb2.PrefillResponse(
             prompt_logprobs=pb.PromptLogprobs(position=position, logprobs=logprobs)
@@ -176,7 +176,7 @@ async def test_prompt_logprobs_that_were_told_are_not_told_again():
     assert scores == [(1, -0.5), (2, -0.25)]
 
 
-async def test_a_worker_that_fails_within_is_reported_and_one_that_refuses_is_not():
+async def test_lifecycle_reports_failed_worker_but_not_refusing_one():
     failing = decode(READY, tokens(0, 0, 1), InternalError("the engine failed"))
     refusing = Worker("d1", "decode", [OverloadedError("full")])
     last = decode(READY, tokens(3, 3), finished(), name="d2")
@@ -185,7 +185,7 @@ async def test_a_worker_that_fails_within_is_reported_and_one_that_refuses_is_no
     assert [w.num_failures for w in (failing, refusing, last)] == [1, 0, 0]
 
 
-async def test_a_request_that_two_workers_fail_of_is_given_to_no_third():
+async def test_lifecycle_declares_request_poison_after_two_failures():
     failing = [
         decode(READY, tokens(0, 0, 1), InternalError("the engine failed"), name=f"d{i}")
         for i in range(3)
@@ -196,7 +196,7 @@ async def test_a_request_that_two_workers_fail_of_is_given_to_no_third():
     assert [len(worker.requests) for worker in failing] == [1, 1, 0]
 
 
-async def test_a_worker_that_may_come_back_is_waited_for():
+async def test_lifecycle_retries_until_worker_returns():
     failing = Scripts(
         [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [OverloadedError("full")]]
     )
@@ -205,7 +205,7 @@ async def test_a_worker_that_may_come_back_is_waited_for():
         assert (await run(fleet)).text == "ab"
 
 
-async def test_an_abort_between_two_attempts_ends_the_request():
+async def test_lifecycle_ends_when_aborted_between_attempts():
     cue = Cue()
     scripts = Scripts(
         [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [Go(cue), Forever()]]
@@ -222,7 +222,7 @@ async def test_an_abort_between_two_attempts_ends_the_request():
             await reading
 
 
-async def test_attempts_end_with_the_deadline():
+async def test_lifecycle_stops_retrying_at_deadline():
     full = Scripts([[ADMITTED, UnavailableError("gone")], [OverloadedError("full")]])
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", full)) as fleet:
         lifecycle = lifecycle_of(fleet, seconds=0.3, pauses=Backoff(0.1, 0.1))
@@ -231,7 +231,7 @@ async def test_attempts_end_with_the_deadline():
 
 
 @pytest.mark.parametrize(("seconds", "num_losses"), [(10.0, 1), (0.4, 0)])
-async def test_a_call_that_the_deadline_may_have_ended_is_no_loss(seconds, num_losses):
+async def test_lifecycle_counts_no_loss_when_deadline_ended_call(seconds, num_losses):
     """On the worker's side it runs out a little earlier, which looks here as if it had gone."""
     scripts = Scripts(
         [[ADMITTED, READY, Vanish(0.32)], [ADMITTED, READY, tokens(0, 0), finished()]]
@@ -246,7 +246,7 @@ async def test_a_call_that_the_deadline_may_have_ended_is_no_loss(seconds, num_l
         assert fleet.member("d0").num_losses == num_losses
 
 
-async def test_what_the_client_has_is_not_sent_again():
+async def test_lifecycle_sends_no_token_that_client_received():
     async with fleet_of(prefill(at(3), RELEASED), decode(tokens(4, 4), finished())) as fleet:
         seen = await run(fleet, received=(tuple(letter_ids()[:3]),))
         (at_decode,) = fleet.member("d0").requests
@@ -256,7 +256,7 @@ async def test_what_the_client_has_is_not_sent_again():
     assert list(at_decode.token_ids) == [5, 6, 7, *letter_ids()[:3]]
 
 
-async def test_what_was_held_back_of_what_the_client_has_is_shown_in_its_place():
+async def test_lifecycle_shows_text_held_back_of_received_tokens():
     async with fleet_of(prefill(at(2), RELEASED), decode(tokens(2, 2), finished())) as fleet:
         seen = await run(fleet, received=(tuple(letter_ids()[:2]),), stop=("abd",))
     assert (seen.text, seen.token_ids) == ("abc", letter_ids()[2:3])
@@ -271,7 +271,7 @@ async def test_what_was_held_back_of_what_the_client_has_is_shown_in_its_place()
     ],
     ids=["length", "stop string", "stop token"],
 )
-async def test_a_client_that_has_everything_is_told_how_it_ended(params, reason):
+async def test_lifecycle_reports_ending_when_client_has_every_token(params, reason):
     if "stop_token_ids" in params:
         params = {"stop_token_ids": (letter_ids()[1],)}
     async with fleet_of() as fleet:
@@ -282,14 +282,14 @@ async def test_a_client_that_has_everything_is_told_how_it_ended(params, reason)
     assert seen.finished.usage.num_output_tokens == 2
 
 
-async def test_an_ending_that_only_the_client_was_told_is_believed():
+async def test_lifecycle_trusts_ending_that_client_received():
     async with fleet_of() as fleet:
         reason = pb.FINISH_REASON_END_OF_SEQUENCE
         seen = await run(fleet, received=(tuple(letter_ids()[:2]),), endings=(reason,))
     assert (seen.finished.reason, seen.token_ids) == (reason, [])
 
 
-async def test_a_client_that_has_all_of_one_sequence_and_not_of_the_other_is_told_in_order():
+async def test_lifecycle_finishes_complete_sequence_before_others():
     script = [of(1, tokens(0, 2, 3)), of(0, tokens(0, 0, 1)), of(1, finished()), of(0, finished())]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         received = (tuple(letter_ids()[:2]), tuple(letter_ids()[2:3]))
@@ -301,6 +301,6 @@ async def test_a_client_that_has_all_of_one_sequence_and_not_of_the_other_is_tol
     assert list(events[2].tokens.token_ids) == letter_ids()[3:4]
 
 
-async def test_the_seed_in_use_is_told():
+async def test_lifecycle_reports_seed_in_use():
     async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
         assert (await run(fleet, seed=2**64 - 1, temperature=1.0)).accepted.seed == 2**64 - 1

@@ -92,7 +92,7 @@ async def test_prompt_with_tools_is_that_of_transformers(folder, model, choice):
     assert list(asked.token_ids) == tokenizer(text, add_special_tokens=False).input_ids
 
 
-async def test_tool_that_must_be_called_is_refused_by_name(model):
+async def test_front_refuses_required_tool_choice_by_name(model):
     async with front_of(prefill(), decode(), model=model) as front:
         with pytest.raises(openai.BadRequestError, match="tool_choice"):
             await client_of(front).chat.completions.create(

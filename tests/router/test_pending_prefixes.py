@@ -17,7 +17,7 @@ workers = st.sampled_from(["one", "two"])
 
 
 @given(st.lists(st.tuples(workers, chains, st.booleans()), max_size=12), chains)
-def test_a_prompt_on_its_way_counts_until_it_has_arrived(prompts, asked):
+def test_pending_prefix_counts_until_prompt_has_arrived(prompts, asked):
     pending = PendingPrefixes()
     expected: dict[str, int] = {}
     with ExitStack() as stack:
@@ -33,7 +33,7 @@ def test_a_prompt_on_its_way_counts_until_it_has_arrived(prompts, asked):
     assert pending.match(asked) == {}
 
 
-def test_what_is_on_its_way_adds_to_what_is_held():
+def test_pending_prefixes_add_to_held_blocks():
     index, pending = LocalityIndex(), PendingPrefixes()
     chain = [b"a", b"ab", b"aba"]
     index.apply("one", 1, KvEvents(stored=(b"a", b"ab")))

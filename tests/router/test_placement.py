@@ -14,7 +14,7 @@ def cost(placement: Placement, *workers: str) -> float:
 
 
 @given(request_ids, clusters(NUM_TOKENS), st.data())
-def test_a_longer_cached_prefix_never_makes_a_worker_dearer(request_id, candidates, data):
+def test_placement_cost_never_grows_with_cached_prefix(request_id, candidates, data):
     assume(candidates)
     before = place(request_id, NUM_TOKENS, candidates)
     assume(before is not None)
@@ -35,12 +35,12 @@ def equals(number: int) -> list[Candidate]:
     ]
 
 
-def test_equal_costs_spread_over_all_pairs():
+def test_placement_spreads_equal_costs_over_all_pairs():
     placements = [place(f"request-{i}", 10, equals(2)) for i in range(64)]
     assert len({(p.prefill, p.decode) for p in placements if p}) == 4
 
 
-def test_of_equal_workers_one_that_leaves_moves_only_its_own_requests():
+def test_placement_moves_only_requests_of_worker_that_left():
     names = [f"request-{i}" for i in range(64)]
     before = {name: place(name, 10, equals(4)) for name in names}
     left = [c for c in equals(4) if c.worker != "decode-3"]
@@ -50,7 +50,7 @@ def test_of_equal_workers_one_that_leaves_moves_only_its_own_requests():
             assert place(name, 10, left) == replace(placement, scored=place(name, 10, left).scored)
 
 
-def test_why_nothing_can_be_placed_is_a_sentence():
+def test_placement_says_why_no_worker_can_be_chosen():
     prefill, decode = equals(1)
     drained = replace(decode, excluded="draining")
     assert why_none([]) == "no prefill worker is known"
@@ -59,7 +59,7 @@ def test_why_nothing_can_be_placed_is_a_sentence():
     assert "same KV layout" in why_none([prefill, replace(decode, pairing=b"b")])
 
 
-def test_where_versions_differ_that_is_why_nothing_can_be_placed():
+def test_placement_blames_version_gap_when_versions_differ():
     prefill, decode = equals(1)
     newer = replace(decode, pairing=b"b", version="1.3")
     assert has_version_gap([prefill, newer])
@@ -71,7 +71,7 @@ def test_where_versions_differ_that_is_why_nothing_can_be_placed():
 
 
 @given(request_ids, clusters(NUM_TOKENS))
-def test_workers_that_failed_together_are_chosen_with_others_alone(request_id, candidates):
+def test_placement_avoids_pairs_that_failed_together(request_id, candidates):
     first = place(request_id, NUM_TOKENS, candidates)
     assume(first is not None)
     broken = {(first.prefill, first.decode)}

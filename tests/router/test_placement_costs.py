@@ -23,7 +23,7 @@ MODEL = CostModel(
 )
 
 
-def test_a_prefill_worker_costs_what_it_computes_and_what_waits_for_it():
+def test_prefill_cost_counts_computed_and_queued_tokens():
     one = Candidate("p", "prefill", b"", 600, num_queued_tokens=50, num_recent_tokens=2000.0)
     uncached = 0.4 + 400 * (600 + 200) * 1e-6
     assert MODEL.terms(one, 1000) == pytest.approx(
@@ -31,7 +31,7 @@ def test_a_prefill_worker_costs_what_it_computes_and_what_waits_for_it():
     )
 
 
-def test_crowding_is_for_tokens_whatever_a_step_takes_and_whoever_computes_them():
+def test_crowding_cost_is_same_at_any_speed_and_role():
     """Half of a step is half of what a step takes to those whose prompts fill it up."""
     rates = Rates(8e-3, 1e-3, max_step_tokens=64)
     slower = Rates(16e-3, 2e-3, max_step_tokens=64, slowness=2.0)
@@ -46,7 +46,7 @@ _SPEEDS = st.floats(0.7, 1.4)
 
 
 @given(_SPEEDS, _SPEEDS, st.floats(0, 0.1), st.floats(1e-7, 2e-4), st.sampled_from([4, 512]))
-def test_noise_in_measured_speeds_sends_no_prompt_away_from_where_it_is_cached(
+def test_placement_keeps_cached_prompt_despite_speed_noise(
     one, other, step, token, max_step_tokens
 ):
     def rates(slowness):
@@ -70,7 +70,7 @@ def test_noise_in_measured_speeds_sends_no_prompt_away_from_where_it_is_cached(
         assert (placement.prefill, placement.decode) == ("p0", "d0")
 
 
-def test_a_decode_worker_costs_what_is_moved_slowed_and_displaced():
+def test_decode_cost_counts_moved_slowed_and_displaced_tokens():
     one = Candidate("d", "decode", b"", 600, num_sequences=3, num_held_tokens=900)
     assert MODEL.terms(one, 1000) == pytest.approx(
         {"handoff": 0.25, "transfer": 0.04, "interference": 1.5, "memory": 0.0}
@@ -80,13 +80,13 @@ def test_a_decode_worker_costs_what_is_moved_slowed_and_displaced():
     assert MODEL.terms(bounded, 700)["memory"] == 0.0
 
 
-def test_a_cached_prefix_longer_than_the_prompt_costs_no_less_than_nothing():
+def test_cost_is_never_negative_when_prefix_exceeds_prompt():
     for role in ("prefill", "decode"):
         terms = MODEL.terms(Candidate("w", role, b"", 64), 63)
         assert not any(cost for term, cost in terms.items() if term != "handoff")
 
 
-def test_half_of_recent_work_is_forgotten_in_each_half_life():
+def test_decayed_counter_halves_in_each_half_life():
     recent = DecayedCounter(half_life=10.0)
     recent.add(100, now=5.0)
     assert recent.value(5.0) == 100

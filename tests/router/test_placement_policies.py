@@ -21,7 +21,7 @@ with_a_pair = cluster.map(lambda drawn: [*drawn, *SURE])
 
 
 @given(names, request_ids, cluster, st.data())
-def test_no_policy_chooses_a_dead_a_draining_or_an_unpaired_worker(name, request_id, cluster, data):
+def test_policies_choose_only_live_and_paired_workers(name, request_id, cluster, data):
     pairs = {(p.worker, d.worker) for p in cluster for d in cluster if may_pair(p, d)}
     broken = data.draw(st.sets(st.sampled_from(sorted(pairs)))) if pairs else set()
     placement = place(request_id, NUM_TOKENS, cluster, broken, policy_named(name))
@@ -33,7 +33,7 @@ def test_no_policy_chooses_a_dead_a_draining_or_an_unpaired_worker(name, request
 
 
 @given(names, request_ids, cluster, st.randoms())
-def test_every_policy_is_a_function_of_the_snapshot(name, request_id, cluster, shuffled):
+def test_policies_depend_only_on_snapshot(name, request_id, cluster, shuffled):
     other = [replace(c) for c in cluster]
     shuffled.shuffle(other)
     policy = policy_named(name)
@@ -42,7 +42,7 @@ def test_every_policy_is_a_function_of_the_snapshot(name, request_id, cluster, s
 
 
 @given(names, candidates("prefill") | candidates("decode"), st.integers(0, NUM_TOKENS))
-def test_more_overlap_never_costs_more(name, one, num_tokens):
+def test_policy_cost_never_grows_with_cached_prefix(name, one, num_tokens):
     policy = policy_named(name)
     more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
     before, after = policy(one, num_tokens), policy(more, num_tokens)
@@ -50,7 +50,7 @@ def test_more_overlap_never_costs_more(name, one, num_tokens):
 
 
 @given(names, request_ids, with_a_pair, st.data())
-def test_the_chosen_pair_is_the_cheapest_of_those_not_broken(name, request_id, cluster, data):
+def test_placement_chooses_cheapest_pair_not_broken(name, request_id, cluster, data):
     pairs = [(p.worker, d.worker) for p in cluster for d in cluster if may_pair(p, d)]
     broken = data.draw(st.sets(st.sampled_from(pairs))) - {tuple(c.worker for c in SURE)}
     placement = place(request_id, NUM_TOKENS, cluster, broken, policy_named(name))
@@ -61,9 +61,7 @@ def test_the_chosen_pair_is_the_cheapest_of_those_not_broken(name, request_id, c
 
 
 @given(names, request_ids, with_a_pair)
-def test_the_explanation_names_every_candidate_and_every_term_of_its_cost(
-    name, request_id, cluster
-):
+def test_placement_scores_every_candidate_with_all_terms(name, request_id, cluster):
     placement = place(request_id, NUM_TOKENS, cluster, (), policy_named(name))
     assert placement is not None
     assert {s.candidate for s in placement.scored} == set(cluster)
@@ -100,20 +98,18 @@ OTHER = Candidate("other", "prefill", b"", last_turn=8)
         (NUM_TOKENS * 16, {"baton": "other", "prefix-only": "holder"}),
     ],
 )
-def test_a_busy_holder_of_the_prefix_is_worth_waiting_for_but_not_for_ever(
-    num_queued_tokens, expected
-):
+def test_baton_policy_leaves_prefix_holder_when_its_queue_grows(num_queued_tokens, expected):
     busy = replace(HOLDER, num_queued_tokens=num_queued_tokens)
     chosen = {name: chosen_by(name, busy, OTHER) for name in POLICY_NAMES}
     assert chosen == {**expected, "least-loaded": "other", "round-robin": "other"}
 
 
-def test_of_idle_equals_the_one_that_was_given_least_of_late_is_chosen():
+def test_baton_policy_prefers_least_recently_loaded_equal():
     used = replace(OTHER, worker="used", num_recent_tokens=1000.0)
     assert chosen_by("baton", used, OTHER) == "other"
 
 
-def test_round_robin_goes_around():
+def test_round_robin_cycles_through_workers():
     turns = dict.fromkeys(("a", "b", "c"), 0)
     order = []
     for turn in range(1, 10):

@@ -45,7 +45,7 @@ def span_of(exported: InMemorySpanExporter, decision: Decision) -> ReadableSpan:
     return finished
 
 
-def test_a_span_has_the_workers_and_every_term_of_theirs(exported):
+def test_placement_span_has_workers_and_every_cost_term(exported):
     decision = decided(*PREFILLS, DECODE)
     span = span_of(exported, decision)
     assert (span.name, span.attributes["baton.request.id"]) == ("place", "r")
@@ -61,7 +61,7 @@ def test_a_span_has_the_workers_and_every_term_of_theirs(exported):
         assert sum(said.values()) == pytest.approx(scored.cost)
 
 
-def test_every_candidate_is_an_event_the_cheapest_first(exported):
+def test_placement_span_lists_candidates_cheapest_first(exported):
     draining = replace(PREFILLS[0], worker="gone", excluded="draining")
     span = span_of(exported, decided(*PREFILLS, draining, DECODE))
     told = [dict(event.attributes) for event in span.events]
@@ -71,20 +71,20 @@ def test_every_candidate_is_an_event_the_cheapest_first(exported):
     assert next(one["excluded"] for one in told if one["worker"] == "gone") == "draining"
 
 
-def test_of_a_large_fleet_the_cheapest_are_told(exported):
+def test_placement_span_limits_candidates_of_large_fleet(exported):
     many = [replace(PREFILLS[0], worker=f"p{i}") for i in range(100)]
     span = span_of(exported, decided(*many, DECODE))
     assert span.attributes["baton.placement.num_candidates"] == 101
     assert len(span.events) == MAX_CANDIDATES
 
 
-def test_where_nobody_can_take_it_the_reason_is_told(exported):
+def test_placement_span_says_why_no_worker_was_chosen(exported):
     span = span_of(exported, decided(*PREFILLS))
     assert span.attributes["baton.placement.why"] == "no decode worker is known"
     assert "baton.placement.prefill_worker" not in span.attributes
 
 
-def test_of_what_is_in_no_trace_nothing_is_made(monkeypatch):
+def test_placement_span_is_not_built_outside_trace(monkeypatch):
     monkeypatch.setattr(placement_span, "_of_decision", lambda _: pytest.fail("made for nobody"))
     with placing("r") as span:
         span.decided(decided(*PREFILLS, DECODE))
@@ -97,7 +97,7 @@ class Cluster:
         return [*PREFILLS, DECODE]
 
 
-def test_every_placement_has_a_span_and_a_dry_run_has_none(exported):
+def test_placer_makes_span_of_placement_but_not_of_dry_run(exported):
     placer = Placer(Cluster())  # type: ignore[arg-type]
     work = work_of(Request("r7", tuple(range(64)), SamplingParams()))
     placer.explain(work)

@@ -29,7 +29,7 @@ def decode(name: str = "d0", **fields: object) -> Candidate:
     return Candidate(name, "decode", b"", rates=RATES, **{"max_held_tokens": 1000, **fields})  # type: ignore[arg-type]
 
 
-def test_prefill_workers_are_pressed_by_the_wait_for_them():
+def test_prefill_pressure_follows_queue_of_ready_workers():
     workers = [prefill(num_queued_tokens=3000), prefill("p1", num_queued_tokens=1000), decode()]
     demand = demand_of(workers, Backlog())
     assert demand.prefill_seconds == pytest.approx(4.0)
@@ -46,13 +46,13 @@ def test_prefill_workers_are_pressed_by_the_wait_for_them():
         pytest.param(100, 100, 0.1, 100, id="for its tenant's allowance"),
     ],
 )
-def test_what_waits_at_the_router_counts_by_what_it_waits_for(queued, held, seconds, tokens):
+def test_pool_demand_counts_queued_requests_by_missing_resource(queued, held, seconds, tokens):
     workers = [prefill(num_queued_tokens=queued), decode(num_sequences=4)]
     demand = demand_of(workers, Backlog(10, 5000, 4, held))
     assert demand == PoolDemand(pytest.approx(seconds), pytest.approx(tokens), 4)
 
 
-def test_decode_workers_are_pressed_by_what_they_hold_or_by_how_many_they_run():
+def test_decode_pressure_follows_held_tokens_or_running_count():
     workers = [prefill(num_sequences=2), decode(num_sequences=9), decode("d1", num_sequences=3)]
     demand = demand_of(workers, Backlog(num_in_flight=12, num_tokens_in_flight=600))
     assert demand == PoolDemand(0.0, 500, 10)  # two of them wait for their prompts
@@ -62,12 +62,12 @@ def test_decode_workers_are_pressed_by_what_they_hold_or_by_how_many_they_run():
     assert decode_pressure(workers, full, OBJECTIVES) == pytest.approx(0.9)
 
 
-def test_pools_without_workers_or_work_are_not_pressed():
+def test_pressure_is_zero_without_workers_or_work():
     demand = PoolDemand(4.0, 500, 3)
     assert prefill_pressure([decode()], demand, OBJECTIVES) == 0.0
     assert decode_pressure([prefill()], demand, OBJECTIVES) == 0.0
     assert decode_pressure([decode()], demand_of([decode()], Backlog()), OBJECTIVES) == 0.0
 
 
-def test_the_demand_of_routers_adds_up():
+def test_pool_demands_of_routers_add_up():
     assert PoolDemand(1.0, 10, 2) + PoolDemand(0.5, 5, 1) == PoolDemand(1.5, 15, 3)

@@ -32,7 +32,7 @@ candidates = st.lists(
 
 
 @given(candidates)
-def test_a_source_holds_more_may_pair_and_is_there(cluster):
+def test_prefix_source_holds_more_can_pair_and_is_available(cluster):
     by_name = {c.worker: c for c in cluster}
     for one, before in zip(with_sources(cluster), cluster, strict=True):
         none = {"source": "", "num_source_tokens": 0, "num_source_recent_tokens": 0.0}
@@ -52,7 +52,7 @@ def test_a_source_holds_more_may_pair_and_is_there(cluster):
             assert one.num_source_tokens == source.num_cached_tokens == most
 
 
-def test_of_those_who_hold_as_much_the_one_with_least_to_do_gives():
+def test_prefix_source_is_least_busy_of_equal_holders():
     busy = Candidate("p1", "prefill", b"", 512, num_queued_tokens=100)
     idle = Candidate("d9", "decode", b"", 512)
     (one, *_) = with_sources([Candidate("p0", "prefill", b""), busy, idle])
@@ -63,7 +63,7 @@ MODEL = CostModel(prefill_seconds_per_token=1e-3, transfer_seconds_per_token=1e-
 
 
 @pytest.mark.parametrize(("num_lacking", "is_worth_it"), [(4, False), (6, True), (600, True)])
-def test_a_prefix_is_pulled_where_that_takes_less_time_than_to_compute_it(num_lacking, is_worth_it):
+def test_prefix_is_fetched_when_cheaper_than_computing(num_lacking, is_worth_it):
     one = Candidate("p", "prefill", b"", 400, source="d", num_source_tokens=400 + num_lacking)
     terms = MODEL.terms(one, NUM_TOKENS)
     assert (FETCH in terms) == is_worth_it
@@ -74,19 +74,19 @@ def test_a_prefix_is_pulled_where_that_takes_less_time_than_to_compute_it(num_la
         assert terms[FETCH] == pytest.approx(5e-3 + num_lacking * 1e-5)
 
 
-def test_blocks_are_lent_and_taken_between_steps():
+def test_prefix_fetch_cost_includes_engine_steps():
     rates = Rates(0.25, 1e-2, transfer_seconds_per_token=0.0)
     one = Candidate("p", "prefill", b"", source="d", num_source_tokens=64, rates=rates)
     assert MODEL.terms(one, NUM_TOKENS)[FETCH] == pytest.approx(5e-3 + 2 * 0.25)
 
 
-def test_a_source_that_holds_more_than_the_prompt_gives_the_prompt():
+def test_prefix_fetch_is_bounded_by_prompt_length():
     one = Candidate("p", "prefill", b"", 0, source="d", num_source_tokens=2000)
     terms = MODEL.terms(one, NUM_TOKENS)
     assert (terms["uncached"], terms[FETCH]) == (0.0, pytest.approx(5e-3 + NUM_TOKENS * 1e-5))
 
 
-def test_a_placement_names_its_source_and_counts_what_comes_from_there():
+def test_placement_names_source_and_counts_its_tokens():
     cluster = with_sources(
         [
             Candidate("p", "prefill", b"", 16),
@@ -103,7 +103,7 @@ def test_a_placement_names_its_source_and_counts_what_comes_from_there():
         assert (other.source, other.num_cached_tokens) == ("", 16)
 
 
-def test_a_busy_holder_gives_its_prefix_to_an_idle_worker():
+def test_placement_lets_idle_worker_fetch_from_busy_holder():
     held = Candidate("p0", "prefill", b"", 512, num_queued_tokens=2000)
     cluster = [held, Candidate("p1", "prefill", b""), Candidate("d", "decode", b"")]
     placement = place("r", NUM_TOKENS, with_sources(cluster))
@@ -115,7 +115,7 @@ def test_a_busy_holder_gives_its_prefix_to_an_idle_worker():
 
 
 @given(candidates, st.text(max_size=4))
-def test_another_decode_worker_that_may_pair_goes_on_or_none(cluster, request_id):
+def test_place_again_chooses_other_decode_worker_of_pairing(cluster, request_id):
     for here in (c for c in cluster if c.role == "decode"):
         chosen = place_again(request_id, NUM_TOKENS, cluster, here.worker)
         able = {

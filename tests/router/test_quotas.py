@@ -14,7 +14,7 @@ def read(tmp_path: Path, text: str, clock=None) -> Quotas:
     return Quotas.read(path)
 
 
-def test_a_file_has_a_line_for_each_tenant_and_one_for_all_others(tmp_path):
+def test_quota_file_has_lines_for_tenants_and_default(tmp_path):
     quotas = read(tmp_path, "# ours\ngold weight=4 # the best\n\n* max_concurrent=1\n")
     assert quotas.weight_of("gold") == 4.0
     assert quotas.weight_of("other") == 1.0
@@ -38,17 +38,17 @@ def test_a_file_has_a_line_for_each_tenant_and_one_for_all_others(tmp_path):
         ("a\na weight=2", r"allowances:2: a has a line already"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named_with_its_line(tmp_path, text, says):
+def test_quota_file_error_names_line(tmp_path, text, says):
     with pytest.raises(FailedPreconditionError, match=says):
         read(tmp_path, text)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_quota_file_error_names_missing_file(tmp_path):
     with pytest.raises(FailedPreconditionError, match="allowances-of-nobody"):
         Quotas.read(tmp_path / "allowances-of-nobody")
 
 
-def test_a_rate_allows_a_burst_and_then_its_rate():
+def test_quota_allows_burst_then_its_rate():
     now = 0.0
     quotas = Quotas({"a": Quota(tokens_per_second=100.0)}, clock=lambda: now)
     taken = 0
@@ -61,7 +61,7 @@ def test_a_rate_allows_a_burst_and_then_its_rate():
     assert taken == pytest.approx(100 * 110, abs=200), "ten seconds at once, and a hundred"
 
 
-def test_who_takes_nothing_saves_no_more_than_the_burst():
+def test_quota_of_idle_tenant_saves_no_more_than_burst():
     now = 0.0
     quotas = Quotas({"a": Quota(tokens_per_second=100.0)}, clock=lambda: now)
     assert quotas.is_admissible("a")

@@ -24,7 +24,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
-def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capacity, rate, steps):
+def test_token_bucket_never_exceeds_capacity_plus_refill(capacity, rate, steps):
     clock = Clock(1000.0)
     bucket = TokenBucket(capacity, rate, clock)
     taken: list[tuple[float, float]] = []  # when, and how much was kept
@@ -43,7 +43,7 @@ def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capaci
 
 
 @given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
-def test_what_does_not_fit_now_fits_when_it_is_said_to_and_not_much_before(capacity, rate, steps):
+def test_token_bucket_has_tokens_at_predicted_time(capacity, rate, steps):
     clock = Clock(1000.0)
     bucket = TokenBucket(capacity, rate, clock)
     for seconds, amount, _ in steps:
@@ -65,7 +65,7 @@ def limits(clock: Clock, **bounds: int) -> RateLimits:
     return RateLimits(lambda tenant: Quota(**bounds), clock)
 
 
-def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
+def test_rate_limit_rejects_excess_request_with_retry_after():
     clock = Clock(1000.0)
     limited = limits(clock, requests_per_minute=3)
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
     assert limited.num_refused == {("acme", "requests"): 1}
 
 
-def test_to_be_checked_counts_nothing():
+def test_rate_limit_check_counts_nothing():
     limited = limits(Clock(1000.0), requests_per_minute=1)
     for _ in range(5):
         limited.check("acme")
@@ -98,7 +98,7 @@ def outcome(num_tokens: int) -> RequestOutcome:
     return RequestOutcome(Request("r", (), SamplingParams()), account)
 
 
-def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back():
+def test_rate_limit_reserves_tokens_and_returns_unused_ones():
     clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
     reservation = limited.reserve("acme", 500)
@@ -109,7 +109,7 @@ def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back()
     assert limited.statuses("acme")["tokens"].remaining == 550
 
 
-def test_a_request_that_may_take_more_than_a_minute_s_needs_all_of_it_and_owes_the_rest():
+def test_rate_limit_lets_request_over_limit_run_into_debt():
     clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
     reservation = limited.reserve("acme", 5000)
@@ -134,7 +134,7 @@ def test_request_that_no_worker_takes_costs_no_tokens():
     assert limited.statuses("acme")["tokens"].remaining == 600
 
 
-def test_without_limits_nothing_is_counted_or_kept():
+def test_rate_limit_keeps_nothing_without_limits():
     limited = limits(Clock(1000.0))
     for tenant in map(str, range(10)):
         limited.count_request(tenant)
@@ -143,7 +143,7 @@ def test_without_limits_nothing_is_counted_or_kept():
     assert not limited._buckets
 
 
-def test_tenants_of_before_are_forgotten_and_their_limits_are_not():
+def test_rate_limit_forgets_idle_tenants_only():
     clock = Clock(1000.0)
     limited = limits(clock, requests_per_minute=1)
     for number in range(10_000):

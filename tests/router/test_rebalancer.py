@@ -90,7 +90,7 @@ async def two_routers(
         yield routers
 
 
-async def test_what_neither_would_find_too_much_is_so_together_and_one_acts_once():
+async def test_rebalancers_sum_pressure_and_one_changes_role_once():
     world = World()
     async with two_routers(world, 600) as routers:
         await until(lambda: len(world.asked) > 0)
@@ -100,7 +100,7 @@ async def test_what_neither_would_find_too_much_is_so_together_and_one_acts_once
     assert world.asked == [("d0", "prefill", 7)]
 
 
-async def test_a_change_that_fails_is_not_asked_for_again_at_once():
+async def test_rebalancer_does_not_retry_failed_change_at_once():
     world = World(never=True)
     async with two_routers(world, 600) as routers:
         await until(lambda: len(world.asked) > 0)
@@ -110,7 +110,7 @@ async def test_a_change_that_fails_is_not_asked_for_again_at_once():
         assert "p0" not in {worker for worker, _, _ in world.asked}
 
 
-async def test_routers_that_are_not_elastic_propose_alone():
+async def test_rebalancer_only_proposes_when_not_elastic():
     world = World()
     async with two_routers(world, 600, is_elastic=False) as routers:
         await until(lambda: all(r.balance.flip is not None for r in routers))

@@ -42,7 +42,7 @@ def by_name(inputs: PlacementInputs) -> PlacementInputs:
 
 
 @given(rules, st.lists(questions, max_size=6))
-def test_what_is_read_is_what_was_written_and_is_decided_as_it_was(used, asked):
+def test_record_round_trips_and_replays_same_decision(used, asked):
     reader, before = RecordReader(), {}
     assert reader.read(header_line(used)) is None
     for inputs in asked:
@@ -81,7 +81,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_record_says_who_was_chosen_when_and_of_what_but_no_token(tmp_path):
+def test_record_has_choice_and_time_but_no_token(tmp_path):
     record = recorder(tmp_path / "r")
     record.decided(decided("one"), lambda: HASHES)
     record.ended("one", 7)
@@ -95,7 +95,7 @@ def test_a_record_says_who_was_chosen_when_and_of_what_but_no_token(tmp_path):
     assert read.hashes == tuple(HASHES)
 
 
-def test_a_worker_that_has_not_changed_takes_no_room(tmp_path):
+def test_record_writes_only_workers_that_changed(tmp_path):
     record = recorder(tmp_path / "r")
     busier = replace(CLUSTER[1], num_queued_tokens=9)
     for cluster in (CLUSTER, CLUSTER, (CLUSTER[0], busier, CLUSTER[2]), CLUSTER[1:]):
@@ -108,7 +108,7 @@ def test_a_worker_that_has_not_changed_takes_no_room(tmp_path):
     assert fourth["gone"] == ["holder"]
 
 
-def test_another_policy_decides_otherwise_and_the_same_does_not(tmp_path):
+def test_replay_differs_only_under_another_policy(tmp_path):
     record = recorder(tmp_path / "r")
     for i in range(20):
         record.decided(decided(f"r{i}"), list)
@@ -119,7 +119,7 @@ def test_another_policy_decides_otherwise_and_the_same_does_not(tmp_path):
     assert {(one.prefill, one.decode, one.is_same) for one in others} == {("holder", "d0", False)}
 
 
-def test_files_are_bounded_kept_so_many_and_each_is_read_by_itself(tmp_path):
+def test_record_files_are_bounded_and_readable_alone(tmp_path):
     record = recorder(tmp_path / "r", max_bytes=8192, num_files=3)
     for i in range(300):
         record.decided(decided(f"r{i}"), lambda: HASHES)
@@ -133,7 +133,7 @@ def test_files_are_bounded_kept_so_many_and_each_is_read_by_itself(tmp_path):
     assert all(one.is_same for file in files for one in replay(read_record(file)))
 
 
-def test_an_earlier_record_is_kept_beside_the_new_one(tmp_path):
+def test_record_keeps_earlier_file_beside_new_one(tmp_path):
     for name in ("first", "second"):
         record = recorder(tmp_path / "r")
         record.decided(decided(name), list)
@@ -142,7 +142,7 @@ def test_an_earlier_record_is_kept_beside_the_new_one(tmp_path):
     assert [one.inputs.request_id for one in read_record(tmp_path / "r.1")] == ["first"]
 
 
-def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
+def test_recorder_loses_only_lines_when_disk_is_full(tmp_path, caplog):
     """/dev/full has room for nothing. Once the name is another file's, the record goes on."""
     path = tmp_path / "r"
     path.symlink_to("/dev/full")
@@ -158,7 +158,7 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
     assert [one.inputs.request_id for one in read_record(path)] == ["kept"]
 
 
-def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path):
+def test_recorder_never_waits_for_slow_disk(tmp_path):
     admission_controller = threading.Event()
 
     def hashing() -> list[bytes]:
@@ -174,12 +174,12 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path):
     assert len(list(read_record(tmp_path / "r"))) + record.num_lost == 5000
 
 
-def test_a_record_that_cannot_be_written_is_said_at_the_start(tmp_path):
+def test_recorder_refuses_unwritable_path_at_start(tmp_path):
     with pytest.raises(InvalidArgumentError, match="no-folder"):
         recorder(tmp_path / "no-folder" / "r")
 
 
-def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+def test_record_reader_skips_unfinished_last_line(tmp_path):
     record = recorder(tmp_path / "r")
     record.decided(decided("r"), list)
     record.stop()
@@ -192,7 +192,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
 
 @settings(max_examples=50)
 @given(st.binary(max_size=60) | st.from_regex(rb"\{.{0,40}\}", fullmatch=True))
-def test_what_no_router_wrote_is_refused(line):
+def test_record_reader_refuses_foreign_lines(line):
     for before in ([], [header_line(DEFAULT_RULES)]):
         reader = RecordReader()
         for good in before:
@@ -201,7 +201,7 @@ def test_what_no_router_wrote_is_refused(line):
             reader.read(line)
 
 
-def test_another_version_and_a_file_that_is_not_there_are_named(tmp_path):
+def test_record_reader_names_other_version_and_missing_file(tmp_path):
     (tmp_path / "r").write_text('{"baton_record": 2, "rules": {}}\n')
     with pytest.raises(InvalidArgumentError, match=r"r:1.*version 2"):
         list(read_record(tmp_path / "r"))

@@ -44,7 +44,7 @@ def failure(
 
 
 @pytest.mark.parametrize("kind", [REFUSED, LOST, SILENT])
-def test_before_it_is_accepted_the_next_worker_is_asked_at_once(kind):
+def test_recovery_asks_next_worker_at_once_before_acceptance(kind):
     trying = recovery(accepted=False)
     assert trying.after(failure(kind), 0) == 0.0
     assert trying.after(failure(kind, OverloadedError("full"), "d1"), 0) == 0.0
@@ -56,7 +56,7 @@ def test_before_it_is_accepted_the_next_worker_is_asked_at_once(kind):
 @pytest.mark.parametrize(
     "error", [InvalidArgumentError("f", "is bad"), FailedPreconditionError("another model")]
 )
-def test_a_refusal_for_good_is_told_at_once(error):
+def test_recovery_raises_permanent_refusal_at_once(error):
     with pytest.raises(type(error)):
         recovery(accepted=False).after(failure(REFUSED, error), 0)
 
@@ -65,19 +65,19 @@ def test_a_refusal_for_good_is_told_at_once(error):
     "error",
     [InvalidArgumentError("f", "is bad"), CancelledError("aborted"), DeadlineExceededError("late")],
 )
-def test_what_no_other_worker_would_do_better_ends_an_accepted_request_too(error):
+def test_recovery_ends_accepted_request_on_permanent_error(error):
     with pytest.raises(type(error)):
         recovery().after(failure(BROKEN, error), 0)
 
 
-def test_an_accepted_request_goes_on_at_once_and_then_waits_longer_each_time():
+def test_recovery_retries_at_once_then_backs_off():
     trying = recovery()
     waits = [round(trying.after(failure(), 5)) for _ in range(6)]
     assert waits == [0, 1, 2, 4, 8, 8]
     assert trying.after(failure(), 6) == 0.0
 
 
-def test_without_progress_it_gives_up_in_the_end_and_says_why():
+def test_recovery_gives_up_without_progress_and_says_why():
     trying = recovery()
     for _ in range(MAX_FAILURES):
         trying.after(failure(BROKEN, NotFoundError("the lease is over")), 3)
@@ -85,7 +85,7 @@ def test_without_progress_it_gives_up_in_the_end_and_says_why():
         trying.after(failure(BROKEN, NotFoundError("the lease is over")), 3)
 
 
-def test_workers_are_avoided_until_nobody_is_left():
+def test_recovery_avoids_workers_until_none_is_left():
     trying = recovery()
     trying.after(failure(LOST, worker="d1"), 0)
     trying.after(failure(BROKEN), 0)
@@ -95,7 +95,7 @@ def test_workers_are_avoided_until_nobody_is_left():
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_two_workers_lost_at_the_same_place_are_a_poison_and_elsewhere_chance(first, second):
+def test_recovery_finds_poison_when_two_fail_near_same_token(first, second):
     trying = recovery()
     trying.after(failure(place=first), 0)
     again = failure(LOST, InternalError("the engine failed"), "d1", place=second)
@@ -106,7 +106,7 @@ def test_two_workers_lost_at_the_same_place_are_a_poison_and_elsewhere_chance(fi
         trying.after(again, 0)
 
 
-def test_a_prefill_and_a_decode_worker_lost_at_the_same_place_are_chance():
+def test_recovery_finds_no_poison_across_roles():
     trying = recovery()
     trying.after(failure(worker="d0", place=5), 5)
     trying.after(failure(worker="p0", place=5), 5)
@@ -114,7 +114,7 @@ def test_a_prefill_and_a_decode_worker_lost_at_the_same_place_are_chance():
         trying.after(failure(worker="p1", place=5, prefill="p1"), 5)
 
 
-def test_workers_lost_while_the_request_only_waited_there_count_for_nothing():
+def test_recovery_ignores_workers_lost_before_request_ran():
     trying = recovery()
     for worker in ("d0", "d1", "d2", "d3"):
         trying.after(failure(worker=worker), 0)
@@ -123,14 +123,14 @@ def test_workers_lost_while_the_request_only_waited_there_count_for_nothing():
 @pytest.mark.parametrize(
     ("accepted", "expected"), [(False, OverloadedError), (True, UnavailableError)]
 )
-def test_where_the_budget_is_spent_no_other_worker_is_asked(accepted, expected):
+def test_recovery_stops_when_retry_budget_is_spent(accepted, expected):
     trying = recovery(accepted=accepted, tries=1.0)
     trying.after(failure(REFUSED, OverloadedError("full")), 0)
     with pytest.raises(expected, match="full"):
         trying.after(failure(REFUSED, OverloadedError("full"), "d1"), 0)
 
 
-def test_looking_for_workers_where_there_are_none_costs_nothing():
+def test_recovery_spends_no_budget_when_no_worker_exists():
     trying = recovery(tries=0.0)
     trying.after(failure(NOBODY), 0)
 
@@ -139,7 +139,7 @@ def given_back(worker: str = "d0") -> AttemptFailure:
     return failure(PREEMPTED, OverloadedError("no room any more"), worker)
 
 
-def test_to_be_given_back_is_no_failure_and_costs_nothing():
+def test_recovery_spends_no_budget_on_preempted_request():
     trying = recovery(tries=1.0)
     trying.after(failure(REFUSED, OverloadedError("full"), "d1"), 0)
     for num_tokens in range(5, 5 + MAX_FAILURES):
@@ -149,7 +149,7 @@ def test_to_be_given_back_is_no_failure_and_costs_nothing():
     assert trying.preempted_by == ""
 
 
-def test_a_request_is_given_back_only_so_often():
+def test_recovery_bounds_returns_of_preempted_request():
     trying = recovery()
     for num_tokens in range(MAX_RETURNS):
         assert trying.may_return
@@ -157,7 +157,7 @@ def test_a_request_is_given_back_only_so_often():
     assert not trying.may_return
 
 
-def test_a_request_that_comes_no_further_is_not_given_back_again():
+def test_recovery_refuses_second_return_without_progress():
     trying = recovery()
     trying.after(given_back(), 7)
     assert trying.may_return
@@ -165,7 +165,7 @@ def test_a_request_that_comes_no_further_is_not_given_back_again():
     assert not trying.may_return
 
 
-def test_what_was_given_back_waits_for_room_as_long_as_it_takes():
+def test_recovery_waits_for_room_for_preempted_request():
     trying = recovery(tries=0.0)
     trying.after(given_back(), 7)
     full = failure(REFUSED, OverloadedError("full"), "d1")
@@ -182,7 +182,7 @@ def test_what_was_given_back_waits_for_room_as_long_as_it_takes():
         pytest.param(failure(REFUSED, UnavailableError("draining"), "d1"), id="a worker leaves"),
     ],
 )
-def test_what_was_given_back_and_then_fails_gives_up_as_others_do(other):
+def test_recovery_gives_up_on_other_failures_after_return(other):
     trying = recovery()
     trying.after(given_back(), 7)
     for _ in range(MAX_FAILURES):
@@ -192,7 +192,7 @@ def test_what_was_given_back_and_then_fails_gives_up_as_others_do(other):
         trying.after(other, 7)
 
 
-def test_once_it_has_come_further_refusals_count_again():
+def test_recovery_counts_refusals_again_after_progress():
     trying = recovery()
     trying.after(given_back(), 7)
     full = failure(REFUSED, OverloadedError("full"), "d1")

@@ -14,21 +14,21 @@ def positions(tokens: list[Token]) -> list[int]:
     return [t.position for t in tokens]
 
 
-def test_of_two_tokens_for_one_position_the_first_counts():
+def test_reorder_buffer_keeps_first_of_two_tokens_at_position():
     assembly = ReorderBuffer()
     assembly.accept([Token(1, 7, -1.0)])
     ready = assembly.accept([Token(1, 8, None), token(0)])
     assert [t.token_id for t in ready] == [100, 7]
 
 
-def test_a_repeated_position_with_another_token_is_no_repetition():
+def test_reorder_buffer_fails_when_repeated_token_differs():
     assembly = ReorderBuffer()
     assembly.accept([token(0), token(1)])
     with pytest.raises(UnavailableError, match="position 1 of the output is token 7, after 101"):
         assembly.accept([Token(1, 7, None)])
 
 
-def test_what_came_early_is_forgotten_and_what_was_given_out_is_not():
+def test_reorder_buffer_forgets_early_tokens_only():
     assembly = ReorderBuffer()
     assembly.accept([token(0), token(2)])
     assembly.forget_early()
@@ -38,7 +38,7 @@ def test_what_came_early_is_forgotten_and_what_was_given_out_is_not():
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 19), max_size=20), st.randoms())
-def test_any_order_with_any_repetition_gives_the_sequence_once(length, repeated, shuffled):
+def test_reorder_buffer_emits_each_token_once_in_any_order(length, repeated, shuffled):
     arriving = [*range(length), *(p for p in repeated if p < length)]
     shuffled.shuffle(arriving)
     assembly = ReorderBuffer()

@@ -40,7 +40,7 @@ from tests.support.router.scripted import (
 )
 
 
-async def test_a_request_is_the_first_token_and_the_rest_in_order():
+async def test_lifecycle_sends_first_token_and_rest_in_order():
     async with fleet_of(
         prefill(first(), RELEASED), decode(tokens(1, 1, 2), tokens(3, 3, 4), finished())
     ) as fleet:
@@ -50,7 +50,7 @@ async def test_a_request_is_the_first_token_and_the_rest_in_order():
     assert seen.finished.usage.num_output_tokens == 5
 
 
-async def test_tokens_that_overtake_the_first_one_wait_for_it():
+async def test_lifecycle_holds_tokens_that_overtake_first():
     cue = Cue()
     async with fleet_of(
         prefill(cue, first(), RELEASED), decode(tokens(1, 1, 2), finished(), Go(cue))
@@ -59,7 +59,7 @@ async def test_tokens_that_overtake_the_first_one_wait_for_it():
     assert seen.text == "abc"
 
 
-async def test_a_sequence_that_is_over_for_the_client_is_over_for_its_worker():
+async def test_lifecycle_ends_sequence_at_worker_after_stop_string():
     cue = Cue()
     script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), cue, of(1, tokens(1, 3, 4))]
     async with fleet_of(prefill(first(), RELEASED), decode(*script, of(1, finished()))) as fleet:
@@ -82,7 +82,7 @@ async def test_a_sequence_that_is_over_for_the_client_is_over_for_its_worker():
     assert endings == {0: pb.FINISH_REASON_STOP_STRING, 1: pb.FINISH_REASON_LENGTH}
 
 
-async def test_a_sequence_that_an_earlier_attempt_has_completed_is_not_generated_again():
+async def test_lifecycle_ends_completed_sequence_at_next_worker():
     failing = decode(READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), UnavailableError("gone"))
     cue = Cue()
     again = [of(1, tokens(0, 2)), of(0, tokens(0, 0)), cue, of(0, tokens(1, 1)), of(1, finished())]
@@ -100,7 +100,7 @@ async def test_a_sequence_that_an_earlier_attempt_has_completed_is_not_generated
         assert [said.sequence_index for said in second.ended] == [0]
 
 
-async def test_a_lease_is_of_the_tenant_that_the_router_has_found():
+async def test_lifecycle_passes_tenant_and_salt_to_both_workers():
     async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
         await run(fleet, tenant=Tenant("acme", b"salt"))
         (at_prefill,) = fleet.member("p0").requests
@@ -109,7 +109,7 @@ async def test_a_lease_is_of_the_tenant_that_the_router_has_found():
     assert (at_prefill.salt, at_decode.salt) == (b"salt", b"salt")
 
 
-async def test_tokens_that_come_twice_are_shown_once():
+async def test_lifecycle_shows_repeated_tokens_once():
     async with fleet_of(
         prefill(first(), RELEASED), decode(tokens(0, 0, 1), tokens(1, 1, 2), finished())
     ) as fleet:
@@ -117,7 +117,7 @@ async def test_tokens_that_come_twice_are_shown_once():
 
 
 @pytest.mark.parametrize("reason", [pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE])
-async def test_a_lease_that_is_over_because_the_first_token_was_the_last_is_no_failure(reason):
+async def test_lifecycle_finishes_when_first_token_ends_lease(reason):
     cue = Cue()
     async with fleet_of(
         prefill(cue, first(reason)), decode(Go(cue), NotFoundError("the lease is over"))
@@ -126,7 +126,7 @@ async def test_a_lease_that_is_over_because_the_first_token_was_the_last_is_no_f
     assert (seen.text, seen.finished.reason) == ("a", reason)
 
 
-async def test_a_lease_that_is_over_for_no_reason_is_a_retryable_failure():
+async def test_lifecycle_retries_when_lease_is_over_unexpectedly():
     async with fleet_of(prefill(Forever()), decode(NotFoundError("the lease is over"))) as fleet:
         lifecycle = lifecycle_of(fleet, budget=RetryBudget(largest=2.0, per_second=0.0))
         with pytest.raises(UnavailableError, match="this one is not: the lease is over"):
@@ -134,7 +134,7 @@ async def test_a_lease_that_is_over_for_no_reason_is_a_retryable_failure():
         assert len(fleet.member("d0").requests) == 3
 
 
-async def test_why_the_prefill_failed_is_told_rather_than_that_its_lease_is_over():
+async def test_lifecycle_reports_prefill_failure_over_ended_lease():
     cue = Cue()
     failure = InvalidArgumentError("sampling.grammar", "leaves no token")
     async with fleet_of(prefill(cue, failure), decode(Go(cue), NotFoundError("over"))) as fleet:
@@ -142,7 +142,7 @@ async def test_why_the_prefill_failed_is_told_rather_than_that_its_lease_is_over
             await run(fleet)
 
 
-async def test_a_damaged_handoff_is_a_retryable_failure():
+async def test_lifecycle_retries_damaged_handoff():
     async with fleet_of(prefill(Forever()), decode(DataLossError("bad"))) as fleet:
         with pytest.raises(UnavailableError, match="the handoff failed: bad"):
             await run(fleet)
@@ -154,7 +154,7 @@ REFUSALS = [UnavailableError("draining"), OverloadedError("full")]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["draining", "full"])
-async def test_a_decode_worker_that_refuses_is_replaced_by_another(refusal):
+async def test_lifecycle_replaces_refusing_decode_worker(refusal):
     refusing = Worker("d0", "decode", [refusal])
     async with fleet_of(
         prefill(first(), RELEASED), refusing, decode(tokens(1, 1), finished(), name="d1")
@@ -166,7 +166,7 @@ async def test_a_decode_worker_that_refuses_is_replaced_by_another(refusal):
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["draining", "full"])
-async def test_a_prefill_worker_that_refuses_is_replaced_by_another(refusal):
+async def test_lifecycle_replaces_refusing_prefill_worker(refusal):
     refusing = Worker("p0", "prefill", [refusal])
     async with fleet_of(
         refusing, prefill(first(), RELEASED, name="p1"), decode(tokens(1, 1), finished())
@@ -181,7 +181,7 @@ async def test_a_prefill_worker_that_refuses_is_replaced_by_another(refusal):
     assert attempts[1].handle.source_worker == "p1"
 
 
-async def test_where_everybody_refuses_the_last_refusal_is_told():
+async def test_lifecycle_reports_last_refusal_when_all_refuse():
     refusing = [Worker(f"d{i}", "decode", [OverloadedError(f"full {i}", 2.5)]) for i in range(3)]
     async with fleet_of(prefill(), *refusing) as fleet:
         with pytest.raises(OverloadedError, match="full 2") as caught:
@@ -190,7 +190,7 @@ async def test_where_everybody_refuses_the_last_refusal_is_told():
     assert all(len(worker.requests) == 1 for worker in refusing)
 
 
-async def test_a_request_that_a_worker_finds_invalid_is_not_tried_elsewhere():
+async def test_lifecycle_does_not_retry_invalid_request():
     refusing = Worker("d0", "decode", [InvalidArgumentError("token_ids", "is bad")])
     async with fleet_of(prefill(), refusing, decode(name="d1")) as fleet:
         with pytest.raises(InvalidArgumentError, match="token_ids"):
@@ -198,13 +198,13 @@ async def test_a_request_that_a_worker_finds_invalid_is_not_tried_elsewhere():
         assert fleet.member("d1").requests == []
 
 
-async def test_without_workers_the_reason_is_told():
+async def test_lifecycle_says_why_no_worker_can_be_chosen():
     async with fleet_of(decode()) as fleet:
         with pytest.raises(UnavailableError, match="no prefill worker is known"):
             await run(fleet)
 
 
-async def test_a_worker_that_leaves_while_the_request_is_admitted_does_no_harm():
+async def test_lifecycle_tolerates_worker_leaving_during_admission():
     cue = Cue()
     leaving = prefill(first(), RELEASED)
     slow = Worker("d0", "decode", [cue, ADMITTED, tokens(1, 1), finished()])
@@ -218,7 +218,7 @@ async def test_a_worker_that_leaves_while_the_request_is_admitted_does_no_harm()
         assert (await running).text == "ab"
 
 
-async def test_an_abort_ends_both_calls():
+async def test_lifecycle_ends_both_calls_when_aborted():
     async with fleet_of(prefill(Forever()), decode(Forever())) as fleet:
         lifecycle = lifecycle_of(fleet)
         events = lifecycle.run()
@@ -228,7 +228,7 @@ async def test_an_abort_ends_both_calls():
             await anext(events)
 
 
-async def test_an_abort_frees_both_workers_though_the_client_reads_no_more():
+async def test_lifecycle_frees_workers_when_aborted_client_is_idle():
     chatter = [tokens(i, 1) for i in range(1, 200)]
     workers = prefill(first(), Forever()), decode(*chatter, Forever())
     async with fleet_of(*workers) as fleet:
@@ -244,7 +244,7 @@ async def test_an_abort_frees_both_workers_though_the_client_reads_no_more():
                 pass
 
 
-async def test_of_what_the_client_does_not_read_little_is_read_of_the_workers():
+async def test_lifecycle_applies_backpressure_when_client_is_slow():
     tops = [pb.TopLogprobs(token_ids=range(1000), logprobs=[-1.0] * 1000)]
     chatter = [tokens(i, 1) for i in range(1, 4000)]
     for message in chatter:
@@ -261,7 +261,7 @@ async def test_of_what_the_client_does_not_read_little_is_read_of_the_workers():
         await events.aclose()
 
 
-async def test_leaving_early_ends_both_calls():
+async def test_lifecycle_ends_both_calls_when_client_leaves():
     async with fleet_of(prefill(first(), Forever()), decode(Forever())) as fleet:
         events = lifecycle_of(fleet).run()
         await anext(events)
@@ -269,7 +269,7 @@ async def test_leaving_early_ends_both_calls():
         await events.aclose()
 
 
-async def test_a_stop_string_ends_the_request_while_the_workers_go_on():
+async def test_lifecycle_finishes_at_stop_string_while_workers_run():
     async with fleet_of(prefill(first(), RELEASED), decode(tokens(1, 1, 2, 3), Forever())) as fleet:
         seen = await run(fleet, stop=("bc",))
     assert (seen.text, seen.token_ids) == ("a", letter_ids()[:3])
@@ -277,13 +277,13 @@ async def test_a_stop_string_ends_the_request_while_the_workers_go_on():
     assert seen.finished.stop_string == "bc"
 
 
-async def test_text_held_back_for_a_stop_string_is_shown_at_the_end():
+async def test_lifecycle_shows_text_held_for_stop_string_at_end():
     async with fleet_of(prefill(first(), RELEASED), decode(tokens(1, 1), finished())) as fleet:
         seen = await run(fleet, stop=("abc",))
     assert (seen.text, seen.finished.reason) == ("ab", pb.FINISH_REASON_LENGTH)
 
 
-async def test_several_sequences_are_the_decode_worker_s_alone():
+async def test_lifecycle_takes_several_sequences_from_decode_worker():
     script = [of(0, tokens(0, 0)), of(1, tokens(0, 1)), of(1, finished()), of(0, finished())]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         seen = await run(fleet, n=2, temperature=1.0)
@@ -291,14 +291,14 @@ async def test_several_sequences_are_the_decode_worker_s_alone():
     assert seen.finished.usage.num_output_tokens == 2
 
 
-async def test_both_calls_end_once_every_sequence_has_met_its_stop_string():
+async def test_lifecycle_ends_calls_when_all_sequences_met_stop_string():
     script = [of(0, tokens(0, 0, 1)), of(1, tokens(0, 2, 1)), Forever()]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         seen = await run(fleet, n=2, temperature=1.0, stop=("b",))
     assert seen.text == "ac"
 
 
-async def test_sequences_count_as_load_one_by_one():
+async def test_lifecycle_counts_each_sequence_as_load():
     cue = Cue()
     slow = decode(cue, of(0, tokens(0, 0)), *(of(i, finished()) for i in range(3)))
     async with fleet_of(prefill(first(), RELEASED), slow) as fleet:
@@ -311,7 +311,7 @@ async def test_sequences_count_as_load_one_by_one():
         await running
 
 
-async def test_the_prefill_worker_is_asked_for_a_plain_token_where_there_are_several_sequences():
+async def test_lifecycle_prefills_plain_token_for_several_sequences():
     grammar = Grammar(GrammarKind.REGEX, "a+")
     asked = {"n": 2, "best_of": 3, "temperature": 0.5, "logprobs": True, "grammar": grammar}
     script = [of(0, finished()), of(1, finished())]
@@ -325,7 +325,7 @@ async def test_the_prefill_worker_is_asked_for_a_plain_token_where_there_are_sev
     assert from_proto(at_decode.sampling, default_seed=1) == SamplingParams(max_tokens=5, **asked)
 
 
-async def test_both_workers_are_asked_the_same_of_one_sequence_but_for_the_prompt_s_logprobs():
+async def test_lifecycle_sends_both_workers_same_sampling_params():
     asked = {"temperature": 0.7, "seed": 3, "min_p": 0.1, "logprobs": True, "top_logprobs": 2}
     async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
         await run(fleet, **asked, prompt_logprobs=2)
@@ -339,7 +339,7 @@ async def test_both_workers_are_asked_the_same_of_one_sequence_but_for_the_promp
     )
 
 
-async def test_both_workers_are_told_the_priority_and_the_decode_worker_every_layout():
+async def test_lifecycle_sends_priority_to_both_and_layouts_to_decode():
     async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
         async for _ in lifecycle_of(fleet, priority=-4).run():
             pass
@@ -348,7 +348,7 @@ async def test_both_workers_are_told_the_priority_and_the_decode_worker_every_la
     assert tuple(at_decode.handle.layouts) == Worker.layouts
 
 
-async def test_a_grammar_that_a_worker_cannot_compile_is_the_caller_s_mistake_and_told_once():
+async def test_lifecycle_reports_uncompilable_grammar_without_retry():
     refusal = InvalidArgumentError("sampling.grammar.regex", "does not compile: (")
     refusing = Worker("d0", "decode", [refusal])
     async with fleet_of(prefill(), refusing, decode(name="d1")) as fleet:
@@ -358,7 +358,7 @@ async def test_a_grammar_that_a_worker_cannot_compile_is_the_caller_s_mistake_an
     assert caught.value.field == "sampling.grammar.regex"
 
 
-async def test_a_prefill_worker_that_dies_is_missed_until_it_has_scored_the_prompt():
+async def test_lifecycle_needs_prefill_worker_until_prompt_logprobs():
     cue = Cue()
     dying = prefill(cue, UnavailableError("the worker has stopped"))
     async with fleet_of(dying, decode(READY, tokens(0, 0), Go(cue), Forever())) as fleet:
@@ -366,7 +366,7 @@ async def test_a_prefill_worker_that_dies_is_missed_until_it_has_scored_the_prom
             await run(fleet, prompt_logprobs=0)
 
 
-async def test_a_prefill_worker_that_dies_after_the_handoff_is_not_missed():
+async def test_lifecycle_tolerates_prefill_loss_after_handoff():
     cue = Cue()
     dying = prefill(first(), cue, UnavailableError("the worker has stopped"))
     script = [READY, tokens(0, 0), Go(cue), tokens(1, 1), finished()]

@@ -8,7 +8,7 @@ from baton_router.lifecycle.retry_budget import RetryBudget
 from tests.support.clock import Clock
 
 
-def test_tries_are_paid_for_by_requests_and_by_time():
+def test_retry_budget_grows_by_requests_and_time():
     clock = Clock()
     budget = RetryBudget(share=0.5, per_second=2.0, largest=3.0, clock=clock)
     assert [budget.withdraw() for _ in range(4)] == [True, True, True, False]
@@ -22,7 +22,7 @@ def test_tries_are_paid_for_by_requests_and_by_time():
 
 
 @given(st.lists(st.sampled_from(["deposit", "withdraw", "wait"]), max_size=200))
-def test_never_more_tries_are_made_than_were_paid_for(events):
+def test_retry_budget_never_grants_more_than_was_deposited(events):
     clock = Clock()
     budget = RetryBudget(share=0.25, per_second=1.0, largest=5.0, clock=clock)
     num_requests = num_tries = 0
@@ -40,7 +40,7 @@ def test_never_more_tries_are_made_than_were_paid_for(events):
         assert num_tries <= 5.0 + 0.25 * num_requests + clock.now + 1e-9
 
 
-def test_a_clock_that_stands_still_gives_nothing_away():
+def test_retry_budget_grants_nothing_when_clock_stands_still():
     budget = RetryBudget(share=0.0, per_second=100.0, largest=1.0, clock=lambda: 7.0)
     assert budget.withdraw()
     assert budget.balance == pytest.approx(0.0)

@@ -44,7 +44,7 @@ PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempt
 NOTHING_LEFT = RetryBudget(largest=0.0, per_second=0.0)
 
 
-async def test_another_decode_worker_goes_on_behind_the_last_token():
+async def test_preempted_request_resumes_on_other_decode_worker():
     giving = decode(READY, tokens(0, 0, 1), tokens(2, 2), PREEMPTED)
     taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
     async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
@@ -59,7 +59,7 @@ async def test_another_decode_worker_goes_on_behind_the_last_token():
     assert list(asked.token_ids) == [5, 6, 7, *letter_ids()[:3]]
 
 
-async def test_who_computes_it_again_gets_what_the_worker_it_left_still_holds():
+async def test_preempted_request_fetches_prefix_from_worker_it_left():
     long = tuple(range(5, 105))
     results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
     computing = Worker("p0", "prefill", Scripts(results))
@@ -74,7 +74,7 @@ async def test_who_computes_it_again_gets_what_the_worker_it_left_still_holds():
     assert (asked.source.worker, asked.decode_worker) == ("d0", "d1")
 
 
-async def test_why_the_worker_it_left_is_passed_over_is_explained():
+async def test_placement_explains_why_preempting_worker_is_excluded():
     request = Request("r", (5, 6, 7), SamplingParams())
     async with fleet_of(prefill(), decode(), decode(name="d1")) as fleet:
         placer = Placer(fleet)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ async def test_why_the_worker_it_left_is_passed_over_is_explained():
         assert lonely.placement.decode == "d0"
 
 
-async def test_where_there_is_one_decode_worker_it_comes_back_there():
+async def test_preempted_request_returns_to_only_decode_worker():
     scripts = [decode(READY, tokens(0, 0, 1), PREEMPTED).script]
     scripts += [decode(READY, tokens(2, 2, 3, 4), finished()).script]
     alone = Worker("d0", "decode", Scripts(scripts))
@@ -98,7 +98,7 @@ async def test_where_there_is_one_decode_worker_it_comes_back_there():
     assert len(alone.requests) == 2
 
 
-async def test_it_says_what_returning_takes_and_once_it_is_too_often_that_it_may_not():
+async def test_request_offers_return_cost_until_returned_too_often():
     behind = [[READY, tokens(i, i), PREEMPTED] for i in range(MAX_RETURNS)]
     scripts = [decode(*each).script for each in behind]
     scripts += [decode(READY, tokens(4, 4), finished()).script]
@@ -114,7 +114,7 @@ async def test_it_says_what_returning_takes_and_once_it_is_too_often_that_it_may
     assert cost.recompute_token.nanos == pytest.approx(1e9 * 1e-4, rel=1e-3)
 
 
-async def test_one_that_comes_no_further_may_not_be_given_back_again():
+async def test_preempted_request_without_progress_offers_no_return():
     scripts = [decode(READY, tokens(0, 0), PREEMPTED).script]
     scripts += [decode(PREEMPTED).script, decode(READY, tokens(1, 1, 2, 3, 4), finished()).script]
     alone = Worker("d0", "decode", Scripts(scripts))
@@ -145,7 +145,7 @@ async def test_return_cost_is_that_of_the_successor_after_a_migration():
 @pytest.mark.parametrize(
     "several", [{"n": 2, "temperature": 1.0}, {"beam_width": 2}], ids=["samples", "beams"]
 )
-async def test_several_sequences_are_never_offered(several):
+async def test_several_sequences_offer_no_return_cost(several):
     ending = [finished()]
     if several.get("n"):
         second = decode_pb2.DecodeFinished(sequence_index=1, reason=finished().finished.reason)
@@ -156,7 +156,7 @@ async def test_several_sequences_are_never_offered(several):
     assert not worker.requests[0].HasField("return_cost")
 
 
-async def test_a_worker_that_gives_back_what_it_may_not_has_failed():
+async def test_lifecycle_fails_when_worker_returns_unoffered_request():
     alone = decode(PREEMPTED)
     async with fleet_of(prefill(), alone) as fleet:
         with pytest.raises(InternalError, match="d0 gave up the request"):
@@ -165,7 +165,7 @@ async def test_a_worker_that_gives_back_what_it_may_not_has_failed():
     assert len(alone.requests) == 2 + MAX_FAILURES // 2 + 1
 
 
-async def test_it_waits_until_somebody_has_room():
+async def test_preempted_request_waits_until_worker_has_room():
     """More refusals than another request would bear."""
     scripts = [decode(READY, tokens(0, 0, 1), PREEMPTED).script]
     scripts += [[OverloadedError("full")]] * (MAX_FAILURES + 5)
@@ -176,7 +176,7 @@ async def test_it_waits_until_somebody_has_room():
     assert seen.text == "abcde"
 
 
-async def test_the_stream_s_end_behind_it_is_no_failure():
+async def test_preempted_request_ignores_end_of_stream():
     """Also where both are read at once."""
     giving = Worker("d0", "decode", [ADMITTED, READY, tokens(0, 0, 1, 2), PREEMPTED])
     taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
@@ -185,7 +185,7 @@ async def test_the_stream_s_end_behind_it_is_no_failure():
         assert not any(w.num_losses + w.num_failures for w in fleet.workers)
 
 
-def test_the_cost_is_a_queue_a_handoff_and_the_tokens_generated_since():
+def test_return_cost_counts_queue_handoff_and_later_tokens():
     rates = Rates(
         prefill_seconds_per_step=0.5,
         prefill_seconds_per_token=0.01,
@@ -201,7 +201,7 @@ def test_the_cost_is_a_queue_a_handoff_and_the_tokens_generated_since():
     assert cost.recompute_token == pytest.approx((10 * 0.5 + 1000 * 0.01 + 500_000 * 1e-4) / 1000)
 
 
-def test_it_costs_less_than_computing_all_again_unless_most_came_since():
+def test_return_cost_is_below_recompute_unless_mostly_decoded():
     prefill_worker, decode_worker = Candidate("p", "prefill", b""), Candidate("d", "decode", b"")
     cost = return_cost(prefill_worker, decode_worker, 1000)
     assert cost.fixed + 100 * cost.per_token < 1100 * cost.recompute_token

@@ -44,7 +44,7 @@ def num_of(role: str, workers: list[WorkerState]) -> int:
     ("prefill", "decode", "expected"),
     [(PRESSED, IDLE, Flip("d0", "prefill", 1)), (IDLE, PRESSED, Flip("p0", "decode", 1))],
 )
-def test_what_lasts_long_enough_is_proposed_and_said_why(prefill, decode, expected):
+def test_role_balance_proposes_lasting_pressure_with_reason(prefill, decode, expected):
     roles, workers = RoleBalance(MARKS), pools(2, 2)
     before, last = seen(roles, workers, prefill, decode, 100.0, 105.0), 110.0
     assert [balance.flip for balance in before] == [None, None]
@@ -55,7 +55,7 @@ def test_what_lasts_long_enough_is_proposed_and_said_why(prefill, decode, expect
     assert expected.worker in balance.reason
 
 
-def test_what_is_interrupted_begins_anew_but_a_wave_around_a_mark_is_no_interruption():
+def test_role_balance_restarts_dwell_only_on_real_interruption():
     roles, workers = RoleBalance(MARKS), pools(2, 2)
     seen(roles, workers, PRESSED, IDLE, 0.0)
     seen(roles, workers, 0.8, 0.4, 4.0)  # below the high mark and above the low one, but not beyond
@@ -71,20 +71,20 @@ def test_what_is_interrupted_begins_anew_but_a_wave_around_a_mark_is_no_interrup
 @pytest.mark.parametrize(
     ("prefill", "decode"), [(PRESSED, PRESSED), (IDLE, IDLE), (PRESSED, BETWEEN), (BETWEEN, IDLE)]
 )
-def test_a_pool_that_is_pressed_beside_one_that_is_not_idle_gets_nobody(prefill, decode):
+def test_role_balance_needs_pressure_beside_idle_pool(prefill, decode):
     balances = seen(RoleBalance(MARKS), pools(3, 3), prefill, decode, *range(0, 100, 2))
     assert {(b.flip, b.reason) for b in balances} == {
         (None, "no pool is pressed while the other one is idle")
     }
 
 
-def test_time_that_nobody_has_looked_at_does_not_count():
+def test_role_balance_ignores_unobserved_time():
     roles, workers = RoleBalance(MARKS), pools(2, 2)
     assert [b.flip for b in seen(roles, workers, PRESSED, IDLE, 0.0, 30.0, 39.0)] == [None] * 3
     assert seen(roles, workers, PRESSED, IDLE, 40.0)[0].flip is not None
 
 
-def test_after_a_change_whoever_made_it_and_after_a_failure_roles_rest():
+def test_role_balance_cools_down_after_change_or_failure():
     roles, workers = RoleBalance(MARKS), pools(2, 4)
     flip = seen(roles, workers, PRESSED, IDLE, *range(0, 12, 2))[-1].flip
     assert flip is not None
@@ -98,7 +98,7 @@ def test_after_a_change_whoever_made_it_and_after_a_failure_roles_rest():
     assert seen(roles, workers, PRESSED, IDLE, 132.0)[0].flip is not None
 
 
-def test_nobody_changes_while_somebody_drains():
+def test_role_balance_changes_nothing_while_worker_drains():
     roles, workers = RoleBalance(MARKS), pools(2, 3)
     draining = [replace(workers[0], is_draining=True, is_ready=False), *workers[1:]]
     balances = seen(roles, draining, PRESSED, IDLE, *range(20))
@@ -119,12 +119,12 @@ def test_nobody_changes_while_somebody_drains():
         pools(0, 2),
     ],
 )
-def test_nobody_is_taken_who_is_the_last_one_or_would_help_nobody(workers):
+def test_role_balance_spares_last_or_unhelpful_worker(workers):
     balances = seen(RoleBalance(MARKS), workers, PRESSED, IDLE, *range(20))
     assert all(b.flip is None and "no decode worker can be spared" in b.reason for b in balances)
 
 
-def test_who_has_least_to_do_goes_and_of_those_who_has_least_cached():
+def test_role_balance_picks_least_busy_then_least_cached():
     workers = [
         *pools(1, 0),
         WorkerState("d0", "decode", 1, num_sequences=1, num_cached_blocks=0),
@@ -136,7 +136,7 @@ def test_who_has_least_to_do_goes_and_of_those_who_has_least_cached():
     assert balance.flip == Flip("d2", "prefill", 7)
 
 
-def test_marks_that_could_make_roles_swing_are_refused():
+def test_hysteresis_refuses_marks_that_could_oscillate():
     with pytest.raises(AssertionError):
         Hysteresis(high=0.9, low=0.31)
 
@@ -161,7 +161,7 @@ def flips_under(
 
 
 @given(sizes, sizes, loads, loads, st.floats(0.01, 0.3), st.sampled_from([0.0, 3.0, 40.0]))
-def test_under_a_load_that_stays_roles_change_one_way_and_come_to_rest(
+def test_role_balance_settles_under_constant_load(
     num_prefill, num_decode, prefill, decode, low, cooldown
 ):
     limits = Hysteresis(0.9, low, dwell_seconds=5.0, cooldown_seconds=cooldown)
@@ -177,7 +177,7 @@ def test_under_a_load_that_stays_roles_change_one_way_and_come_to_rest(
     st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0), st.floats(0.1, 8.0)), max_size=80),
     st.integers(0, 2**32),
 )
-def test_whatever_comes_changes_are_far_apart_and_leave_one_of_each(
+def test_role_balance_keeps_changes_apart_and_both_roles_alive(
     num_prefill, num_decode, samples, ready
 ):
     """Also where workers come and go: those of the set bits are not ready."""

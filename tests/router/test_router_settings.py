@@ -5,13 +5,13 @@ from baton_router.placement.policy import POLICY_NAMES
 from baton_router.settings import RouterSettings
 
 
-def test_placement_is_by_all_costs_unless_told_otherwise():
+def test_placement_setting_defaults_to_baton():
     assert load(RouterSettings, []).placement == "baton"
     for name in POLICY_NAMES:
         assert load(RouterSettings, ["--placement", name]).placement == name
 
 
-def test_another_policy_is_refused_with_the_names_there_are(capsys):
+def test_placement_setting_refuses_unknown_policy_with_names(capsys):
     with pytest.raises(SystemExit):
         load(RouterSettings, ["--placement", "random"])
     said = capsys.readouterr().err

@@ -17,7 +17,7 @@ _LOOKS = st.tuples(st.integers(0, 2).map(lambda n: 16 * n), st.sampled_from(["",
 
 
 @given(st.lists(st.tuples(_CHANGES, _LOOKS), min_size=1))
-def test_a_worker_is_seen_as_it_is_now(steps):
+def test_member_candidate_matches_its_current_state(steps):
     member, now, num_steps = Member(RECORD, PoolModel()), 1e6, 0
     with ExitStack() as loads:
         for changes, (num_cached, excluded) in steps:
@@ -45,13 +45,13 @@ def test_a_worker_is_seen_as_it_is_now(steps):
             )
 
 
-def test_a_worker_that_has_not_changed_is_not_made_anew():
+def test_member_candidate_is_reused_when_nothing_changed():
     member = Member(RECORD, PoolModel())
     first = member.candidate(5.0, 16, "")
     assert member.candidate(5.0, 16, "") is first
 
 
-async def test_hashes_are_those_of_the_prompt_that_is_asked_about():
+async def test_fleet_block_hashes_are_those_of_given_prompt():
     redis = connect("redis://127.0.0.1:1")
     fleet, member = Fleet(redis, Channels(), b"t" * 16), Member(RECORD, PoolModel())
     one, other = tuple(range(40)), tuple(range(1, 41))

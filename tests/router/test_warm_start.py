@@ -22,7 +22,7 @@ _TIMEOUT = 60.0  # seconds, for a million blocks
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-async def test_a_restarted_router_knows_all_from_redis_alone(num_blocks, record_property):
+async def test_restarted_router_recovers_cache_state_from_redis(num_blocks, record_property):
     """Every worker RPC is blocked: who connects to a worker's port waits for ever."""
     async with AsyncExitStack() as stack:
         silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -62,7 +62,7 @@ async def test_a_restarted_router_knows_all_from_redis_alone(num_blocks, record_
         assert {member.excluded(TOKENIZER) for member in fleet.members} == {"not reached yet"}
 
 
-async def test_choosing_among_workers_asks_redis_nothing():
+async def test_fleet_candidates_ask_redis_nothing():
     """Counted at the server: what it has executed between two looks is those looks alone."""
     async with AsyncExitStack() as stack:
         server = stack.enter_context(EmbeddedRedis())

@@ -66,25 +66,25 @@ def check_predicts(rates: Rates, true: Rates, within: float) -> None:
 
 
 @pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
-def test_what_a_prompt_takes_is_found_from_noisy_reports(true, rng):
+def test_worker_model_learns_prompt_cost_from_noisy_reports(true, rng):
     model = taught(WorkerModel(PoolModel(), 512), Source(true, rng), 100)
     check_predicts(model.rates, true, within=0.25)
 
 
 @pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
-def test_it_is_found_nearly_exactly_from_exact_reports(true, rng):
+def test_worker_model_learns_prompt_cost_from_exact_reports(true, rng):
     model = taught(WorkerModel(PoolModel(), 512), Source(true, rng, noise=0.0), 200)
     check_predicts(model.rates, true, within=0.08)
 
 
-def test_a_few_reports_that_are_far_off_hardly_count(rng):
+def test_worker_model_resists_outliers(rng):
     model, source = taught(WorkerModel(PoolModel(), 512), Source(SLOW, rng), 100), Source(SLOW, rng)
     for i in range(100):
         model.observe_work(source.report(times=50.0 if i % 20 == 7 else 1.0))
     check_predicts(model.rates, SLOW, within=0.35)
 
 
-def test_a_machine_that_has_become_slower_is_followed(rng):
+def test_worker_model_follows_slower_machine(rng):
     model = taught(WorkerModel(PoolModel(), 512), Source(SLOW, rng), 100)
     slower = Source(SLOW, rng)
     slower._done = model._done
@@ -94,7 +94,7 @@ def test_a_machine_that_has_become_slower_is_followed(rng):
     check_predicts(model.rates, Rates(*four_times), within=0.35)
 
 
-def test_equal_workers_stay_equal_and_a_slow_one_is_noticed(rng):
+def test_worker_model_tells_slow_worker_from_equal_ones(rng):
     pool = PoolModel()
     models = [WorkerModel(pool, 512) for _ in range(4)]
     sources = [Source(SLOW, rng) for i in range(4)]
@@ -107,17 +107,17 @@ def test_equal_workers_stay_equal_and_a_slow_one_is_noticed(rng):
     assert 2.0 < ratio < 4.0
 
 
-def test_a_worker_that_joins_is_known_from_its_pool(rng):
+def test_worker_model_of_new_worker_comes_from_its_pool(rng):
     pool = PoolModel()
     known = taught(WorkerModel(pool, 512), Source(SLOW, rng), 50)
     assert WorkerModel(pool, 512).rates == known.rates != PRIOR
 
 
-def test_before_any_report_it_is_what_is_assumed():
+def test_worker_model_starts_with_prior():
     assert WorkerModel(PoolModel()).rates == PRIOR
 
 
-def test_reports_that_overtake_each_other_or_say_nothing_change_nothing(rng):
+def test_worker_model_ignores_late_or_empty_reports(rng):
     source = Source(SLOW, rng)
     first, second = source.report(), source.report()
     model = WorkerModel(PoolModel())
@@ -130,7 +130,7 @@ def test_reports_that_overtake_each_other_or_say_nothing_change_nothing(rng):
     assert model.rates == learned
 
 
-def test_the_handoff_is_learned_for_each_connector(rng):
+def test_worker_model_learns_handoff_per_connector(rng):
     pool = PoolModel()
     model = WorkerModel(pool)
     for connector, base, per_token in (("grpc", 4e-3, 2e-5), ("shm", 5e-4, 1e-7)):
@@ -155,7 +155,7 @@ observations = st.lists(
 
 
 @given(observations)
-def test_whatever_is_reported_coefficients_stay_within_bounds_and_are_reproducible(observed):
+def test_regression_is_bounded_and_reproducible(observed):
     coefficients = [
         Coefficient(0.0, 1e-3, 1.0),
         Coefficient(1e-4, 1e-4, 0.1),
@@ -177,7 +177,7 @@ def test_whatever_is_reported_coefficients_stay_within_bounds_and_are_reproducib
     st.integers(0, 3000),
     st.none() | st.integers(1, 4096),
 )
-def test_whatever_was_learned_more_overlap_never_costs_more(
+def test_cost_never_grows_with_cached_prefix_at_learned_rates(
     rates, role, num_tokens, num_cached, num_held, room
 ):
     one = Candidate(
@@ -188,7 +188,7 @@ def test_whatever_was_learned_more_overlap_never_costs_more(
     assert all(after[term] <= before[term] for term in before)
 
 
-def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s(rng):
+def test_pool_model_absorbs_change_of_all_workers(rng):
     pool = PoolModel()
     models = [taught(WorkerModel(pool, 512), Source(SLOW, rng), 50) for i in range(2)]
     later = [Source(SLOW, rng) for i in range(2)]
@@ -201,7 +201,7 @@ def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s
     check_predicts(models[0].rates, Rates(*(5 * v for v in SLOW.__getstate__()[:3])), within=0.35)
 
 
-def test_a_busy_hour_of_all_machines_is_not_the_slowness_of_the_one_that_reports():
+def test_worker_model_is_not_slow_when_whole_pool_is():
     rng = random.Random(9)  # of other reports it is found slow, now and then
     pool = PoolModel()
     models = [taught(WorkerModel(pool, 512), Source(SLOW, rng), 50) for i in range(2)]
@@ -212,7 +212,7 @@ def test_a_busy_hour_of_all_machines_is_not_the_slowness_of_the_one_that_reports
         assert [model.slowness for model in models] == [1.0, 1.0]
 
 
-def test_no_token_is_for_nothing_however_noisy_the_reports(rng):
+def test_worker_model_never_learns_free_tokens(rng):
     pool = PoolModel()
     model = WorkerModel(pool, 512)
     for i in range(100):
@@ -223,7 +223,7 @@ def test_no_token_is_for_nothing_however_noisy_the_reports(rng):
     assert model.rates.prefill_seconds_per_token > 0
 
 
-def test_a_worker_that_has_received_nothing_yet_is_taken_for_one_like_the_others():
+def test_worker_model_without_transfers_uses_pool_rates():
     pool = PoolModel()
     used, unused = WorkerModel(pool), WorkerModel(pool)
     for _ in range(30):
@@ -232,7 +232,7 @@ def test_a_worker_that_has_received_nothing_yet_is_taken_for_one_like_the_others
     assert used.rates.handoff_seconds > 10 * PRIOR.handoff_seconds
 
 
-def test_a_decode_pool_takes_what_prompts_cost_from_its_twin_until_it_has_computed_some(rng):
+def test_decode_pool_model_uses_prefill_pool_until_it_computes(rng):
     prefill = PoolModel()
     decode = WorkerModel(PoolModel(prefill), 512)
     taught(WorkerModel(prefill, 512), Source(FAST, rng), 60)

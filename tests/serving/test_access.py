@@ -35,7 +35,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 CA = Authority()
 
 
-def test_every_service_has_its_callers_and_there_is_no_other():
+def test_access_table_names_callers_of_every_service():
     defined = set()
     for proto in PROTOS.rglob("*.proto"):
         text = proto.read_text()
@@ -66,7 +66,7 @@ def test_every_service_has_its_callers_and_there_is_no_other():
         ([], None),
     ],
 )
-def test_a_role_is_the_one_uri_of_ours(uris, identity):
+def test_identity_comes_from_single_baton_uri(uris, identity):
     assert identity_in(uris) == identity
 
 
@@ -120,7 +120,7 @@ async def code_of(channel: grpc.aio.Channel, service: str) -> tuple[str, str]:
     return "OK", ""
 
 
-async def test_each_role_reaches_its_services_and_no_other(tmp_path):
+async def test_roles_reach_their_services_and_no_others(tmp_path):
     issued = {role: CA.issue(role) for role in ROLES}
     folder = files(tmp_path, server=CA.issue("worker"), **issued)
     async with server_of_everything(folder) as server:
@@ -136,7 +136,7 @@ async def test_each_role_reaches_its_services_and_no_other(tmp_path):
                 assert await stub.Check(health_pb2.HealthCheckRequest(), timeout=10.0)
 
 
-async def test_a_role_that_is_only_claimed_is_none(tmp_path):
+async def test_server_ignores_claimed_role(tmp_path):
     """What a caller says of itself counts for nothing, nor does a name or another domain's path."""
     other = Authority()
     folder = files(
@@ -154,7 +154,7 @@ async def test_a_role_that_is_only_claimed_is_none(tmp_path):
             assert (await code_of(channel, "baton.v1.Prefill"))[0] == "UNAVAILABLE"
 
 
-async def test_a_certificate_without_a_role_is_told_what_it_lacks(tmp_path, roleless):
+async def test_server_names_missing_role_of_certificate(tmp_path, roleless):
     folder = files(tmp_path, server=CA.issue("worker"), nobody=roleless)
     async with (
         server_of_everything(folder) as server,
@@ -180,7 +180,7 @@ PAST = {"begins_in": timedelta(days=-2), "lifetime": timedelta(days=-1)}
 
 
 @pytest.mark.parametrize("what", ["another authority", "expired", "not yet", "none", "no TLS"])
-async def test_clients_that_are_not_believed_are_not_connected(tmp_path, what):
+async def test_server_refuses_untrusted_client(tmp_path, what):
     folder = files(
         tmp_path,
         server=CA.issue("router"),
@@ -206,7 +206,7 @@ async def test_clients_that_are_not_believed_are_not_connected(tmp_path, what):
     assert "wants TLS, a certificate, or another one than was shown" in str(error)
 
 
-async def test_servers_that_are_not_believed_get_no_call_and_it_is_said_why(tmp_path):
+async def test_client_refuses_untrusted_server_and_says_why(tmp_path):
     folder = files(tmp_path, server=CA.issue("router"), client=CA.issue("client"))
     write(tmp_path / "other", {"ca": Authority().own})
     tls = tls_of(folder, "client", ROUTER_NAME)
@@ -234,7 +234,7 @@ async def test_servers_that_are_not_believed_get_no_call_and_it_is_said_why(tmp_
         await plain.stop(0.0)
 
 
-async def test_where_tokens_tell_no_certificate_is_asked_for_and_the_rest_is_closed(tmp_path):
+async def test_token_auth_asks_no_certificate_and_denies_other_calls(tmp_path):
     folder = files(tmp_path, server=CA.issue("router"), admin=CA.issue("admin"))
     by_token = ("baton.v1.Inference",)
     async with server_of_everything(folder, by_token=by_token) as server:
@@ -247,7 +247,7 @@ async def test_where_tokens_tell_no_certificate_is_asked_for_and_the_rest_is_clo
             assert (await code_of(channel, "baton.v1.Admin"))[0] == "UNAUTHENTICATED"
 
 
-def test_a_process_whose_own_certificate_is_no_good_is_told_so(tmp_path, roleless):
+def test_check_role_refuses_unfit_own_certificate(tmp_path, roleless):
     folder = files(
         tmp_path,
         router=CA.issue("router"),
@@ -281,7 +281,7 @@ def test_a_process_whose_own_certificate_is_no_good_is_told_so(tmp_path, roleles
     assert "no such file" in refusal(missing, "router")
 
 
-def test_what_a_certificate_says_is_read(tmp_path):
+def test_read_certificate_returns_identity_and_names(tmp_path):
     folder = files(tmp_path, router=CA.issue("router", hosts=["baton.example", "10.0.0.1"]))
     certificate = read_certificate(tls_of(folder, "router"))
     assert certificate.identity == Identity("router")

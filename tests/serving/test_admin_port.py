@@ -56,7 +56,7 @@ async def two_ports(
     await server.stop(0.0)
 
 
-async def test_each_service_is_served_at_its_own_port_and_not_at_the_other():
+async def test_services_are_served_at_their_own_port_only():
     async with two_ports() as (_, _, channel, to_admin):
         load = await AdminStub(to_admin).GetLoad(admin_pb2.GetLoadRequest())
         assert load.num_running == 3
@@ -84,7 +84,7 @@ async def test_health_is_the_same_at_both_ports():
             assert [answer.status == serving for answer in answers] == [ready, ready]
 
 
-async def test_no_drain_waits_for_a_call_that_waits_for_the_drain():
+async def test_drain_does_not_wait_for_drain_call():
     async with two_ports() as (server, admin, _, to_admin):
         call = asyncio.ensure_future(AdminStub(to_admin).Drain(admin_pb2.DrainRequest()))
         async with asyncio.timeout(5.0):
@@ -95,7 +95,7 @@ async def test_no_drain_waits_for_a_call_that_waits_for_the_drain():
         call.cancel()
 
 
-async def test_a_port_that_is_taken_is_told_by_the_flag_that_chooses_it():
+async def test_server_names_flag_when_admin_port_is_taken():
     async with two_ports() as (server, *_):
         taken = int(server.admin_endpoint.rpartition(":")[2])
         other = Server(ServingSettings(admin_port=taken))
@@ -114,7 +114,7 @@ async def test_a_port_that_is_taken_is_told_by_the_flag_that_chooses_it():
         ({"advertise_host": "worker.example", "admin_host": "127.0.0.1"}, "127.0.0.1"),
     ],
 )
-async def test_others_are_told_a_host_at_which_the_admin_service_is_reached(settings, host):
+async def test_server_advertises_reachable_admin_host(settings, host):
     server = Server(ServingSettings(insecure=True, **settings))
     server.add_admin(add_AdminServicer_to_server, Patient())
     await server.start()

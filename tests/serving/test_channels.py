@@ -8,7 +8,7 @@ async def answer(request, context):
     return pb.GetModelResponse(name="x" * (5 * 2**20))
 
 
-async def test_an_endpoint_has_one_channel_until_it_is_discarded():
+async def test_channels_keep_one_channel_per_endpoint_until_discarded():
     channels = Channels()
     first = channels.get("127.0.0.1:1")
     assert channels.get("127.0.0.1:1") is first
@@ -19,13 +19,13 @@ async def test_an_endpoint_has_one_channel_until_it_is_discarded():
     await channels.close()
 
 
-async def test_messages_larger_than_grpc_s_own_limit_pass():
+async def test_channels_pass_messages_over_default_grpc_limit():
     async with serving(get_model=answer) as running:
         model = await running.inference.GetModel(pb.GetModelRequest())
     assert len(model.name) == 5 * 2**20
 
 
-async def test_a_proxy_of_the_environment_is_not_used(monkeypatch):
+async def test_channels_ignore_proxy_of_environment(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with serving(get_model=answer) as running:
         channels = Channels()

@@ -17,13 +17,13 @@ class Call:
         return self._remaining
 
 
-def test_it_is_the_call_s_own_limit_and_else_the_default():
+def test_deadline_is_limit_of_call_or_default():
     clock = Clock(100.0)
     assert Deadline.of(Call(3.0), default=60.0, clock=clock).remaining() == 3.0
     assert Deadline.of(Call(None), default=60.0, clock=clock).remaining() == 60.0
 
 
-def test_time_runs_down_to_zero_and_no_further():
+def test_deadline_runs_down_to_zero():
     clock = Clock(100.0)
     deadline = Deadline.after(2.0, clock)
     clock.now += 1.5
@@ -32,15 +32,15 @@ def test_time_runs_down_to_zero_and_no_further():
     assert (deadline.remaining(), deadline.expired) == (0.0, True)
 
 
-def test_the_next_hop_gets_what_is_left_less_the_margin():
+def test_deadline_forwards_rest_less_margin():
     assert Deadline.after(2.0, Clock(100.0)).forward(margin=0.5) == 1.5
 
 
-def test_the_next_hop_s_time_stays_positive_within_the_margin():
+def test_deadline_forwards_positive_time_within_margin():
     assert 0 < Deadline.after(0.01, Clock(100.0)).forward(margin=0.05) <= 0.01
 
 
-def test_nothing_is_forwarded_after_the_end():
+def test_deadline_forwards_nothing_after_expiry():
     deadline = Deadline.after(0.0, Clock(100.0))
     with pytest.raises(DeadlineExceededError):
         deadline.forward()
@@ -48,7 +48,7 @@ def test_nothing_is_forwarded_after_the_end():
         deadline.check()
 
 
-async def test_it_reads_the_limit_of_a_real_call():
+async def test_deadline_reads_limit_of_real_call():
     seen: asyncio.Queue[float] = asyncio.Queue()
 
     async def get_model(request, context):

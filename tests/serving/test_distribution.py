@@ -38,7 +38,7 @@ def told(*families, accept: str = OPENMETRICS) -> dict[str, object]:
 
 
 @given(st.lists(st.floats(0, 100)))
-def test_a_number_is_in_each_bucket_whose_bound_is_not_below_it(numbers):
+def test_distribution_counts_number_in_every_bucket_above_it(numbers):
     distribution = Distribution(BOUNDS)
     for number in numbers:
         distribution.observe(number)
@@ -51,7 +51,7 @@ def test_a_number_is_in_each_bucket_whose_bound_is_not_below_it(numbers):
     assert samples["x_seconds_sum"] == pytest.approx(sum(numbers))
 
 
-def test_a_sampled_trace_is_an_exemplar_and_another_one_is_not():
+def test_distribution_makes_exemplar_of_sampled_trace_only():
     distribution = Distribution(BOUNDS)
     for sampler, number in ((ALWAYS_ON, 0.5), (ALWAYS_OFF, 5.0)):
         tracer = TracerProvider(sampler=sampler).get_tracer("test")
@@ -67,7 +67,7 @@ def test_a_sampled_trace_is_an_exemplar_and_another_one_is_not():
     assert exemplars["1.0"].value == 0.5
 
 
-def test_distributions_are_made_as_they_are_needed():
+def test_distributions_are_made_on_first_use():
     distributions = Distributions(BOUNDS)
     distributions.at("a").observe(0.5)
     distributions.at("b").observe(5.0)
@@ -77,7 +77,7 @@ def test_distributions_are_made_as_they_are_needed():
     assert counts == {"a": 2, "b": 1}
 
 
-def test_numbers_are_told_with_their_labels_and_types():
+def test_exposition_has_values_labels_and_types():
     families = told(
         gauge("now", "So many.", 3),
         counter("all_total", "So many ever.", {("a", "b"): 4, ("a", "c"): 5}, ("x", "y")),
@@ -90,7 +90,7 @@ def test_numbers_are_told_with_their_labels_and_types():
     assert "process_resident_memory_bytes" in families
 
 
-def test_who_asks_often_is_told_the_same_for_a_moment():
+def test_exposition_is_cached_for_a_moment():
     clock = Clock()
     exposition, known = Exposition(clock), Known(gauge("now", "N.", 1))
     exposition.add(known)

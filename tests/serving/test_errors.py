@@ -36,13 +36,13 @@ def foreign(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
-def test_every_class_of_the_hierarchy_has_a_round_trip():
+def test_every_error_class_has_round_trip_case():
     ours = {e for e in errors.BatonError.__subclasses__() if e.__module__ == errors.__name__}
     assert {type(error) for error, _ in ROUND_TRIPS} == ours
 
 
 @pytest.mark.parametrize(("error", "code"), ROUND_TRIPS, ids=lambda x: type(x).__name__)
-def test_an_error_comes_back_as_it_left(error, code):
+def test_error_round_trips_through_status(error, code):
     rpc_error = received(error)
     back = error_of(rpc_error)
     assert rpc_error.code().name == code
@@ -51,14 +51,14 @@ def test_an_error_comes_back_as_it_left(error, code):
     assert vars(back) == vars(error)
 
 
-def test_a_subclass_counts_as_its_base():
+def test_error_subclass_round_trips_as_its_base():
     class NoBlocksError(errors.OverloadedError):
         pass
 
     assert type(error_of(received(NoBlocksError("full", 3.0)))) is errors.OverloadedError
 
 
-def test_an_unexpected_exception_says_nothing_of_its_own():
+def test_unexpected_exception_status_leaks_nothing():
     status = status_of(KeyError("secret"))
     assert status.code == grpc.StatusCode.INTERNAL.value[0]
     assert status.message == UNEXPECTED
@@ -71,23 +71,23 @@ def test_an_unexpected_exception_says_nothing_of_its_own():
         (asyncio.CancelledError(), grpc.StatusCode.CANCELLED),
     ],
 )
-def test_the_errors_of_asyncio_have_their_own_codes(error, code):
+def test_asyncio_errors_have_own_status_codes(error, code):
     status = status_of(error)
     assert status.code == code.value[0]
     assert status.message
 
 
-def test_a_failed_call_to_another_process_passes_on_as_it_came():
+def test_status_of_failed_call_passes_through():
     status = status_of(received(errors.OverloadedError("no room", 4.0)))
     assert status == status_of(errors.OverloadedError("no room", 4.0))
 
 
-def test_of_a_group_the_first_error_of_ours_counts():
+def test_status_of_group_is_its_first_baton_error():
     group = ExceptionGroup("", [ValueError("x"), ExceptionGroup("", [errors.NotFoundError("y")])])
     assert status_of(group) == status_of(errors.NotFoundError("y"))
 
 
-def test_a_long_message_is_shortened_so_that_the_status_still_fits_its_header():
+def test_status_message_is_shortened_to_fit_header():
     status = status_of(errors.InvalidArgumentError("prompt", "x" * 100_000))
     assert len(status.message) == MAX_MESSAGE_CHARS
     assert status.ByteSize() < 4 * MAX_MESSAGE_CHARS
@@ -109,14 +109,14 @@ def test_a_long_message_is_shortened_so_that_the_status_still_fits_its_header():
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.DeadlineExceededError),
     ],
 )
-def test_a_status_without_our_details_still_finds_its_type(code, details, kind):
+def test_status_without_details_maps_to_error_type(code, details, kind):
     error = error_of(foreign(code, details))
     assert type(error) is kind
     assert details in str(error)
     assert str(error)
 
 
-def test_details_that_cannot_be_read_are_ignored():
+def test_unreadable_status_details_are_ignored():
     metadata = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff"))
     rpc_error = grpc.aio.AioRpcError(
         grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), metadata, "gone"

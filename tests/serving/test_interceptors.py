@@ -14,7 +14,7 @@ async def drained(call) -> list[str]:
     return [response.tokens.text async for response in call]
 
 
-async def test_a_unary_handler_s_error_reaches_the_caller_with_its_details():
+async def test_interceptor_passes_unary_error_with_details():
     async def get_model(request, context):
         raise errors.OverloadedError("full", retry_after=1.5)
 
@@ -23,7 +23,7 @@ async def test_a_unary_handler_s_error_reaches_the_caller_with_its_details():
     assert (type(error), error.retry_after) == (errors.OverloadedError, 1.5)
 
 
-async def test_an_error_in_the_middle_of_a_stream_comes_after_what_was_sent():
+async def test_interceptor_sends_stream_error_after_sent_messages():
     async def generate(request, context):
         yield chunk("a")
         raise errors.InvalidArgumentError("text", "is bad")
@@ -35,7 +35,7 @@ async def test_an_error_in_the_middle_of_a_stream_comes_after_what_was_sent():
     assert (error.field, error.problem) == ("text", "is bad")
 
 
-async def test_an_unexpected_exception_is_logged_and_does_not_leak(caplog):
+async def test_interceptor_logs_unexpected_exception_without_leak(caplog):
     async def generate(request, context):
         raise ValueError("the secret")
         yield
@@ -49,7 +49,7 @@ async def test_an_unexpected_exception_is_logged_and_does_not_leak(caplog):
     assert "/baton.v1.Inference/Generate" in caplog.text
 
 
-async def test_an_abort_by_the_handler_passes_untouched():
+async def test_interceptor_leaves_handler_abort_untouched():
     async def get_model(request, context):
         await context.abort(grpc.StatusCode.OUT_OF_RANGE, "mine")
 
@@ -58,13 +58,13 @@ async def test_an_abort_by_the_handler_passes_untouched():
     assert (error.code(), error.details()) == (grpc.StatusCode.OUT_OF_RANGE, "mine")
 
 
-async def test_a_call_the_service_does_not_offer_is_unimplemented():
+async def test_server_reports_unknown_call_as_unimplemented():
     async with serving() as running:
         error = await status_of(running.inference.Tokenize(pb.TokenizeRequest()))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_the_error_of_a_call_further_up_passes_through():
+async def test_interceptor_passes_error_of_upstream_call():
     async def refuse(request, context):
         raise errors.FailedPreconditionError("layouts differ")
 
@@ -79,7 +79,7 @@ async def test_the_error_of_a_call_further_up_passes_through():
     assert str(error) == "layouts differ"
 
 
-async def test_a_cancelled_call_cancels_its_handler_and_closes_the_generator_at_once():
+async def test_interceptor_closes_generator_when_call_is_cancelled():
     ended = asyncio.get_running_loop().create_future()
 
     async def generate(request, context):
@@ -111,7 +111,7 @@ async def test_health_can_be_watched_through_the_interceptors():
         watch.cancel()
 
 
-async def test_many_streams_at_once_keep_their_order():
+async def test_interceptor_keeps_order_of_concurrent_streams():
     async def generate(request, context):
         for i in range(20):
             yield chunk(f"{request.text}{i}")

@@ -19,7 +19,7 @@ async def name(request, context):
     return pb.GetModelResponse(name="tiny")
 
 
-async def test_headers_over_the_limit_are_refused_and_those_below_are_not():
+async def test_server_refuses_headers_over_limit():
     async with serving(get_model=name, max_header_bytes=8192) as running:
         small = (("x-filler", "a" * 7000),)
         assert (await running.inference.GetModel(pb.GetModelRequest(), metadata=small)).name
@@ -30,7 +30,7 @@ async def test_headers_over_the_limit_are_refused_and_those_below_are_not():
         assert (await running.inference.GetModel(pb.GetModelRequest())).name
 
 
-async def test_calls_beyond_the_limit_of_a_connection_wait_for_one_to_end():
+async def test_server_queues_calls_over_concurrent_stream_limit():
     begun, release = [], asyncio.Event()
 
     async def generate(request, context):
@@ -51,7 +51,7 @@ async def test_calls_beyond_the_limit_of_a_connection_wait_for_one_to_end():
         assert begun[2:] == ["c"], "the one that was late has begun"
 
 
-async def test_a_connection_without_calls_is_closed_and_made_again_when_there_is_one():
+async def test_server_closes_idle_connection_and_client_reconnects():
     async with serving(get_model=name, max_connection_idle_s=0.2) as running:
         assert (await running.inference.GetModel(pb.GetModelRequest())).name
         async with asyncio.timeout(10.0):
@@ -62,7 +62,7 @@ async def test_a_connection_without_calls_is_closed_and_made_again_when_there_is
         assert (await running.inference.GetModel(pb.GetModelRequest())).name
 
 
-async def test_a_message_over_the_limit_is_an_error_that_a_caller_can_read():
+async def test_server_names_limit_when_message_is_too_large():
     async with serving(get_model=name, max_message_bytes=4096) as running:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.inference.Generate(pb.GenerateRequest(text="a" * 5000)).read()
@@ -70,7 +70,7 @@ async def test_a_message_over_the_limit_is_an_error_that_a_caller_can_read():
     assert "4096" in str(error_of(caught.value))
 
 
-async def test_a_connection_that_does_nothing_but_ping_is_closed():
+async def test_server_closes_connection_that_only_pings():
     async with serving(get_model=name) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS))

@@ -23,14 +23,14 @@ def _restored_logging():
     root.setLevel(level)
 
 
-async def test_a_human_line_says_when_what_who_and_for_which_request():
+async def test_human_log_line_has_level_role_and_request():
     formatter = HumanFormatter("router")
     assert formatter.format(record("hello")).endswith("INFO router baton.x: hello")
     name_request("r-1")
     assert formatter.format(record("hello")).endswith("INFO router [r-1] baton.x: hello")
 
 
-def test_a_json_line_is_one_object_with_the_traceback_inside():
+def test_json_log_line_is_one_object_with_traceback():
     try:
         raise ValueError("broken\nbadly")
     except ValueError:
@@ -44,7 +44,7 @@ def test_a_json_line_is_one_object_with_the_traceback_inside():
     assert "request_id" not in fields
 
 
-async def test_each_task_logs_its_own_request():
+async def test_logs_name_request_of_each_task():
     formatter = JsonFormatter("router")
 
     async def handle(request_id: str) -> str:
@@ -55,7 +55,7 @@ async def test_each_task_logs_its_own_request():
     assert await asyncio.gather(handle("a"), handle("b")) == ["a", "b"]
 
 
-async def test_a_line_says_which_trace_it_is_of_and_still_does_when_the_span_is_over():
+async def test_log_line_names_trace_even_after_its_span():
     human, as_json = HumanFormatter("router"), JsonFormatter("router")
     context = SpanContext(0xABC, 0xDEF, is_remote=True)
     trace_id = "0" * 29 + "abc"
@@ -67,18 +67,18 @@ async def test_a_line_says_which_trace_it_is_of_and_still_does_when_the_span_is_
 
 
 @pytest.mark.parametrize("request_id", ["r", "", "a.b", "line\nbreak", "a.0123456789ab"])
-def test_an_attempt_is_called_after_its_request(request_id):
+def test_attempt_id_yields_its_request_id(request_id):
     attempt = attempt_id(request_id, bytes(range(16)))
     assert attempt != request_id
     assert request_id_of(attempt) == request_id
 
 
-def test_what_is_no_name_of_an_attempt_is_one_of_a_request():
+def test_request_id_of_plain_name_is_that_name():
     assert request_id_of("somebody.else") == "somebody.else"
 
 
 @pytest.mark.usefixtures("_restored_logging")
-def test_configured_logging_goes_to_stderr_from_the_level_on(capsys):
+def test_logging_writes_to_stderr_from_level_on(capsys):
     configure_logging("WARNING", "json", "prefill")
     logging.getLogger("baton.y").info("quiet")
     logging.getLogger("baton.y").warning("loud %d", 3)

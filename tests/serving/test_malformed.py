@@ -18,7 +18,7 @@ def chat(*contents: str) -> pb.Chat:
     return pb.Chat(messages=[pb.ChatMessage(role="user", content=c) for c in contents])
 
 
-def test_a_good_message_is_parsed_as_ever():
+def test_parse_returns_valid_message():
     request = pb.GenerateRequest(text="good")
     assert parse(request.SerializeToString()) == request
 
@@ -34,17 +34,17 @@ def test_a_good_message_is_parsed_as_ever():
         (b"\xff" * 20, "request"),
     ],
 )
-def test_a_message_that_cannot_be_parsed_names_the_field_to_blame(data, field):
+def test_parse_names_field_of_malformed_message(data, field):
     malformed = parse(data)
     assert isinstance(malformed, Malformed)
     assert malformed.error.field == field
 
 
-def test_what_is_no_message_s_parser_is_left_alone():
+def test_tolerant_leaves_other_parsers_alone():
     assert tolerant(bytes.decode) is bytes.decode
 
 
-async def test_a_malformed_request_is_an_invalid_argument_and_never_reaches_the_handler():
+async def test_server_refuses_malformed_request_before_its_handler():
     reached = []
 
     async def generate(request, context):
@@ -59,7 +59,7 @@ async def test_a_malformed_request_is_an_invalid_argument_and_never_reaches_the_
     assert reached == []
 
 
-async def test_a_long_message_in_any_script_fits_the_header():
+async def test_error_with_long_message_fits_header_in_any_script():
     async def generate(request, context):
         raise InvalidArgumentError("模" * 3000, "語" * 3000)
         yield

@@ -5,7 +5,7 @@ from baton_decode_worker.settings import DecodeSettings
 from baton_router.settings import RouterSettings
 
 
-def test_every_port_that_can_be_set_is_listed_for_the_processes_that_have_it():
+def test_network_topology_lists_every_port_setting():
     router = {name for name in RouterSettings.model_fields if name.endswith("port")}
     worker = {name for name in DecodeSettings.model_fields if name.endswith("port")}
     assert {setting for setting, of in PORTS.values() if "router" in of} == router
@@ -13,7 +13,7 @@ def test_every_port_that_can_be_set_is_listed_for_the_processes_that_have_it():
         assert {setting for setting, of in PORTS.values() if role in of} == worker
 
 
-def test_every_port_is_somebodys_and_no_edge_leads_to_one_that_its_target_has_not():
+def test_network_topology_edges_reach_every_port_and_no_other():
     reached = {(edge.target, edge.port) for edge in CONNECTIONS if edge.port is not None}
     assert reached == {(process, port) for port, (_, of) in PORTS.items() for process in of}
     assert len({(e.source, e.target, e.port) for e in CONNECTIONS}) == len(CONNECTIONS)

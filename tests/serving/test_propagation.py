@@ -38,7 +38,7 @@ async def told(running: Any, **call: Any) -> list[Any]:
 
 @pytest.mark.usefixtures("_tracing")
 @pytest.mark.parametrize(("header", "is_seen"), [(SAMPLED, True), (UNSAMPLED, False)])
-async def test_the_callers_trace_is_that_of_the_call_and_of_what_it_calls(header, is_seen):
+async def test_trace_of_caller_continues_through_nested_calls(header, is_seen):
     async with serving(seen) as running:
         metadata = (("traceparent", header), ("tracestate", "vendor=1"))
         passed_on = {"traceparent": header, "tracestate": "vendor=1"} if is_seen else {}
@@ -50,18 +50,18 @@ async def test_the_callers_trace_is_that_of_the_call_and_of_what_it_calls(header
 @pytest.mark.parametrize(
     "header", ["", "00-0-0-0", "ff-" + SAMPLED, "00-" + "0" * 32 + SAMPLED[35:]]
 )
-async def test_what_is_no_trace_context_is_none(header):
+async def test_trace_context_is_dropped_when_invalid(header):
     async with serving(seen) as running:
         assert await told(running, metadata=(("traceparent", header),)) == [[{}, False]] * 2
 
 
-async def test_where_no_traces_are_made_nobody_asks_for_the_callers():
+async def test_trace_context_is_ignored_when_tracing_is_off():
     async with serving(seen) as running:
         assert await told(running, metadata=(("traceparent", SAMPLED),)) == [[{}, False]] * 2
 
 
 @pytest.mark.usefixtures("_tracing")
-async def test_health_can_be_watched():
+async def test_health_watch_works_with_tracing():
     async with serving(seen) as running:
         stub = health_pb2_grpc.HealthStub(running.channel)
         request = health_pb2.HealthCheckRequest(service="readiness")
@@ -75,7 +75,7 @@ async def test_health_can_be_watched():
 
 
 @pytest.mark.usefixtures("_tracing")
-async def test_an_error_of_ours_is_logged_with_its_request_and_trace(caplog):
+async def test_handler_error_is_logged_with_request_and_trace(caplog):
     lines = []
 
     async def fail(request: pb.GenerateRequest, _context: Any) -> AsyncIterator[Any]:
@@ -102,6 +102,6 @@ async def test_an_error_of_ours_is_logged_with_its_request_and_trace(caplog):
     assert (line["request_id"], line["trace_id"], line["level"]) == ("r-1", TRACE, "ERROR")
 
 
-def test_a_stage_of_what_is_in_no_trace_is_free():
+def test_stage_makes_no_span_outside_trace():
     with stage("tokenize") as span:
         assert span is trace.INVALID_SPAN

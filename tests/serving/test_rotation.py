@@ -81,7 +81,7 @@ def expiry_shown(server: Server, tls: Tls) -> datetime:
 
 
 @pytest.mark.slow
-async def test_certificates_are_replaced_under_load_and_the_old_ones_expire(tmp_path):
+async def test_certificates_rotate_under_load_until_old_ones_expire(tmp_path):
     """No call fails, and one that lasts all the while ends as it should."""
     authority = Authority()
     old = {role: authority.issue(role, lifetime=SHORT) for role in ("worker", "router")}
@@ -131,7 +131,7 @@ async def test_certificates_are_replaced_under_load_and_the_old_ones_expire(tmp_
         await channels.close()
 
 
-async def test_another_authority_takes_over_in_three_steps(tmp_path):
+async def test_certificate_authority_is_replaced_in_three_steps(tmp_path):
     """Both are believed, then certificates are the new one's, then the old one is not believed."""
     old, new = Authority(), Authority()
     write(tmp_path, {"ca": old.own, **{role: old.issue(role) for role in ("router", "client")}})
@@ -156,7 +156,7 @@ async def test_another_authority_takes_over_in_three_steps(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["garbage", "half", "strange", "another role", "gone"])
-async def test_files_that_are_no_good_change_nothing_and_that_is_said_once(tmp_path, kind, caplog):
+async def test_certificates_are_kept_when_new_files_are_invalid(tmp_path, kind, caplog):
     authority = Authority()
     write(tmp_path, {"ca": authority.own, "router": authority.issue("router")})
     files = watched(tls_of(tmp_path, "router"), interval=0.01)
@@ -184,7 +184,7 @@ async def test_files_that_are_no_good_change_nothing_and_that_is_said_once(tmp_p
         assert "reloaded" in caplog.messages[1]
 
 
-def test_files_that_are_no_good_at_first_are_refused(tmp_path):
+def test_certificates_are_refused_when_invalid_at_start(tmp_path):
     authority = Authority()
     write(tmp_path, {"ca": authority.own, "router": Authority().issue("router")})
     with pytest.raises(FailedPreconditionError, match="do not verify"):
@@ -195,7 +195,7 @@ def test_files_that_are_no_good_at_first_are_refused(tmp_path):
         Tls("ca.pem", cert="a.pem")
 
 
-async def test_a_client_that_waits_lets_go_of_the_connection_that_it_no_longer_calls_on(tmp_path):
+async def test_client_closes_connection_of_replaced_certificate(tmp_path):
     authority = Authority()
     write(
         tmp_path,

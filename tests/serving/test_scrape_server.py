@@ -53,7 +53,7 @@ async def asked(server: ScrapeServer, request: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
-async def test_metrics_are_for_whoever_asks_with_a_client_of_its_own():
+async def test_scrape_server_serves_metrics_and_other_pages():
     async with scraped() as server:
 
         def read(path: str) -> tuple[bytes, str]:
@@ -77,13 +77,13 @@ async def test_metrics_are_for_whoever_asks_with_a_client_of_its_own():
         (b"GET /metrics?name=x HTTP/1.0", b"200 OK"),
     ],
 )
-async def test_all_else_is_refused(line, status):
+async def test_scrape_server_refuses_other_paths_and_methods(line, status):
     async with scraped() as server:
         head, _ = await asked(server, line + b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 " + status)
 
 
-async def test_a_check_is_told_by_its_status():
+async def test_scrape_server_reports_health_check_by_status():
     said = {"/well": True, "/ill": False}
     checks = {path: partial(said.get, path) for path in said}
     async with scraped(checks=checks) as server:
@@ -99,14 +99,14 @@ async def test_a_check_is_told_by_its_status():
         assert head.startswith(b"HTTP/1.1 405")
 
 
-async def test_a_head_request_gets_no_body():
+async def test_scrape_server_answers_head_without_body():
     async with scraped() as server:
         head, body = await asked(server, GET.replace(b"GET", b"HEAD"))
         assert b"Content-Length: 5" in head
         assert body == b""
 
 
-async def test_what_cannot_be_collected_is_an_error_and_no_end(caplog):
+async def test_scrape_server_survives_failing_collector(caplog):
     def fails(_accept: str) -> tuple[bytes, str]:
         raise ValueError("no")
 
@@ -117,7 +117,7 @@ async def test_what_cannot_be_collected_is_an_error_and_no_end(caplog):
     assert "could not be rendered" in caplog.text
 
 
-async def test_a_taken_port_is_one_sentence_that_names_the_flag():
+async def test_scrape_server_names_flag_when_port_is_taken():
     async with scraped() as server:
         port = server.port
         with pytest.raises(FailedPreconditionError) as caught:
@@ -128,7 +128,7 @@ async def test_a_taken_port_is_one_sentence_that_names_the_flag():
 
 
 @pytest.mark.parametrize("says", [b"", b"GET /metrics", GET], ids=["nothing", "half", "all"])
-async def test_those_who_read_nothing_keep_nobody_out(says):
+async def test_scrape_server_stays_reachable_beside_idle_clients(says):
     # More than the kernel holds, so that an answer stays here until it is read.
     body = b"x" * (16 * 2**20)
     async with scraped(lambda _: (body, "text/plain")) as server:
@@ -146,7 +146,7 @@ async def test_those_who_read_nothing_keep_nobody_out(says):
             writer.transport.abort()
 
 
-async def test_who_takes_too_long_is_left():
+async def test_scrape_server_drops_slow_client():
     body = b"x" * (16 * 2**20)
     async with scraped(lambda _: (body, "text/plain"), exchange_seconds=0.05) as server:
         _, writer = await connect(server)
@@ -160,7 +160,7 @@ async def test_who_takes_too_long_is_left():
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["a request", "behind a request"])
-async def test_who_says_too_much_is_not_listened_to(end):
+async def test_scrape_server_drops_client_that_sends_too_much(end):
     async with scraped() as server:
         reader, writer = await connect(server)
         writer.write((GET if end else b"") + b"x" * (4 * MAX_REQUEST_BYTES))
@@ -175,7 +175,7 @@ async def test_who_says_too_much_is_not_listened_to(end):
         writer.close()
 
 
-async def test_stopping_breaks_off_what_is_being_answered():
+async def test_scrape_server_aborts_open_exchanges_when_stopped():
     async with scraped() as server:
         reader, writer = await connect(server)
         writer.write(b"GET")

@@ -31,7 +31,7 @@ async def health_of(channel: grpc.aio.Channel) -> list[int]:
     return [(await stub.Check(request)).status for request in requests]
 
 
-async def test_a_server_lives_from_its_start_and_is_ready_when_told():
+async def test_server_is_live_from_start_and_ready_when_set():
     async with serving() as running:
         server = running.server
         assert await health_of(running.channel) == [SERVING, NOT_SERVING, NOT_SERVING]
@@ -46,7 +46,7 @@ async def test_a_server_lives_from_its_start_and_is_ready_when_told():
         assert await health_of(running.channel) == [SERVING, NOT_SERVING, NOT_SERVING]
 
 
-async def test_a_taken_port_is_one_sentence():
+async def test_server_names_flag_when_port_is_taken():
     async with serving() as running:
         port = running.server.port
         with pytest.raises(FailedPreconditionError) as caught:
@@ -54,12 +54,12 @@ async def test_a_taken_port_is_one_sentence():
     assert str(caught.value) == (f"port {port} on 127.0.0.1 is taken; choose another with --port")
 
 
-async def test_a_host_that_does_not_exist_is_one_sentence():
+async def test_server_names_host_that_does_not_exist():
     with pytest.raises(FailedPreconditionError, match=r"cannot listen on no-such-host\.invalid:0"):
         await Server(ServingSettings(host="no-such-host.invalid", insecure=True)).start()
 
 
-async def test_others_are_told_the_advertised_host():
+async def test_server_endpoint_has_advertised_host():
     async with serving() as running:
         assert running.server.endpoint == f"127.0.0.1:{running.server.port}"
     server = Server(ServingSettings(advertise_host="localhost"))
@@ -68,7 +68,7 @@ async def test_others_are_told_the_advertised_host():
     await server.stop()
 
 
-async def test_a_drain_waits_for_calls_in_flight_and_lets_them_finish():
+async def test_drain_waits_for_calls_in_flight():
     release = asyncio.Event()
 
     async def generate(request, context):
@@ -92,7 +92,7 @@ async def test_a_drain_waits_for_calls_in_flight_and_lets_them_finish():
         assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_a_drain_ends_at_its_time_limit(caplog):
+async def test_drain_ends_at_its_timeout(caplog):
     async def generate(request, context):
         yield chunk("a")
         await asyncio.sleep(60)
@@ -105,7 +105,7 @@ async def test_a_drain_ends_at_its_time_limit(caplog):
         call.cancel()
 
 
-async def test_a_drain_runs_its_callbacks_first_and_survives_a_broken_one(caplog):
+async def test_drain_runs_every_callback_when_one_fails(caplog):
     ran: list[str] = []
 
     async def break_down() -> None:
@@ -122,7 +122,7 @@ async def test_a_drain_runs_its_callbacks_first_and_survives_a_broken_one(caplog
     assert "broken" in caplog.text
 
 
-async def test_an_open_health_watch_holds_up_neither_drain_nor_stop():
+async def test_drain_and_stop_ignore_open_health_watch():
     async with serving() as running:
         stub = health_pb2_grpc.HealthStub(running.channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
@@ -133,7 +133,7 @@ async def test_an_open_health_watch_holds_up_neither_drain_nor_stop():
         assert time.monotonic() - began < 5.0
 
 
-async def test_a_stop_that_grpc_never_ends_is_given_up(monkeypatch, caplog):
+async def test_server_stop_gives_up_when_grpc_hangs(monkeypatch, caplog):
     monkeypatch.setattr("baton.serving.server._CLOSING_SECONDS", 0.1)
     server = Server(ServingSettings())
     await server.start()
@@ -145,7 +145,7 @@ async def test_a_stop_that_grpc_never_ends_is_given_up(monkeypatch, caplog):
     await stop(None)
 
 
-async def test_reflection_lists_the_services_only_where_asked_for():
+async def test_reflection_lists_services_only_when_enabled():
     async def ask() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")
 
@@ -161,7 +161,7 @@ async def test_reflection_lists_the_services_only_where_asked_for():
             await stub.ServerReflectionInfo(ask()).read()
 
 
-async def test_a_message_over_the_limit_is_refused():
+async def test_server_refuses_response_over_message_limit():
     async def get_model(request, context):
         return pb.GetModelResponse(name="x" * 10_000)
 
@@ -230,7 +230,7 @@ class Process:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_lets_the_call_in_flight_finish(signum):
+def test_server_finishes_call_in_flight_after_first_signal(signum):
     with Process(seconds=0.5) as process:
         process.signal(signum)
         assert next(process.call).tokens.text == "done"
@@ -239,7 +239,7 @@ def test_the_first_signal_lets_the_call_in_flight_finish(signum):
 
 
 @pytest.mark.e2e
-def test_the_second_signal_stops_at_once():
+def test_server_stops_at_once_after_second_signal():
     with Process(seconds=60.0) as process:
         process.signal(signal.SIGTERM)
         time.sleep(0.3)
@@ -252,7 +252,7 @@ def test_the_second_signal_stops_at_once():
 
 
 @pytest.mark.e2e
-def test_a_server_that_falls_silent_is_noticed_within_the_silence_bound():
+def test_client_notices_silent_server_within_bound():
     with Process(seconds=60.0) as process:
         process.signal(signal.SIGSTOP)
         began = time.monotonic()
@@ -275,7 +275,7 @@ CALLER = textwrap.dedent("""
 
 
 @pytest.mark.e2e
-async def test_a_caller_that_falls_silent_is_noticed_within_the_silence_bound():
+async def test_server_notices_silent_client_within_bound():
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def generate(request, context):

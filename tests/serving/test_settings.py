@@ -48,13 +48,13 @@ def refused(capsys, argv, settings_class=RoleSettings) -> str:
     return sentence
 
 
-def test_without_anything_the_defaults_hold():
+def test_settings_have_defaults_when_nothing_is_given():
     settings = load(RoleSettings, [])
     assert settings == RoleSettings()
     assert (settings.host, settings.port, settings.num_blocks) == ("127.0.0.1", 0, 512)
 
 
-def test_a_flag_goes_before_the_environment_and_that_before_the_file(config, monkeypatch):
+def test_settings_prefer_flag_over_environment_over_file(config, monkeypatch):
     path = config("port: 1\nnum_blocks: 101\nadvertise_host: file\nlog_format: json\n")
     monkeypatch.setenv("BATON_NUM_BLOCKS", "102")
     monkeypatch.setenv("BATON_ADVERTISE_HOST", "environment")
@@ -65,91 +65,91 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(config, mon
     assert settings.log_format == "json"
 
 
-def test_a_bad_value_that_is_overridden_does_no_harm(config, monkeypatch):
+def test_settings_ignore_invalid_value_that_is_overridden(config, monkeypatch):
     monkeypatch.setenv("BATON_PORT", "nonsense")
     assert load(RoleSettings, ["--port=7", "--config", config("port: nonsense")]).port == 7
 
 
-def test_the_file_can_be_named_by_the_environment(config, monkeypatch):
+def test_settings_file_may_be_named_by_environment(config, monkeypatch):
     monkeypatch.setenv("BATON_CONFIG", config("port: 9"))
     assert load(RoleSettings, []).port == 9
 
 
-def test_an_empty_variable_counts_as_unset(monkeypatch):
+def test_settings_treat_empty_variable_as_unset(monkeypatch):
     monkeypatch.setenv("BATON_PORT", "")
     assert load(RoleSettings, []).port == 0
 
 
-def test_switches_can_be_turned_on_and_off(monkeypatch):
+def test_boolean_settings_have_on_and_off_flags(monkeypatch):
     monkeypatch.setenv("BATON_REFLECTION", "true")
     assert load(RoleSettings, []).reflection
     assert not load(RoleSettings, ["--no-reflection"]).reflection
 
 
-def test_made_directly_the_environment_is_not_read(monkeypatch):
+def test_settings_made_directly_ignore_environment(monkeypatch):
     monkeypatch.setenv("BATON_PORT", "7")
     assert RoleSettings().port == 0
 
 
-def test_settings_do_not_change():
+def test_settings_are_immutable():
     settings = RoleSettings()
     with pytest.raises(ValidationError):
         settings.port = 3
 
 
-def test_a_bad_flag_names_flag_value_and_bound(capsys):
+def test_invalid_flag_error_names_flag_value_and_bound(capsys):
     sentence = refused(capsys, ["--port", "70000"])
     assert "--port is '70000'; must be less than or equal to 65535" in sentence
 
 
-def test_a_bad_value_is_shown_as_it_was_given(capsys):
+def test_invalid_choice_error_shows_value_and_choices(capsys):
     sentence = refused(capsys, ["--log-level", "loud"])
     assert "--log-level is 'loud'; must be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'" in sentence
 
 
-def test_a_bad_variable_names_the_variable(capsys, monkeypatch):
+def test_invalid_variable_error_names_variable(capsys, monkeypatch):
     monkeypatch.setenv("BATON_NUM_BLOCKS", "3")
     sentence = refused(capsys, [])
     assert "BATON_NUM_BLOCKS is '3'; must be greater than or equal to 16" in sentence
 
 
-def test_a_bad_key_of_the_file_names_the_key(capsys, config):
+def test_invalid_file_key_error_names_key(capsys, config):
     sentence = refused(capsys, ["--config", config("log_format: xml")])
     assert "log_format in the file is 'xml'; must be 'human' or 'json'" in sentence
 
 
-def test_an_unknown_flag_says_which_one_was_meant(capsys):
+def test_unknown_flag_error_suggests_closest_flag(capsys):
     assert "flag --prot is unknown; did you mean --port?" in refused(capsys, ["--prot=1"])
 
 
-def test_an_abbreviated_flag_is_not_guessed(capsys):
+def test_abbreviated_flag_is_refused(capsys):
     assert "flag --drain is unknown" in refused(capsys, ["--drain", "3"])
 
 
-def test_an_unknown_key_says_which_one_was_meant(capsys, config):
+def test_unknown_file_key_error_suggests_closest_key(capsys, config):
     sentence = refused(capsys, ["--config", config("num_block: 3")])
     assert "key num_block is unknown; did you mean num_blocks?" in sentence
 
 
-def test_a_flag_without_its_value_says_so(capsys):
+def test_flag_without_value_error_names_flag(capsys):
     assert "--port: expected one argument" in refused(capsys, ["--port"])
 
 
-def test_a_setting_that_is_needed_says_all_ways_to_give_it(capsys):
+def test_missing_setting_error_names_all_sources(capsys):
     sentence = refused(capsys, [], NeedySettings)
     assert "--model is needed (or BATON_MODEL, or model in the file)" in sentence
 
 
 @pytest.mark.parametrize("text", ["port: [", "- port", "\tport: 1", "5: 1"])
-def test_a_file_that_is_no_mapping_says_so(capsys, config, text):
+def test_settings_file_that_is_no_mapping_is_refused(capsys, config, text):
     assert "baton.yaml" in refused(capsys, ["--config", config(text)])
 
 
-def test_a_missing_file_says_so(capsys):
+def test_missing_settings_file_error_names_path(capsys):
     assert "cannot read nowhere.yaml" in refused(capsys, ["--config", "nowhere.yaml"])
 
 
-def test_help_teaches_flags_defaults_and_variables(capsys):
+def test_help_lists_flags_defaults_and_variables(capsys):
     with pytest.raises(SystemExit) as ended:
         load(RoleSettings, ["--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -162,12 +162,12 @@ def test_help_teaches_flags_defaults_and_variables(capsys):
     assert "env: BATON_CONFIG" in shown
 
 
-def test_every_field_is_described():
+def test_every_setting_has_description():
     for name, field in ServingSettings.model_fields.items():
         assert field.description, name
 
 
-def test_who_listens_beyond_this_machine_says_how_it_is_guarded(capsys, monkeypatch):
+def test_settings_require_tls_or_insecure_beyond_loopback(capsys, monkeypatch):
     sentence = refused(capsys, ["--host", "0.0.0.0"])
     for flag in ("--tls-cert", "--tls-key", "--tls-ca", "--insecure"):
         assert flag in sentence
@@ -180,11 +180,11 @@ def test_who_listens_beyond_this_machine_says_how_it_is_guarded(capsys, monkeypa
     assert "a-name-of-somebody" in refused(capsys, [])
 
 
-def test_a_certificate_needs_its_key_and_its_authorities(capsys):
+def test_tls_cert_setting_requires_key_and_ca(capsys):
     sentence = refused(capsys, ["--tls-cert", "a.pem"])
     assert "--tls-cert also needs --tls-key and --tls-ca" in sentence
 
 
-def test_administration_that_others_reach_is_guarded_too(capsys):
+def test_admin_host_setting_requires_tls_or_insecure(capsys):
     assert "--admin-host is '10.0.0.7'" in refused(capsys, ["--admin-host", "10.0.0.7"])
     assert load(RoleSettings, ["--admin-host", "10.0.0.7", "--insecure"]).tls is None

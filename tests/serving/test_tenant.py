@@ -31,26 +31,26 @@ def tenants(tmp_path: Path) -> Tenants:
     return Tenants.read(path)
 
 
-def test_a_token_tells_its_tenant(tenants):
+def test_tenant_follows_from_token(tenants):
     names = {token: tenants.of(bearing(token)).name for token in ("one", "two", "three")}
     assert names == {"one": "acme", "two": "acme", "three": "globex"}
     assert tenants.of(Call(("authorization", "bearer  one"))).name == "acme"
 
 
 @pytest.mark.parametrize("token", ["four", "One", hash_of("one"), "one,two"])
-def test_a_token_that_nobody_was_given_is_refused_and_not_repeated(tenants, token):
+def test_tenants_refuse_unknown_token_without_repeating_it(tenants, token):
     with pytest.raises(UnauthenticatedError) as caught:
         tenants.of(bearing(token))
     assert token not in str(caught.value)
 
 
-def test_who_shows_nothing_is_the_default_tenant(tenants):
+def test_tenant_is_default_without_credentials(tenants):
     for call in (Call(), Call(("authorization", "Basic b25l")), Call(("tenant", "acme"))):
         assert tenants.of(call) == Tenant("default", b"")
     assert Tenants().of(bearing("one")).name == "default", "no tokens are known at all"
 
 
-def test_a_certificate_that_names_a_tenant_goes_before_a_token(tenants):
+def test_tenant_of_certificate_precedes_token(tenants):
     token = ("authorization", "Bearer three")
     assert tenants.of(Call(token, uris=(b"spiffe://a/baton/client/acme",))).name == "acme"
     for uri in (b"spiffe://a/baton/client", b"spiffe://a/baton/admin", b"spiffe://a/acme"):
@@ -58,7 +58,7 @@ def test_a_certificate_that_names_a_tenant_goes_before_a_token(tenants):
         assert tenants.of(Call(uris=(uri,))).name == "default"
 
 
-def test_an_administrator_needs_no_token_where_others_do(tmp_path):
+def test_admin_certificate_needs_no_token(tmp_path):
     path = tmp_path / "tenants"
     path.write_text(f"{hash_of('one')} acme\n")
     tenants = Tenants.read(path, needs_token=True)
@@ -68,7 +68,7 @@ def test_an_administrator_needs_no_token_where_others_do(tmp_path):
         tenants.of(Call(uris=(b"spiffe://a/baton/client",)))
 
 
-def test_tenants_are_salted_apart_unless_they_share(tenants):
+def test_tenants_have_distinct_salts_unless_they_share(tenants):
     salts = {token: tenants.of(bearing(token)).salt for token in ("one", "two", "three")}
     assert salts["one"] == salts["two"] != salts["three"]
     assert b"" not in salts.values()
@@ -79,7 +79,7 @@ def test_tenants_are_salted_apart_unless_they_share(tenants):
 @pytest.mark.parametrize(
     "content", ["acme", f"{'0' * 63} acme", f"{'0' * 64}", f"{'0' * 64} two words", "token acme"]
 )
-def test_a_file_that_cannot_be_read_names_the_line(tmp_path, content):
+def test_tenants_file_error_names_line(tmp_path, content):
     path = tmp_path / "tenants"
     path.write_text(f"# first\n{content}\n")
     with pytest.raises(FailedPreconditionError, match="tenants:2 is no line"):
@@ -98,7 +98,7 @@ class WhoAmI(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.GetModelResponse(name=self._tenants.of(context).name)
 
 
-async def test_over_mutual_tls_the_certificate_tells(tmp_path, tenants):
+async def test_tenant_follows_from_certificate_over_mutual_tls(tmp_path, tenants):
     authority = Authority()
     issued = {"server": authority.issue("router"), "acme": authority.issue("client", "acme")}
     write(tmp_path, {"ca": authority.own, **issued, "admin": authority.issue("admin")})

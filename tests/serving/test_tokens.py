@@ -32,7 +32,7 @@ class Watch:
         self.now += INTERVAL_SECONDS
 
 
-def test_a_new_token_is_its_tenant_s_by_the_line_that_comes_with_it(tmp_path):
+def test_new_token_is_valid_by_its_line(tmp_path):
     token, line = new_token("acme")
     assert token not in line
     assert len({new_token("acme")[0] for _ in range(100)}) == 100
@@ -42,12 +42,12 @@ def test_a_new_token_is_its_tenant_s_by_the_line_that_comes_with_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a#b", "x" * 65, "a\n"])
-def test_a_name_that_no_line_can_have_is_refused(name):
+def test_new_token_refuses_invalid_tenant_name(name):
     with pytest.raises(InvalidArgumentError, match="tenant: is"):
         new_token(name)
 
 
-def test_a_token_that_is_taken_out_of_the_file_is_refused_a_second_later(tmp_path):
+def test_tenants_refuse_token_removed_from_file(tmp_path):
     (kept, its_line), (revoked, other_line) = new_token("acme"), new_token("globex")
     watch = Watch(tmp_path / "tokens", its_line, other_line)
     assert watch.tenants.of(bearing(revoked)).name == "globex"
@@ -58,7 +58,7 @@ def test_a_token_that_is_taken_out_of_the_file_is_refused_a_second_later(tmp_pat
     assert watch.tenants.of(bearing(kept)).name == "acme"
 
 
-def test_the_last_token_that_is_taken_out_leaves_nobody_in(tmp_path):
+def test_tenants_refuse_every_call_when_last_token_is_removed(tmp_path):
     token, line = new_token("acme")
     watch = Watch(tmp_path / "tokens", line)
     watch.write("# nobody")
@@ -68,7 +68,7 @@ def test_the_last_token_that_is_taken_out_leaves_nobody_in(tmp_path):
             watch.tenants.of(call)
 
 
-def test_a_token_that_is_put_into_the_file_is_known_a_second_later(tmp_path):
+def test_tenants_accept_token_added_to_file(tmp_path):
     watch = Watch(tmp_path / "tokens")
     token, line = new_token("acme")
     watch.write(line)
@@ -77,7 +77,7 @@ def test_a_token_that_is_put_into_the_file_is_known_a_second_later(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["no line of this kind", None])
-def test_a_broken_or_absent_file_leaves_all_as_it_was_and_is_told_once(tmp_path, caplog, harm):
+def test_tenants_keep_tokens_when_file_breaks_and_warn_once(tmp_path, caplog, harm):
     token, line = new_token("acme")
     watch = Watch(tmp_path / "tokens", line)
     if harm is None:
@@ -94,12 +94,12 @@ def test_a_broken_or_absent_file_leaves_all_as_it_was_and_is_told_once(tmp_path,
         watch.tenants.of(bearing(token))
 
 
-def test_a_file_that_is_no_good_at_the_start_is_refused(tmp_path):
+def test_tenants_refuse_unreadable_file_at_start(tmp_path):
     with pytest.raises(FailedPreconditionError):
         Tenants.read(tmp_path / "nowhere")
 
 
-def test_who_bears_nothing_is_refused_unless_anonymous_calls_are_allowed(tmp_path):
+def test_tenants_refuse_anonymous_call_unless_allowed(tmp_path):
     path = tmp_path / "tokens"
     path.write_text(f"{new_token('acme')[1]}\n")
     calls = (Call(), Call(("authorization", "Basic b25l")))

@@ -28,7 +28,7 @@ SECONDS = 60.0
         ({"OTEL_SERVICE_NAME": "ours"}, ""),
     ],
 )
-def test_traces_are_off_until_a_variable_asks_for_them(monkeypatch, variables, wanted):
+def test_tracing_is_off_until_variable_enables_it(monkeypatch, variables, wanted):
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
@@ -60,7 +60,7 @@ def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProce
         ),
     ],
 )
-def test_a_collector_holds_nothing_up_and_memory_is_bounded(how):
+def test_tracing_never_waits_for_collector_and_bounds_memory(how):
     with collector_that(how) as endpoint:
         done, _ = make_spans(NUM_SPANS, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_a_collector_holds_nothing_up_and_memory_is_bounded(how):
     assert bool(done.stderr) == (how != "listens") or "dropping" in done.stderr
 
 
-def test_the_end_of_a_process_waits_for_its_last_spans_and_not_for_long():
+def test_process_exit_flushes_last_spans_within_bound():
     with collecting() as collector:
         make_spans(100, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
         assert len(collector.spans) == 200
@@ -89,13 +89,13 @@ def test_the_end_of_a_process_waits_for_its_last_spans_and_not_for_long():
         {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
     ],
 )
-def test_an_exporter_that_there_is_not_is_no_reason_not_to_serve(variables):
+def test_process_serves_when_exporter_is_unsupported(variables):
     done, _ = make_spans(1, **variables)
     assert done.returncode == 0
     assert "no traces" in done.stderr
 
 
-def test_one_in_a_hundred_is_sampled_where_that_is_asked_for():
+def test_tracing_samples_one_percent_when_configured():
     with collecting() as collector:
         sampled = {
             "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",

@@ -39,7 +39,7 @@ WAYS = {
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-async def test_every_way_gives_the_same_tokens_and_says_which_it_was(
+async def test_transports_give_same_tokens_and_are_reported(
     checkpoint, family, settings, connector, reason
 ):
     model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
@@ -52,7 +52,7 @@ async def test_every_way_gives_the_same_tokens_and_says_which_it_was(
             assert (ready.connector, ready.connector_reason) == (connector, reason)
 
 
-async def test_blocks_have_a_port_of_their_own_where_they_are_given_one(checkpoint):
+async def test_kv_transfer_has_own_port_when_set(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(75)
     settings = {"kv_port": 0, "kv_connector": "grpc"}
     async with pair_of(model, **settings) as pair:
@@ -65,7 +65,7 @@ async def test_blocks_have_a_port_of_their_own_where_they_are_given_one(checkpoi
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_load_tells_of_swaps_and_of_drafts(checkpoint):
+async def test_worker_load_reports_swaps_and_drafts(checkpoint):
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     async with pair_of(checkpoint("llama"), decode={"max_drafts": 4}) as pair:
         await pair.hand_over(prompt_of(8) * 4, params)
@@ -76,7 +76,7 @@ async def test_load_tells_of_swaps_and_of_drafts(checkpoint):
         assert (load.num_swaps, load.num_swapped) == (stats.num_swaps, 0)
 
 
-async def test_hashes_that_came_with_the_handle_are_those_the_worker_would_make(checkpoint):
+async def test_decode_worker_uses_block_hashes_of_handle(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(75)
     async with pair_of(model) as pair:
         info = pair.decode.engine.info
@@ -93,7 +93,7 @@ async def test_hashes_that_came_with_the_handle_are_those_the_worker_would_make(
             assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
 
 
-async def test_more_hashes_than_full_blocks_are_refused(checkpoint):
+async def test_decode_worker_refuses_more_hashes_than_full_blocks(checkpoint):
     async with pair_of(checkpoint("llama")) as pair:
         request = pair.decode_request(prompt_of(31), GREEDY, bytes(16))
         request.handle.block_hashes = bytes(32)
@@ -105,7 +105,7 @@ async def test_more_hashes_than_full_blocks_are_refused(checkpoint):
         assert "at most one for each full block, 1" in str(failure)
 
 
-async def test_a_lease_is_found_under_its_tenant_only(checkpoint):
+async def test_lease_is_found_only_under_its_tenant(checkpoint):
     async with pair_of(checkpoint("llama"), prefill={"lease_timeout_s": 0.3}) as pair:
         for tenant, is_found in (("acme", True), ("globex", False), ("", False)):
             to_prefill = pair.prefill_request(prompt_of(20), GREEDY, tenant="acme")

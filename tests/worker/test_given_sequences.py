@@ -77,7 +77,7 @@ def joined(said: list[Any], outputs: Outputs) -> dict[int, list[int]]:
 @pytest.mark.parametrize("handed", [True, False], ids=["handed over", "computed here"])
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3"], "gemma3"))
-async def test_each_goes_on_to_what_it_would_have_come_to(checkpoint, family, name, handed):
+async def test_resumed_sequences_match_uninterrupted_ones(checkpoint, family, name, handed):
     model, params = checkpoint(family), WAYS[name]
     prompts = [prompt_of(n) for n in (1, 16, 40, 64)]
     expected = alone(model, prompts, params)
@@ -88,7 +88,7 @@ async def test_each_goes_on_to_what_it_would_have_come_to(checkpoint, family, na
             assert joined(said, outputs) == {i: sequences[i] for i in (0, 2, 3)}
 
 
-async def test_log_probabilities_go_on_with_their_tokens(checkpoint):
+async def test_resumed_sequences_keep_their_logprobs(checkpoint):
     model, params, prompt = checkpoint("llama"), WAYS["logprobs"], prompt_of(33)
     (result,) = engine_of(model).generate([prompt], params)
     outputs = cut([list(c.token_ids) for c in result.completions])
@@ -104,7 +104,7 @@ async def test_log_probabilities_go_on_with_their_tokens(checkpoint):
         assert tops == [p.top_token_ids for p in expected]
 
 
-async def test_what_was_given_is_replayed_and_not_generated_again(checkpoint):
+async def test_resumed_sequences_compute_received_tokens_as_prompt(checkpoint):
     """A hundred tokens of each are there; ten steps bring the rest."""
     model, prompt = checkpoint("llama"), prompt_of(40)
     params = replace(SAMPLES, max_tokens=110)
@@ -121,7 +121,7 @@ async def test_what_was_given_is_replayed_and_not_generated_again(checkpoint):
     assert done.num_steps < 15
 
 
-async def test_a_sequence_that_goes_on_can_be_ended_while_the_others_go_on(checkpoint):
+async def test_resumed_sequence_can_be_ended_while_others_run(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(40)
     params = replace(SAMPLES, max_tokens=120, n=2)
     (sequences,) = alone(model, [prompt], params)
@@ -140,7 +140,7 @@ async def test_a_sequence_that_goes_on_can_be_ended_while_the_others_go_on(check
     assert [token for tokens in whole for token in tokens.token_ids] == sequences[0][50:]
 
 
-async def test_a_promise_counts_what_each_was_given(checkpoint):
+async def test_promised_capacity_counts_received_tokens_of_each(checkpoint):
     async with pair_of(checkpoint("llama")) as pair:
         outputs: Outputs = [[5] * 20, None, [], [5] * 40]
         params = replace(SAMPLES, max_tokens=60)
@@ -168,7 +168,7 @@ async def test_a_promise_counts_what_each_was_given(checkpoint):
         pytest.param(SAMPLES, [[5] * 30, [], [], []], "outputs[0].token_ids", id="too long"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(checkpoint, params, outputs, field):
+async def test_decode_worker_refuses_invalid_outputs_by_field(checkpoint, params, outputs, field):
     async with pair_of(checkpoint("llama")) as pair:
         request = asked(pair, prompt_of(9), params, outputs)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -178,7 +178,7 @@ async def test_what_makes_no_sense_is_refused_by_name(checkpoint, params, output
         assert error.field == field
 
 
-async def test_an_output_that_the_grammar_does_not_allow_is_refused_by_name(checkpoint):
+async def test_decode_worker_refuses_output_outside_grammar(checkpoint):
     grammar = Grammar(GrammarKind.REGEX, "[a-z]+")
     params = replace(SAMPLES, n=2, grammar=grammar, ignore_eos=False)
     model = checkpoint("tiny")

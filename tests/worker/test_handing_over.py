@@ -91,7 +91,7 @@ async def moved(
         ),
     ],
 )
-async def test_every_kind_of_cache_goes_along(checkpoint, family, connector):
+async def test_live_migration_moves_every_kind_of_cache(checkpoint, family, connector):
     model, places = checkpoint(family), {1: 1, 30: 3, 61: 40}
     prompts = {length: prompt_of(length) for length in places}
     expected = alone(model, list(prompts.values()), GREEDY)
@@ -106,7 +106,7 @@ async def test_every_kind_of_cache_goes_along(checkpoint, family, connector):
 
 @pytest.mark.slow  # without drafts: test_ways_through_faults.py
 @pytest.mark.parametrize("way", WAYS)
-async def test_sequence_goes_on_in_every_way_with_drafts(checkpoint, way):
+async def test_live_migration_resumes_every_sampling_mode_with_drafts(checkpoint, way):
     model, params = checkpoint("tiny"), WAYS[way]
     prompt = [6, 7, 8, 9] * 5
     (undisturbed,) = alone(model, [prompt], params)[0]
@@ -115,7 +115,7 @@ async def test_sequence_goes_on_in_every_way_with_drafts(checkpoint, way):
         assert said + rest == undisturbed
 
 
-async def test_what_the_taker_holds_is_not_moved_and_what_came_can_be_found(checkpoint):
+async def test_live_migration_skips_held_blocks_and_caches_moved_ones(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(64)
     async with crew_of(model, "decode", "decode") as crew:
         taker = crew.members[1]
@@ -129,7 +129,7 @@ async def test_what_the_taker_holds_is_not_moved_and_what_came_can_be_found(chec
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-async def test_a_crowd_leaves_and_each_goes_on(checkpoint, ahead):
+async def test_live_migration_moves_many_sequences_at_once(checkpoint, ahead):
     """Also where steps are launched before the tokens of those before them are known."""
     model, prompts = checkpoint("gemma3"), [prompt_of(5 + 9 * i, seed=i) for i in range(8)]
     expected = alone(model, prompts, GREEDY)
@@ -138,7 +138,7 @@ async def test_a_crowd_leaves_and_each_goes_on(checkpoint, ahead):
         assert [[said + rest] for said, rest in parts] == expected
 
 
-async def test_a_worker_that_drains_says_so_and_hands_over_and_finishes_the_rest(checkpoint):
+async def test_draining_worker_migrates_or_finishes_its_requests(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(20)
     several = replace(SEEDED, n=2)
     async with crew_of(model, "decode", "decode") as crew:
@@ -169,7 +169,7 @@ async def refusal(member: Member, request: decode_pb2.HandOverRequest) -> BatonE
     return error_of(caught.value)
 
 
-async def test_what_cannot_be_handed_over_is_refused_and_goes_on(checkpoint):
+async def test_decode_worker_refuses_invalid_migration_and_continues(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(20)
     async with crew_of(model, "decode", "decode") as crew:
         giver, taker = crew.members
@@ -187,7 +187,7 @@ async def test_what_cannot_be_handed_over_is_refused_and_goes_on(checkpoint):
         assert isinstance(await refusal(giver, order(name, taker.id)), NotFoundError)
 
 
-async def test_a_request_is_told_once_and_by_a_new_lease(checkpoint):
+async def test_decode_worker_stops_request_once_under_new_lease_id(checkpoint):
     async with crew_of(checkpoint("llama"), "decode", "decode") as crew:
         giver, taker = crew.members
         call, name = giver.to_decode(prompt_of(20), GREEDY)
@@ -205,7 +205,7 @@ async def test_a_request_is_told_once_and_by_a_new_lease(checkpoint):
 
 
 @pytest.mark.parametrize("wrong", ["tenant", "claimant", "epoch"])
-async def test_another_worker_or_tenant_gets_nothing(checkpoint, wrong):
+async def test_live_migration_refuses_other_tenant_claimant_or_epoch(checkpoint, wrong):
     async with crew_of(checkpoint("llama"), "decode", "decode", lease_timeout_s=1.0) as crew:
         giver, taker = crew.members
         prompt = prompt_of(20)
@@ -229,7 +229,7 @@ async def test_another_worker_or_tenant_gets_nothing(checkpoint, wrong):
 
 
 @pytest.mark.parametrize("who", ["giver", "taker"])
-async def test_whichever_call_is_cancelled_in_between_nothing_is_held(checkpoint, who):
+async def test_live_migration_holds_nothing_when_call_is_cancelled(checkpoint, who):
     async with crew_of(checkpoint("llama"), "decode", "decode") as crew:
         giver, taker = crew.members
         prompt = prompt_of(20)
@@ -250,7 +250,7 @@ async def test_whichever_call_is_cancelled_in_between_nothing_is_held(checkpoint
         call.cancel()
 
 
-async def test_a_prefill_worker_that_drains_serves_its_leases_to_their_end(checkpoint):
+async def test_draining_prefill_worker_serves_leases_to_their_end(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(100)
     async with crew_of(model, "prefill", "decode") as crew:
         prefill, decode = crew.members

@@ -27,7 +27,7 @@ async def through(pair: Pair, prompts: list[list[int]], params: SamplingParams) 
 @pytest.mark.parametrize(
     "family", ["llama", "mistral_short", "qwen2_hybrid", "gemma3", "gpt_oss", "deepseek_v3"]
 )
-async def test_every_kind_of_cache_is_handed_over(checkpoint, family, chunk):
+async def test_handoff_moves_every_kind_of_cache(checkpoint, family, chunk):
     model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
     expected = alone(model, prompts, GREEDY)
     async with pair_of(model, prefill={"max_num_batched_tokens": chunk}) as pair:
@@ -41,7 +41,7 @@ async def test_every_kind_of_cache_is_handed_over(checkpoint, family, chunk):
 
 
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "gpt_oss"], "llama", "gemma3"))
-async def test_prompts_that_grow_find_what_shorter_ones_left_and_bring_the_rest(checkpoint, family):
+async def test_handoff_skips_blocks_cached_from_shorter_prompts(checkpoint, family):
     model, whole = checkpoint(family), prompt_of(200)
     prompts = [whole[:n] for n in (40, 64, 65, 96, 130, 200)]
     expected = alone(model, prompts, GREEDY)
@@ -52,7 +52,7 @@ async def test_prompts_that_grow_find_what_shorter_ones_left_and_bring_the_rest(
 
 
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "gpt_oss"], "llama", "gemma3"))
-async def test_a_crowd_is_handed_over_as_each_would_be_alone(checkpoint, family):
+async def test_concurrent_handoffs_match_single_engine(checkpoint, family):
     model, prompts = checkpoint(family), [prompt_of(11 * i + 1, seed=3) for i in range(12)]
     expected = alone(model, prompts, GREEDY)
     few = {"num_blocks": 24, "max_num_seqs": 4}
@@ -61,7 +61,7 @@ async def test_a_crowd_is_handed_over_as_each_would_be_alone(checkpoint, family)
         assert [[o.token_ids for o in a.outputs] for a in answers] == expected
 
 
-async def test_a_windowed_group_moves_no_more_than_its_window(checkpoint):
+async def test_handoff_moves_only_window_of_windowed_group(checkpoint):
     async with pair_of(checkpoint("gemma3"), max_num_batched_tokens=16) as pair:
         answer = await pair.hand_over(prompt_of(200), GREEDY)
         full, windowed = pair.prefill.pairing().layouts
@@ -72,7 +72,7 @@ async def test_a_windowed_group_moves_no_more_than_its_window(checkpoint):
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss"])
-async def test_a_prompt_longer_than_the_pool_of_a_windowed_group_is_handed_over(checkpoint, family):
+async def test_handoff_moves_prompt_longer_than_windowed_pool(checkpoint, family):
     model, prompts = checkpoint(family), [prompt_of(230, seed=i) for i in range(3)]
     expected = alone(model, prompts, GREEDY)
     sizes = {"num_blocks": None, "kv_cache_bytes": 2**22, "block_size": 4, "max_num_seqs": 2}
@@ -86,7 +86,7 @@ async def test_a_prompt_longer_than_the_pool_of_a_windowed_group_is_handed_over(
 
 @pytest.mark.parametrize("connector", mostly_slow(["grpc", "shm"], "shm"))
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
-async def test_an_fp8_cache_is_handed_over_byte_by_byte(checkpoint, family, connector):
+async def test_handoff_moves_fp8_cache_byte_for_byte(checkpoint, family, connector):
     model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
     expected = alone(model, prompts, GREEDY, kv_cache_dtype="fp8_e4m3")
     settings = {"kv_cache_dtype": "fp8_e4m3", "decode": {"kv_connector": connector}}
@@ -113,7 +113,7 @@ def _cached_blocks(engine, prompt):
 
 
 @pytest.mark.parametrize("fp8_side", ["prefill", "decode"])
-async def test_workers_of_other_kv_types_do_not_pair(checkpoint, fp8_side):
+async def test_workers_with_other_kv_dtypes_do_not_pair(checkpoint, fp8_side):
     other = {fp8_side: {"kv_cache_dtype": "fp8_e4m3"}}
     async with pair_of(checkpoint("llama"), **other) as pair:
         handle = handle_of(pair.handle(bytes(16), 9))
@@ -133,7 +133,7 @@ async def test_workers_of_other_kv_types_do_not_pair(checkpoint, fp8_side):
             assert "kv_cache_dtype" in caught.value.details()
 
 
-async def test_workers_of_other_windows_do_not_pair(checkpoint, tmp_path):
+async def test_workers_with_other_windows_do_not_pair(checkpoint, tmp_path):
     config = FAMILIES["gemma3"]()
     config.sliding_window += 1
     save_random(config, tmp_path)
@@ -146,7 +146,7 @@ async def test_workers_of_other_windows_do_not_pair(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-async def test_the_first_token_is_told_again_with_all_that_was_asked_for(checkpoint, family):
+async def test_decode_worker_repeats_first_token_with_logprobs(checkpoint, family):
     params = SamplingParams(
         max_tokens=5, ignore_eos=True, temperature=1.0, seed=7, logprobs=True, top_logprobs=3
     )
@@ -167,7 +167,7 @@ async def test_the_first_token_is_told_again_with_all_that_was_asked_for(checkpo
 
 @pytest.mark.parametrize("num_top", [0, 2])
 @pytest.mark.parametrize("chunk", [16, 256])
-async def test_prompt_logprobs_come_from_the_prefill_worker_in_order(checkpoint, chunk, num_top):
+async def test_prefill_worker_sends_prompt_logprobs_in_order(checkpoint, chunk, num_top):
     params = SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=num_top)
     prompt = prompt_of(50)
     (result,) = engine_of(checkpoint("llama")).generate([prompt], params)
@@ -188,7 +188,7 @@ async def test_prompt_logprobs_come_from_the_prefill_worker_in_order(checkpoint,
             assert tops == [p.top_token_ids for p in result.prompt_logprobs if num_top]
 
 
-async def test_a_prompt_of_one_token_has_no_logprobs_of_its_own(checkpoint):
+async def test_prefill_worker_sends_no_logprobs_for_one_token_prompt(checkpoint):
     params = SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=2)
     async with pair_of(checkpoint("llama")) as pair:
         answer = await pair.hand_over(prompt_of(1), params)

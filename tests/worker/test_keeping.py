@@ -29,7 +29,7 @@ async def until_idle(pair: Pair, num_waiting: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-async def test_two_workers_that_wait_for_each_other_come_free(checkpoint, family):
+async def test_lease_reclaim_frees_workers_waiting_for_each_other(checkpoint, family):
     model = checkpoint(family)
     prompts = [prompt_of(100, seed=1), prompt_of(100, seed=2)]
     expected = alone(model, prompts, GREEDY)
@@ -59,7 +59,7 @@ async def test_two_workers_that_wait_for_each_other_come_free(checkpoint, family
 
 
 @pytest.mark.parametrize("num_turns", range(7))
-async def test_claim_at_the_moment_of_a_reclaim_gets_the_lease_or_waits(num_turns):
+async def test_claim_during_a_reclaim_gets_the_lease_or_waits(num_turns):
     """The claim comes so many turns of the event loop after the deadlock is found."""
     table, loop, claims = LeaseTable(60.0), asyncio.get_running_loop(), []
     others, own = (Claim(name * 16, "d0") for name in (b"o", b"m"))
@@ -95,7 +95,7 @@ async def test_claim_at_the_moment_of_a_reclaim_gets_the_lease_or_waits(num_turn
     await asyncio.gather(*claims)
 
 
-async def test_a_lease_that_nobody_waits_behind_keeps_its_blocks(checkpoint):
+async def test_unclaimed_lease_keeps_blocks_when_no_claimant_waits(checkpoint):
     async with pair_of(checkpoint("llama"), num_blocks=10) as pair:
         call = pair.to_prefill.Prefill(
             pair.prefill_request(prompt_of(100), GREEDY), timeout=TIMEOUT
@@ -114,7 +114,7 @@ async def test_a_lease_that_nobody_waits_behind_keeps_its_blocks(checkpoint):
         waiting.cancel()
 
 
-async def test_a_lease_that_nobody_claims_ends_at_its_time_limit(checkpoint):
+async def test_unclaimed_lease_ends_at_its_timeout(checkpoint):
     async with pair_of(checkpoint("llama"), prefill={"lease_timeout_s": 0.3}) as pair:
         call = pair.to_prefill.Prefill(pair.prefill_request(prompt_of(20), GREEDY), timeout=TIMEOUT)
         with pytest.raises(Exception) as caught:
@@ -125,7 +125,7 @@ async def test_a_lease_that_nobody_claims_ends_at_its_time_limit(checkpoint):
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_call_that_is_cancelled_frees_both_sides(checkpoint, role):
+async def test_cancelled_call_frees_both_workers(checkpoint, role):
     long = SamplingParams(max_tokens=200, ignore_eos=True)
     async with pair_of(checkpoint("gemma3")) as pair:
         request = pair.prefill_request(prompt_of(30), long)

@@ -97,7 +97,7 @@ def damaged(request: bytes, chance: random.Random) -> bytes:
         "Decode/Generate", "Decode/HandOver", "KvSharing/Share",
     ],
 )  # fmt: skip
-async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call, rng):
+async def test_worker_answers_damaged_request_with_typed_error(checkpoint, call, rng):
     async with pair_of(checkpoint("llama")) as pair:
         request = messages(pair)[call].SerializeToString(deterministic=True)
         for _ in range(NUM_DAMAGED):
@@ -110,7 +110,7 @@ async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(10))
-async def test_many_damaged_requests(checkpoint, turn, rng):
+async def test_worker_answers_many_damaged_requests_with_typed_errors(checkpoint, turn, rng):
     async with pair_of(checkpoint("llama")) as pair:
         requests = messages(pair)
         for _ in range(300):
@@ -144,7 +144,7 @@ BOUNDLESS = {
 
 
 @pytest.mark.parametrize("strange", BOUNDLESS.values(), ids=BOUNDLESS)
-async def test_no_number_in_a_handle_is_taken_for_a_size(checkpoint, strange):
+async def test_decode_worker_refuses_boundless_numbers_in_handle(checkpoint, strange):
     async with pair_of(checkpoint("llama")) as pair:
         request = pair.decode_request(prompt_of(20), GREEDY, bytes(range(16)))
         for field, value in strange.ListFields():
@@ -157,7 +157,7 @@ async def test_no_number_in_a_handle_is_taken_for_a_size(checkpoint, strange):
         assert code in {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}
 
 
-def test_the_damage_is_damage(rng):
+def test_damaged_request_differs_and_often_fails_to_parse(rng):
     request = bytes(range(100))
     found = [damaged(request, rng) for _ in range(200)]
     assert sum(content != request for content in found) > 190

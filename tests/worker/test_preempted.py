@@ -50,9 +50,7 @@ async def generate(
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
 @pytest.mark.parametrize("params", WAYS.values(), ids=WAYS)
-async def test_what_is_given_back_and_asked_for_again_is_token_for_token_the_same(
-    checkpoint, params, max_drafts
-):
+async def test_preempted_request_resumes_with_same_tokens(checkpoint, params, max_drafts):
     model = checkpoint("llama")
     prompts = [prompt_of(40, seed=seed) for seed in (1, 2)]
     expected = [sequences[0] for sequences in alone(model, prompts, params)]
@@ -73,7 +71,7 @@ async def test_what_is_given_back_and_asked_for_again_is_token_for_token_the_sam
         assert outputs == expected
 
 
-async def test_auto_returns_what_costs_less_there_than_to_compute_it_again(checkpoint):
+async def test_auto_preemption_returns_request_only_when_cheaper(checkpoint):
     model = checkpoint("llama")
     prompts = [prompt_of(40, seed=seed) for seed in (1, 2)]
     dear = decode_pb2.ReturnCost(fixed=Duration(seconds=9), recompute_token=Duration(nanos=1))
@@ -88,7 +86,7 @@ async def test_auto_returns_what_costs_less_there_than_to_compute_it_again(check
             await pair.nothing_held()
 
 
-async def test_what_may_not_be_given_back_is_computed_again(checkpoint):
+async def test_preempted_request_is_recomputed_without_return_cost(checkpoint):
     model = checkpoint("llama")
     prompts = [prompt_of(40, seed=seed) for seed in (1, 2)]
     async with pair_of(model, decode=TIGHT) as pair:
@@ -110,7 +108,7 @@ async def test_what_may_not_be_given_back_is_computed_again(checkpoint):
                      r"return_cost\.fixed", id="less than nothing"),
     ],
 )  # fmt: skip
-async def test_what_makes_no_sense_is_refused_by_name(checkpoint, wrong, named):
+async def test_decode_worker_refuses_invalid_return_cost_by_field(checkpoint, wrong, named):
     params = SamplingParams(max_tokens=4, temperature=1.0, seed=1, n=wrong.get("n", 1))
     async with pair_of(checkpoint("llama")) as pair:
         request = pair.decode_request(prompt_of(20), params, bytes(16))

@@ -54,7 +54,7 @@ async def flush(member: Member) -> None:
         *(pytest.param(f, "nixl", marks=pytest.mark.slow) for f in ("llama", "gemma3")),
     ],
 )
-async def test_the_next_turn_computes_only_what_is_new(checkpoint, family, connector):
+async def test_prefix_fetch_leaves_only_new_tokens_to_compute(checkpoint, family, connector):
     model, prompt = checkpoint(family), prompt_of(50)
     settings = {"max_num_batched_tokens": 24, "kv_connector": connector}
     async with crew_of(model, "prefill", "decode", **settings) as crew:
@@ -73,7 +73,7 @@ async def test_the_next_turn_computes_only_what_is_new(checkpoint, family, conne
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-async def test_only_what_is_lacking_is_fetched(checkpoint, family):
+async def test_prefix_fetch_moves_only_missing_blocks(checkpoint, family):
     model, whole = checkpoint(family), prompt_of(120)
     async with crew_of(model, "prefill", "prefill", max_num_batched_tokens=16) as crew:
         holder, puller = crew.members
@@ -86,7 +86,7 @@ async def test_only_what_is_lacking_is_fetched(checkpoint, family):
         assert [[t.token_id for t in result.first_tokens]] == alone(model, [whole], ONE)[0]
 
 
-async def test_what_has_come_meanwhile_is_not_fetched(checkpoint):
+async def test_prefix_fetch_moves_nothing_already_cached(checkpoint):
     model, whole = checkpoint("llama"), prompt_of(100)
     async with crew_of(model, "prefill", "prefill") as crew:
         holder, puller = crew.members
@@ -98,7 +98,7 @@ async def test_what_has_come_meanwhile_is_not_fetched(checkpoint):
         assert puller.num_pulled_tokens == 0
 
 
-async def test_lent_blocks_are_not_evicted_and_a_lease_lends_what_is_there(checkpoint):
+async def test_prefix_lease_pins_blocks_and_covers_only_cached_ones(checkpoint):
     model, whole = checkpoint("llama"), prompt_of(240)
     async with crew_of(model, "prefill", "prefill", num_blocks=30) as crew:
         holder, puller = crew.members
@@ -137,7 +137,7 @@ async def check_computes(crew: Crew, prompt: list[int], source: Any, **fields: A
     ],
     ids=str,
 )
-async def test_a_source_that_is_none_is_done_without(checkpoint, changes):
+async def test_prefill_worker_computes_when_prefix_source_is_invalid(checkpoint, changes):
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members
@@ -147,7 +147,7 @@ async def test_a_source_that_is_none_is_done_without(checkpoint, changes):
             await check_computes(crew, prompt, source)
 
 
-async def test_a_lease_is_for_one_worker_of_one_tenant_and_one_fetch(checkpoint, monkeypatch):
+async def test_prefix_lease_serves_one_worker_tenant_and_fetch(checkpoint, monkeypatch):
     monkeypatch.setattr("baton_prefill_worker.prefix_pull.FETCH_TIMEOUT", 0.3)
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
@@ -170,7 +170,7 @@ async def test_a_lease_is_for_one_worker_of_one_tenant_and_one_fetch(checkpoint,
             assert (again.num_cached_tokens, puller.num_pulled_tokens) == (0, 96)
 
 
-async def test_a_lease_ends_with_its_call_and_at_its_time_limit(checkpoint):
+async def test_prefix_lease_ends_with_its_call_or_timeout(checkpoint):
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill", lease_timeout_s=0.2) as crew:
         holder, puller = crew.members
@@ -201,7 +201,7 @@ async def served_apart(holder: Member) -> AsyncIterator[tuple[Server, LeaseTable
 
 
 @pytest.mark.parametrize("ending", ["the lease breaks", "the source is gone"])
-async def test_a_source_that_ends_in_the_middle_is_done_without(checkpoint, ending):
+async def test_prefill_worker_computes_when_prefix_source_is_lost(checkpoint, ending):
     """Half of the blocks have come by then; nobody finds them."""
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill", kv_connector="grpc") as crew:
@@ -228,7 +228,7 @@ async def test_a_source_that_ends_in_the_middle_is_done_without(checkpoint, endi
                 await computing
 
 
-async def test_a_prompt_that_is_called_off_while_its_blocks_come_leaves_nothing(checkpoint):
+async def test_prefix_fetch_holds_nothing_when_cancelled(checkpoint):
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members
@@ -241,7 +241,7 @@ async def test_a_prompt_that_is_called_off_while_its_blocks_come_leaves_nothing(
         await asyncio.gather(pulling, return_exceptions=True)
 
 
-async def test_prompt_logprobs_are_computed_all_the_same(checkpoint):
+async def test_prompt_logprobs_are_computed_despite_prefix_lease(checkpoint):
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members
@@ -255,7 +255,7 @@ async def test_prompt_logprobs_are_computed_all_the_same(checkpoint):
         assert puller.num_computed_tokens == 100
 
 
-async def test_what_is_not_cached_is_not_lent(checkpoint):
+async def test_prefix_lease_is_refused_for_uncached_prompt(checkpoint):
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members
         call, _ = holder.share(prompt_of(100), puller.id)
@@ -265,7 +265,7 @@ async def test_what_is_not_cached_is_not_lent(checkpoint):
         assert isinstance(await failure_of(call), NotFoundError)
 
 
-async def test_a_lease_that_is_asked_for_wrongly_is_refused(checkpoint):
+async def test_prefix_lease_is_refused_for_invalid_request(checkpoint):
     prompt = prompt_of(40)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members
@@ -294,7 +294,7 @@ async def test_a_lease_that_is_asked_for_wrongly_is_refused(checkpoint):
         assert isinstance(await failure_of(late), UnavailableError)
 
 
-async def test_a_lease_that_nobody_claims_gives_way_to_what_waits_here(checkpoint):
+async def test_unclaimed_prefix_lease_is_reclaimed_for_waiting_prompt(checkpoint):
     """Its claimant may itself be waiting for blocks that somebody here has."""
     prompt = prompt_of(150)
     async with crew_of(checkpoint("llama"), "prefill", "decode", num_blocks=12) as crew:

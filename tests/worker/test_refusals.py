@@ -15,7 +15,7 @@ GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 BROKEN = SamplingParams(max_tokens=6, grammar=Grammar(GrammarKind.REGEX, "(["))
 
 
-async def test_a_grammar_that_does_not_compile_is_refused_by_either_worker(checkpoint):
+async def test_workers_refuse_grammar_that_does_not_compile(checkpoint):
     async with pair_of(checkpoint("tiny")) as pair:
         for call in (
             pair.to_prefill.Prefill(pair.prefill_request(prompt_of(9), BROKEN), timeout=TIMEOUT),
@@ -26,7 +26,7 @@ async def test_a_grammar_that_does_not_compile_is_refused_by_either_worker(check
             assert failure.field.startswith("sampling.grammar")
 
 
-async def test_a_prefill_is_of_one_sequence(checkpoint):
+async def test_prefill_worker_refuses_several_sequences(checkpoint):
     several = SamplingParams(max_tokens=6, temperature=1.0, n=2)
     async with pair_of(checkpoint("llama")) as pair:
         request = pair.prefill_request(prompt_of(9), GREEDY)
@@ -37,7 +37,7 @@ async def test_a_prefill_is_of_one_sequence(checkpoint):
     assert failure.field == "sampling.n"
 
 
-async def test_more_sequences_than_a_worker_runs_at_once_are_refused(checkpoint):
+async def test_decode_worker_refuses_more_sequences_than_it_runs(checkpoint):
     many = SamplingParams(max_tokens=6, temperature=1.0, n=9)
     async with pair_of(checkpoint("llama")) as pair:
         call = pair.to_decode.Generate(pair.decode_request(prompt_of(9), many), timeout=TIMEOUT)
@@ -46,7 +46,7 @@ async def test_more_sequences_than_a_worker_runs_at_once_are_refused(checkpoint)
     assert failure.field == "sampling.n"
 
 
-async def test_a_promise_counts_the_prompt_once_and_a_last_block_of_each_sequence(checkpoint):
+async def test_promised_capacity_counts_shared_prompt_once(checkpoint):
     several = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, n=4)
     async with pair_of(checkpoint("llama"), decode={"admit_factor": 0.15}) as pair:
         holding = pair.to_decode.Generate(
@@ -62,7 +62,7 @@ async def test_a_promise_counts_the_prompt_once_and_a_last_block_of_each_sequenc
         holding.cancel()
 
 
-async def test_load_counts_the_blocks_of_all_cache_groups(checkpoint):
+async def test_worker_load_counts_blocks_of_all_cache_groups(checkpoint):
     async with pair_of(checkpoint("gemma3"), num_blocks=40) as pair:
         for admin in (pair.prefill_admin, pair.decode_admin):
             load = await admin.GetLoad(admin_pb2.GetLoadRequest())
@@ -77,7 +77,7 @@ def test_worker_settings_offer_what_the_engine_has():
     assert WorkerSettings().engine_config() == EngineConfig(shared_pools=True)
 
 
-def test_every_engine_setting_reaches_the_engine():
+def test_worker_settings_reach_engine():
     given = {
         "policy": "deadline",
         "max_cache_reads": 1000,

@@ -41,7 +41,7 @@ async def spans_of(
     return [s for s in exporter.get_finished_spans() if s.name in ("prefill.chunk", "decode")]
 
 
-async def test_what_was_given_is_part_of_the_decode_and_not_of_the_prompt(checkpoint, monkeypatch):
+async def test_decode_span_includes_tokens_of_earlier_attempt(checkpoint, monkeypatch):
     model = checkpoint("llama")
     (whole,) = alone(model, [PROMPT], SAMPLES)
     request = EngineRequest("r", tuple(PROMPT), SAMPLES, len(PROMPT), arrival_time=0.0)

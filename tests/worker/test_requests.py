@@ -48,7 +48,7 @@ def text_of(token_ids: list[int]) -> str:
     [(PHONE, r"\d{3}-\d{3}", 1), (PERSON, r'\{"age": ?[1-9]\d?\}', 3)],
     ids=["regex", "schema"],
 )
-async def test_a_grammar_holds_from_the_first_token_on_wherever_it_is_chosen(grammar, pattern, n):
+async def test_grammar_holds_from_first_token_on_either_worker(grammar, pattern, n):
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=4, n=n, grammar=grammar)
     prompt = tokenizer().encode("Tom is a boy. His number is").ids
     (expected,) = alone(locate("tiny"), [prompt], params)
@@ -66,7 +66,7 @@ async def test_a_grammar_holds_from_the_first_token_on_wherever_it_is_chosen(gra
         assert answer.prefill_result.first_tokens[0].token_id == expected[0][0]
 
 
-async def test_a_grammar_goes_on_where_an_earlier_attempt_has_ended():
+async def test_grammar_continues_after_tokens_of_earlier_attempt():
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=4, grammar=PHONE)
     prompt = tokenizer().encode("Call me at").ids
     ((whole,),) = alone(locate("tiny"), [prompt], params)
@@ -82,7 +82,7 @@ async def test_a_grammar_goes_on_where_an_earlier_attempt_has_ended():
 @pytest.mark.parametrize(
     "message_class", [prefill_pb2.PrefillRequest, decode_pb2.DecodeGenerateRequest]
 )
-def test_priority_and_deadline_reach_the_engine_on_its_own_clock(message_class):
+def test_engine_request_has_priority_and_deadline_of_message(message_class):
     message = message_class(request_id="a", token_ids=[1, 2], num_prompt_tokens=2, priority=-3)
     before = time.monotonic()
     request = engine_request(message, 7.5, purpose=Purpose.PREFILL, kv_source=KvSource.EXTERNAL)
@@ -93,7 +93,7 @@ def test_priority_and_deadline_reach_the_engine_on_its_own_clock(message_class):
     assert engine_request(message, None).first_token_deadline is None
 
 
-async def test_the_smaller_priority_is_served_first_where_the_policy_says_so():
+async def test_priority_policy_serves_smaller_priority_first():
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     done: list[int] = []
 

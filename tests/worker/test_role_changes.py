@@ -48,7 +48,7 @@ async def handed_over(crew: Crew, giver: Member, taker: Member, prompt: list[int
 
 
 @pytest.mark.parametrize("connector", ["grpc", "shm"])
-async def test_two_workers_swap_their_roles_and_swap_back(checkpoint, connector):
+async def test_workers_swap_roles_and_swap_back(checkpoint, connector):
     model = checkpoint("llama")
     prompts = [prompt_of(40 + 7 * i, seed=i) for i in range(3)]
     expected = [answers[0] for answers in alone(model, prompts, GREEDY)]
@@ -65,7 +65,7 @@ async def test_two_workers_swap_their_roles_and_swap_back(checkpoint, connector)
             giver, taker = taker, giver
 
 
-async def test_work_of_the_other_role_is_refused_for_another_worker_to_do(checkpoint):
+async def test_worker_refuses_work_of_other_role_as_unavailable(checkpoint):
     async with crew_of(checkpoint("llama"), "prefill", "decode") as crew:
         prefill, decode = crew.members
         call, _ = prefill.to_decode(prompt_of(9), GREEDY)
@@ -78,7 +78,7 @@ async def test_work_of_the_other_role_is_refused_for_another_worker_to_do(checkp
         )
 
 
-async def test_what_is_cached_stays_and_handles_of_the_life_before_are_refused(checkpoint):
+async def test_role_change_keeps_cache_and_refuses_earlier_handles(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(64)
     async with crew_of(model, "prefill", "decode") as crew:
         giver, taker = crew.members
@@ -97,7 +97,7 @@ async def test_what_is_cached_stays_and_handles_of_the_life_before_are_refused(c
         assert isinstance(await failure_of(stale), FailedPreconditionError)
 
 
-async def test_redis_is_told_of_the_new_life_and_all_that_is_cached(checkpoint):
+async def test_role_change_publishes_new_epoch_and_cached_blocks(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(64)
     with EmbeddedRedis() as server:
         async with crew_of(model, "prefill", redis_url=server.url, worker_id="w") as crew:
@@ -126,7 +126,7 @@ async def test_redis_is_told_of_the_new_life_and_all_that_is_cached(checkpoint):
             assert member.worker.role == "decode"
 
 
-async def test_a_running_sequence_is_handed_over_before_the_role_changes(checkpoint):
+async def test_role_change_migrates_running_sequence_first(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(20)
     params = replace(GREEDY, max_tokens=200)
     async with crew_of(model, "decode", "decode") as crew:
@@ -155,7 +155,7 @@ async def test_a_running_sequence_is_handed_over_before_the_role_changes(checkpo
         assert await state_of(giver) == admin_pb2.WORKER_STATE_READY
 
 
-async def test_what_does_not_end_in_time_goes_on_and_the_role_stays(checkpoint):
+async def test_role_change_times_out_and_leaves_request_running(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(20)
     params = replace(GREEDY, max_tokens=200, n=2, temperature=0.9, seed=3)
     async with crew_of(model, "decode", "decode", drain_timeout_s=0.05) as crew:
@@ -171,7 +171,7 @@ async def test_what_does_not_end_in_time_goes_on_and_the_role_stays(checkpoint):
         assert len(await crew.members[0].answer(prompt, GREEDY)) == 40
 
 
-async def test_a_change_is_asked_for_in_an_epoch_and_made_once(checkpoint):
+async def test_role_change_is_bound_to_epoch_and_made_once(checkpoint):
     async with crew_of(checkpoint("llama"), "prefill") as crew:
         (member,) = crew.members
         first = member.worker.epoch
@@ -189,7 +189,7 @@ async def test_a_change_is_asked_for_in_an_epoch_and_made_once(checkpoint):
         assert (member.worker.role, member.worker.epoch) == ("decode", epoch)
 
 
-async def test_a_change_goes_on_without_its_caller_and_ends_with_a_drain_for_good(checkpoint):
+async def test_role_change_outlives_its_caller_and_ends_with_drain(checkpoint):
     model, params = checkpoint("llama"), replace(GREEDY, max_tokens=150)
     async with crew_of(model, "decode", "decode") as crew:
         left, leaving = crew.members

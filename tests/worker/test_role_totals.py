@@ -1,7 +1,7 @@
 from baton.worker.role_totals import RoleTotals
 
 
-def test_what_was_counted_in_a_role_stays_with_it():
+def test_role_totals_keep_counts_of_each_role():
     totals = RoleTotals()
     totals.add("prefill", {"steps": {(): 5}, "tokens": {("prompt",): 50, ("decode",): 0}})
     totals.add("prefill", {"steps": {(): 6}, "tokens": {("prompt",): 60, ("decode",): 1}})
@@ -16,5 +16,5 @@ def test_what_was_counted_in_a_role_stays_with_it():
     }
 
 
-def test_nothing_is_told_of_what_nobody_has_counted():
+def test_role_totals_are_empty_when_nothing_was_counted():
     assert RoleTotals().of("steps") == {}

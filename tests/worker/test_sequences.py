@@ -28,9 +28,7 @@ def token_ids(answer: Answer) -> list[list[int]]:
 @pytest.mark.parametrize(
     "family", mostly_slow(["llama", "mistral_short", "gemma3", "gpt_oss"], "llama", "gemma3")
 )
-async def test_several_sequences_are_those_of_one_engine_wherever_the_prompt_was_computed(
-    checkpoint, family, params
-):
+async def test_several_sequences_match_single_engine_on_either_worker(checkpoint, family, params):
     model = checkpoint(family)
     prompts = [prompt_of(n) for n in (1, 16, 40, 64)]
     expected = alone(model, prompts, params)
@@ -43,9 +41,7 @@ async def test_several_sequences_are_those_of_one_engine_wherever_the_prompt_was
 
 
 @pytest.mark.parametrize("length", [32, 48, 64])
-async def test_a_prompt_that_is_cached_as_a_whole_forks_where_a_window_begins_with_a_block(
-    checkpoint, tmp_path, length
-):
+async def test_cached_prompt_forks_where_window_begins_with_block(checkpoint, tmp_path, length):
     config = FAMILIES["gemma3"]()
     config.sliding_window = 17  # the last token sees exactly one token of the block before
     save_random(config, tmp_path)
@@ -57,7 +53,7 @@ async def test_a_prompt_that_is_cached_as_a_whole_forks_where_a_window_begins_wi
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-async def test_a_mixed_crowd_on_small_pools_ends_as_each_would_alone(checkpoint, family):
+async def test_mixed_requests_on_small_pools_match_single_engine(checkpoint, family):
     kinds = [*KINDS.values(), SamplingParams(max_tokens=40, ignore_eos=True)]
     work = [(prompt_of(n, seed=i), kinds[i % 4]) for i, n in enumerate((1, 16, 40, 90) * 4, 1)]
     engine = engine_of(checkpoint(family))
@@ -72,7 +68,7 @@ async def test_a_mixed_crowd_on_small_pools_ends_as_each_would_alone(checkpoint,
         assert [token_ids(a) for a in answers] == expected
 
 
-async def test_samples_come_as_they_are_made_and_ranked_ones_when_all_have_ended(checkpoint):
+async def test_samples_stream_at_once_and_ranked_sequences_at_end(checkpoint):
     async with pair_of(checkpoint("llama")) as pair:
         samples = await pair.hand_over(prompt_of(20), SAMPLES)
         best = await pair.hand_over(prompt_of(20), BEST)
@@ -86,7 +82,7 @@ async def test_samples_come_as_they_are_made_and_ranked_ones_when_all_have_ended
 
 
 @pytest.mark.parametrize("params", [SAMPLES, BEST], ids=["samples", "best of"])
-async def test_each_sequence_reports_the_logprobs_that_were_asked_for(checkpoint, params):
+async def test_sequences_report_requested_logprobs(checkpoint, params):
     asked = SamplingParams(**{
         **{name: getattr(params, name) for name in params.__slots__},
         "logprobs": True, "top_logprobs": 2,
@@ -106,7 +102,7 @@ async def test_each_sequence_reports_the_logprobs_that_were_asked_for(checkpoint
         assert output.top == []
 
 
-async def test_the_best_are_sent_in_the_order_of_their_mean_logprob(checkpoint):
+async def test_best_of_sequences_are_ordered_by_mean_logprob(checkpoint):
     params = SamplingParams(
         max_tokens=6, ignore_eos=True, temperature=1.5, seed=1, n=4, best_of=8, logprobs=True
     )
@@ -117,7 +113,7 @@ async def test_the_best_are_sent_in_the_order_of_their_mean_logprob(checkpoint):
     assert means == sorted(means, reverse=True)
 
 
-async def test_beams_come_with_their_scores_the_best_first(checkpoint):
+async def test_beams_have_scores_best_first(checkpoint):
     prompt = prompt_of(33)
     (result,) = engine_of(checkpoint("llama")).generate([prompt], BEAMS)
     async with pair_of(checkpoint("llama")) as pair:
@@ -130,7 +126,7 @@ async def test_beams_come_with_their_scores_the_best_first(checkpoint):
     assert not any(o.finished.HasField("score") for o in samples)
 
 
-async def test_several_sequences_of_one_token_each_are_handed_over_all_the_same(checkpoint):
+async def test_one_token_sequences_are_handed_off(checkpoint):
     params = SamplingParams(max_tokens=1, temperature=1.0, seed=3, n=4)
     prompt = prompt_of(40)
     (expected,) = alone(checkpoint("llama"), [prompt], params)
@@ -140,7 +136,7 @@ async def test_several_sequences_of_one_token_each_are_handed_over_all_the_same(
         assert answer.kv_ready.num_transferred_blocks == 3
 
 
-async def test_one_sequence_is_ended_and_what_it_held_is_free_while_the_others_go_on(checkpoint):
+async def test_ended_sequence_frees_its_blocks_while_others_run(checkpoint):
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5, n=2)
     prompt = prompt_of(40)
     (expected,) = alone(checkpoint("llama"), [prompt], params)
@@ -175,7 +171,7 @@ async def until_running(pair: Pair, number: int) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_only_what_runs_here_in_this_epoch_can_be_ended(checkpoint):
+async def test_end_sequence_refuses_unknown_request_or_epoch(checkpoint):
     async with pair_of(checkpoint("llama")) as pair:
         request = pair.decode_request(prompt_of(9), SAMPLES)
         for changes, code in (
@@ -187,7 +183,7 @@ async def test_only_what_runs_here_in_this_epoch_can_be_ended(checkpoint):
             assert caught.value.code() is code
 
 
-async def test_a_sequence_that_ends_with_its_first_token_is_not_handed_over(checkpoint):
+async def test_request_is_not_handed_off_when_first_token_is_last(checkpoint):
     params = SamplingParams(max_tokens=1)
     async with pair_of(checkpoint("llama")) as pair:
         request = pair.prefill_request(prompt_of(40), params)

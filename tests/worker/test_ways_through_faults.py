@@ -81,7 +81,7 @@ async def amid_all(requests: dict[str, Request]) -> None:
     assert all(r.progress.is_accepted and not r.progress.finished for r in requests.values())
 
 
-async def test_ways_survive_loss_of_decode_worker(checkpoint, undisturbed):
+async def test_sampling_modes_survive_loss_of_decode_worker(checkpoint, undisturbed):
     ways, expected = undisturbed
     roles = "prefill", "decode", "decode"
     async with fleet_of_workers(checkpoint("tiny"), *roles, **CROWD) as fleet:
@@ -95,7 +95,7 @@ async def test_ways_survive_loss_of_decode_worker(checkpoint, undisturbed):
         assert {name: r.num_migrations for name, r in requests.items()} == dict.fromkeys(ways, 1)
 
 
-async def test_ways_survive_loss_of_prefill_worker(checkpoint, undisturbed):
+async def test_sampling_modes_survive_loss_of_prefill_worker(checkpoint, undisturbed):
     """All ten prompts wait for a long one when it is lost."""
     ways, expected = undisturbed
     roles = "prefill", "prefill", "decode"
@@ -114,7 +114,7 @@ async def test_ways_survive_loss_of_prefill_worker(checkpoint, undisturbed):
         assert {name: r.num_migrations for name, r in requests.items()} == dict.fromkeys(ways, 1)
 
 
-async def test_ways_are_migrated_when_decode_worker_drains(checkpoint, undisturbed):
+async def test_sampling_modes_migrate_when_decode_worker_drains(checkpoint, undisturbed):
     """What can be handed over computes no prompt again; the others end where they are."""
     ways, expected = undisturbed
     roles = "prefill", "decode", "decode"
@@ -132,7 +132,7 @@ async def test_ways_are_migrated_when_decode_worker_drains(checkpoint, undisturb
         assert prefill.stats.num_computed_tokens == before
 
 
-async def test_ways_survive_preemption_that_returns_them(checkpoint, undisturbed):
+async def test_sampling_modes_survive_return_by_preemption(checkpoint, undisturbed):
     """The decode worker has room for a few of them."""
     ways, expected = undisturbed
     roles = "prefill", "decode", "decode"
@@ -148,7 +148,7 @@ async def test_ways_survive_preemption_that_returns_them(checkpoint, undisturbed
         assert 0 < num_migrations <= num_returns <= num_migrations + num_met
 
 
-async def test_ways_resume_at_another_router(checkpoint, undisturbed):
+async def test_sampling_modes_resume_at_other_router(checkpoint, undisturbed):
     """A second lifecycle goes on behind the tokens that the client has."""
     ways, expected = undisturbed
     async with fleet_of_workers(checkpoint("tiny"), "prefill", "decode", **CROWD) as fleet:
@@ -164,7 +164,7 @@ async def test_ways_resume_at_another_router(checkpoint, undisturbed):
         check_all(requests, expected)
 
 
-async def test_ways_are_same_where_decode_worker_computes_prompt(checkpoint, undisturbed):
+async def test_sampling_modes_are_same_when_decode_worker_prefills(checkpoint, undisturbed):
     ways, expected = undisturbed
     ways = {name: params for name, params in ways.items() if params.prompt_logprobs is None}
     async with fleet_of_workers(checkpoint("tiny"), "decode", **CROWD) as fleet:
@@ -173,7 +173,7 @@ async def test_ways_are_same_where_decode_worker_computes_prompt(checkpoint, und
             check_same(name, answer, expected[name])
 
 
-async def test_ways_are_same_with_speculation(checkpoint, undisturbed):
+async def test_sampling_modes_are_same_with_speculation(checkpoint, undisturbed):
     ways, expected = undisturbed
     settings = {**CROWD, "max_drafts": 4}
     async with fleet_of_workers(checkpoint("tiny"), "prefill", "decode", **settings) as fleet:

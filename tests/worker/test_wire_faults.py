@@ -88,7 +88,7 @@ async def until_back(pair: Pair, before: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("directions", [("there",), ("back",), ("there", "back")])
-async def test_a_transfer_that_is_cut_ends_by_its_silence(directions):
+async def test_handoff_fails_within_silence_bound_when_link_is_cut(directions):
     prompt = prompt_of(500)
     (expected,) = alone(locate("tiny"), [prompt], GREEDY)
     async with wired() as (pair, link):
@@ -117,7 +117,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-async def test_blocks_that_the_wire_damages_are_a_typed_error_and_never_tokens(name):
+async def test_handoff_fails_with_typed_error_when_link_damages_blocks(name):
     prompt = prompt_of(500)
     (expected,) = alone(locate("tiny"), [prompt], GREEDY)
     async with wired() as (pair, link):

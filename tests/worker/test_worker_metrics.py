@@ -32,13 +32,13 @@ def of(samples: Samples, name: str, **labels: Any) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
 
-async def test_a_worker_that_loads_its_model_says_that_alone():
+async def test_loading_worker_reports_only_its_readiness():
     samples = told(assemble("decode", settings_class()(**COMMON)))
     assert of(samples, "baton_worker_ready", role="decode") == 0
     assert not any(name.startswith(("baton_kv_blocks", "baton_steps")) for name, _ in samples)
 
 
-async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint):
+async def test_worker_totals_stay_with_their_role(checkpoint):
     prompt = prompt_of(40)
     async with crew_of(checkpoint("llama"), "prefill") as crew:
         (member,) = crew.members
@@ -65,7 +65,7 @@ async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint):
         assert min(spent) > 0
 
 
-async def test_blocks_are_held_cached_or_free(checkpoint):
+async def test_kv_block_metrics_count_held_cached_and_free(checkpoint):
     async with crew_of(checkpoint("llama"), "decode") as crew:
         (member,) = crew.members
         await member.answer(prompt_of(40), GREEDY)

@@ -22,13 +22,13 @@ FILES = {"tls_cert": "a.pem", "tls_key": "a.key", "tls_ca": "ca.pem"}
         ({"host": "127.0.0.1", "nixl_devices": "eth0", **FILES}, False),
     ],
 )
-def test_nixl_takes_bytes_beyond_loopback_past_tls_only_where_it_is_asked_for(settings, may):
+def test_nixl_bypasses_tls_beyond_loopback_only_when_asked(settings, may):
     problem = WorkerSettings(**settings).nixl_problem
     assert (problem == "") == may
     assert may or "--kv-connector nixl" in problem
 
 
-async def test_a_worker_takes_no_role_that_its_certificate_is_not_for(tmp_path):
+async def test_worker_refuses_role_that_certificate_does_not_cover(tmp_path):
     authority = Authority()
     roles = {role: authority.issue(role) for role in ("prefill", "worker")}
     write(tmp_path, {"ca": authority.own, **roles})

@@ -23,7 +23,7 @@ def spans_of(plan: StepPlan) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("groups", [[None], [None, 5], [3]])
 @pytest.mark.parametrize("budget", [64, 7])
-def test_the_outcome_is_that_of_steps_that_wait(groups, budget):
+def test_schedule_ahead_changes_no_output(groups, budget):
     harness = Harness([cache_group(40, window) for window in groups], max_num_batched_tokens=budget)
     harness.add(*(request(name, [i] * (5 + i), max_tokens=9 + i) for i, name in enumerate("abc")))
     num_ahead = 0
@@ -34,7 +34,7 @@ def test_the_outcome_is_that_of_steps_that_wait(groups, budget):
     harness.check_empty()
 
 
-def test_prompts_go_on_chunk_by_chunk_and_become_decodes():
+def test_schedule_ahead_continues_chunks_and_starts_decodes():
     harness = Harness(40, max_num_batched_tokens=8)
     harness.add(request("short", [1] * 3, max_tokens=9), request("long", [2] * 14, max_tokens=9))
     plan = harness.schedule()
@@ -56,7 +56,7 @@ def test_prompts_go_on_chunk_by_chunk_and_become_decodes():
     harness.check_empty()
 
 
-def test_a_prompt_for_somebody_else_is_not_decoded():
+def test_schedule_ahead_decodes_no_prefill_only_request():
     harness = Harness(40)
     harness.add(request("p", [1] * 6, max_tokens=9, purpose=Purpose.PREFILL))
     assert harness.step_ahead() is None
@@ -67,7 +67,7 @@ def test_a_prompt_for_somebody_else_is_not_decoded():
 @pytest.mark.parametrize(
     ("config", "num_tokens"), [({"max_num_seqs": 2}, 6), ({"max_num_batched_tokens": 7}, 40)]
 )
-def test_who_waits_for_a_slot_or_for_tokens_of_a_step_holds_nobody_up(config, num_tokens):
+def test_schedule_ahead_ignores_requests_that_cannot_start(config, num_tokens):
     harness = Harness(60, **config)
     harness.add(*(request(name, [i] * num_tokens, max_tokens=5) for i, name in enumerate("abc")))
     assert harness.step_ahead() is not None
@@ -76,7 +76,7 @@ def test_who_waits_for_a_slot_or_for_tokens_of_a_step_holds_nobody_up(config, nu
     harness.check_empty()
 
 
-def test_a_prompt_without_a_free_block_waits_for_one():
+def test_schedule_ahead_skips_a_prompt_without_a_free_block():
     harness = Harness(3, block_size=4, max_num_batched_tokens=8, prefix_caching=False)
     harness.add(request("a", [1] * 3, max_tokens=2), request("b", [2] * 11, max_tokens=1))
     plan = harness.schedule()
@@ -102,7 +102,7 @@ def test_a_prompt_without_a_free_block_waits_for_one():
         request("other", [3] * 6, speculates=True),
     ],
 )
-def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other):
+def test_schedule_ahead_waits_for_prompts_beyond_plain_sampling(other):
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12), other)
     plan = harness.schedule()
@@ -115,14 +115,14 @@ def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other)
 
 
 @pytest.mark.parametrize("policy", ["prefill-first", "fcfs", "priority"])
-def test_where_decodes_do_not_come_first_prompts_are_waited_for(policy):
+def test_schedule_ahead_waits_for_prompts_unless_decode_first(policy):
     harness = Harness(40, policy=policy)
     harness.add(request("a", [1] * 6, max_tokens=12))
     assert harness.step_ahead() is None
     assert harness.step_ahead() is not None
 
 
-def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind():
+def test_schedule_ahead_omits_sequences_about_to_finish():
     harness = Harness(40)
     harness.add(request("ends", [1] * 6, max_tokens=2), request("goes on", [2] * 6, max_tokens=9))
     harness.step()
@@ -132,7 +132,7 @@ def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind():
     assert list(harness.live) == ["goes on"]
 
 
-def test_where_all_certainly_end_nothing_is_planned_ahead():
+def test_schedule_ahead_plans_nothing_when_all_will_finish():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=2), request("b", [2] * 6, max_tokens=2))
     harness.step()
@@ -140,7 +140,7 @@ def test_where_all_certainly_end_nothing_is_planned_ahead():
     assert not harness.live
 
 
-def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over():
+def test_schedule_ahead_discards_tokens_after_a_stop_token():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=12))
     outcome, _ = harness.live["a"].outcomes[0]
@@ -157,7 +157,7 @@ def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over():
     harness.check_empty()
 
 
-def test_the_step_behind_takes_the_block_it_needs():
+def test_schedule_ahead_allocates_the_block_it_needs():
     harness = Harness(40, block_size=4)
     harness.add(request("a", [1] * 7, max_tokens=9))
     harness.step()
@@ -175,7 +175,7 @@ def test_the_step_behind_takes_the_block_it_needs():
     harness.check_empty()
 
 
-def test_without_a_free_block_the_step_behind_waits():
+def test_schedule_ahead_waits_without_a_free_block():
     harness = Harness(4, block_size=4, prefix_caching=False)
     harness.add(request("a", [1] * 7, max_tokens=5), request("b", [2] * 7, max_tokens=5))
     harness.step()
@@ -193,7 +193,7 @@ def test_without_a_free_block_the_step_behind_waits():
         request("other", [3] * 6, kv_source=KvSource.EXTERNAL),
     ],
 )
-def test_whoever_else_has_something_to_do_is_waited_for(other):
+def test_schedule_ahead_waits_for_a_request_that_could_start(other):
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12))
     harness.step()
@@ -202,7 +202,7 @@ def test_whoever_else_has_something_to_do_is_waited_for(other):
     assert harness.scheduler.schedule_ahead(plan) is None
 
 
-def test_a_cancellation_is_waited_for():
+def test_schedule_ahead_waits_for_a_cancellation():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=12))
     harness.step()
@@ -211,7 +211,7 @@ def test_a_cancellation_is_waited_for():
     assert harness.scheduler.schedule_ahead(plan) is None
 
 
-def test_cache_reads_are_bounded_for_the_step_behind_too():
+def test_schedule_ahead_respects_max_cache_reads():
     harness = Harness(40, max_cache_reads=16)
     harness.add(request("a", [1] * 6, max_tokens=12), request("b", [2] * 6, max_tokens=12))
     harness.step()

@@ -150,7 +150,7 @@ def check_equal(
 @pytest.mark.parametrize("early_stopping", EarlyStopping)
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("width", mostly_slow([2, 3, 4, 5], 3))
-def test_a_llama_answers_as_under_transformers(llama, width, length_penalty, early_stopping):
+def test_beam_search_equals_transformers_on_a_llama(llama, width, length_penalty, early_stopping):
     num_early = 0
     for prompt in PROMPTS:
         ends = likely_ends(llama, prompt, width)
@@ -169,7 +169,7 @@ def test_a_llama_answers_as_under_transformers(llama, width, length_penalty, ear
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_best_n_are_those_of_transformers(llama, n):
+def test_beam_search_returns_the_best_n_of_transformers(llama, n):
     prompt = PROMPTS[0]
     eos = likely_ends(llama, prompt, 4)
     params: dict[str, Any] = {
@@ -238,7 +238,7 @@ class TableModel(PreTrainedModel, GenerationMixin):
     width=2, length_penalty=-2.0, early_stopping=EarlyStopping.NEVER, num_eos=1, eos_bias=3.0,
     max_tokens=11, vocab_size=20, spread=3.0, seed=0,
 )  # fmt: skip
-def test_every_search_ends_as_under_transformers(
+def test_beam_search_ends_as_in_transformers(
     width, length_penalty, early_stopping, num_eos, eos_bias, max_tokens, vocab_size, spread, seed
 ):
     model = TableModel(vocab_size, seed, spread, num_eos, eos_bias).eval()
@@ -281,7 +281,7 @@ def random_rows(seed: int, vocab_size: int, forbidden: float, rounding: int) -> 
     rounding=st.integers(0, 6),
     seed=st.integers(0, 2**16),
 )
-def test_no_hypothesis_is_lost_and_every_search_ends(
+def test_beam_search_loses_no_hypothesis_and_terminates(
     width,
     length_penalty,
     early_stopping,
@@ -340,7 +340,7 @@ def check_score(hypothesis: Hypothesis, logprobs: Logprobs, length_penalty: floa
 
 
 @pytest.mark.parametrize(("num_eos", "expected"), [(0, 6), (1, 6), (2, 9), (3, 12)])
-def test_asks_for_enough_candidates_that_width_run_on(num_eos, expected):
+def test_num_candidates_lets_width_beams_continue(num_eos, expected):
     search = BeamSearch(
         width=3, length_penalty=1.0, early_stopping=EarlyStopping.HEURISTIC,
         eos_token_ids=range(num_eos), max_tokens=9,
@@ -348,7 +348,7 @@ def test_asks_for_enough_candidates_that_width_run_on(num_eos, expected):
     assert search.num_candidates == expected
 
 
-def test_reports_the_logprobs_it_is_told_to_report():
+def test_beam_search_reports_the_logprobs_given_to_it():
     search = BeamSearch(
         width=1, length_penalty=1.0, early_stopping=EarlyStopping.HEURISTIC,
         eos_token_ids=(), max_tokens=1,
@@ -359,7 +359,7 @@ def test_reports_the_logprobs_it_is_told_to_report():
     assert hypothesis == Hypothesis((9,), (-6.0,), -1.0, was_cut=True)
 
 
-def test_equal_sums_go_by_beam_and_then_by_token():
+def test_beam_search_breaks_ties_by_beam_then_token():
     search = BeamSearch(
         width=2, length_penalty=0.0, early_stopping=EarlyStopping.NEVER,
         eos_token_ids=(), max_tokens=3,
@@ -371,7 +371,7 @@ def test_equal_sums_go_by_beam_and_then_by_token():
     assert [(b.parent, b.token_id) for b in second.beams] == [(0, 3), (0, 4)]
 
 
-def test_a_length_penalty_that_leaves_float32_loses_nothing():
+def test_beam_search_keeps_scores_beyond_float32():
     search = BeamSearch(
         width=2, length_penalty=-10.0, early_stopping=EarlyStopping.HEURISTIC,
         eos_token_ids=(), max_tokens=10,

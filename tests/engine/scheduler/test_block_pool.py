@@ -147,7 +147,7 @@ def cached(pool: BlockPool, hashes: list[bytes]) -> list[int]:
     return blocks
 
 
-def test_a_sequence_is_evicted_from_its_tail():
+def test_block_pool_evicts_a_sequence_from_its_tail():
     pool = BlockPool(3)
     pool.release(reversed(cached(pool, HASHES[:3])))
     pool.allocate(1)
@@ -156,7 +156,7 @@ def test_a_sequence_is_evicted_from_its_tail():
     assert [pool.lookup(h) is not None for h in HASHES[:3]] == [True, False, False]
 
 
-def test_the_sequence_used_longest_ago_is_evicted_first():
+def test_block_pool_evicts_the_least_recently_used_first():
     pool = BlockPool(4)
     old, new = cached(pool, HASHES[:2]), cached(pool, HASHES[2:4])
     pool.release(reversed(old))
@@ -167,7 +167,7 @@ def test_the_sequence_used_longest_ago_is_evicted_first():
     assert [pool.lookup(h) is not None for h in HASHES[:4]] == [True, True, False, False]
 
 
-def test_blocks_without_content_are_taken_before_cached_ones():
+def test_block_pool_takes_empty_blocks_before_cached_ones():
     pool = BlockPool(4)
     kept = cached(pool, HASHES[:2])
     plain = pool.allocate(2)
@@ -177,14 +177,14 @@ def test_blocks_without_content_are_taken_before_cached_ones():
     assert all(pool.lookup(h) is not None for h in HASHES[:2])
 
 
-def test_what_comes_and_goes_between_two_drains_is_not_told():
+def test_drain_events_omits_blocks_stored_and_removed_between():
     pool = BlockPool(1)
     pool.release(cached(pool, HASHES[:1]))
     pool.allocate(1)
     assert not pool.drain_events()
 
 
-def test_a_clear_hides_what_was_stored_before_it_and_not_what_comes_after():
+def test_drain_events_hides_blocks_stored_before_a_clear():
     pool = BlockPool(2)
     cached(pool, HASHES[:1])
     assert pool.clear() == 1
@@ -193,7 +193,7 @@ def test_a_clear_hides_what_was_stored_before_it_and_not_what_comes_after():
     assert (events.cleared, events.stored, events.removed) == (True, (HASHES[1],), ())
 
 
-def test_releasing_more_often_than_holding_is_caught():
+def test_release_beyond_holders_is_caught():
     pool = BlockPool(1)
     blocks = pool.allocate(1)
     pool.release(blocks)
@@ -201,14 +201,14 @@ def test_releasing_more_often_than_holding_is_caught():
         pool.release(blocks)
 
 
-def test_allocating_beyond_the_free_blocks_is_caught_and_changes_nothing():
+def test_allocate_beyond_free_blocks_is_caught():
     pool = BlockPool(2)
     with pytest.raises(AssertionError, match="beyond the free blocks"):
         pool.allocate(3)
     assert pool.num_free_blocks == 2
 
 
-def test_an_evicted_block_is_taken_before_those_that_can_still_be_found():
+def test_allocate_prefers_evicted_blocks_to_cached_ones():
     pool = BlockPool(3)
     blocks = cached(pool, HASHES[:3])
     pool.release(blocks)
@@ -217,7 +217,7 @@ def test_an_evicted_block_is_taken_before_those_that_can_still_be_found():
     assert [pool.lookup(h) is not None for h in HASHES[:3]] == [True, True, False]
 
 
-def test_a_held_block_may_be_evicted_and_written_from_then_on():
+def test_held_block_becomes_writable_when_evicted():
     pool = BlockPool(2)
     (block,) = cached(pool, HASHES[:1])
     assert not pool.is_writable(block)
@@ -228,7 +228,7 @@ def test_a_held_block_may_be_evicted_and_written_from_then_on():
     assert pool.lookup(HASHES[1]) == block
 
 
-def test_the_first_block_with_some_content_stays_the_one():
+def test_lookup_keeps_the_first_block_of_equal_content():
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.commit(first, HASHES[0])

@@ -20,7 +20,7 @@ def copied(plan: StepPlan) -> list[int]:
     return [move.source for move in plan.copies]
 
 
-def test_a_fork_copies_the_partial_tail_and_the_last_holder_writes_in_place():
+def test_fork_copies_the_partial_tail_except_for_last_holder():
     harness = Harness(20)
     harness.add(request("a", range(6), n=3, temperature=1.0))
     harness.step()
@@ -36,7 +36,7 @@ def test_a_fork_copies_the_partial_tail_and_the_last_holder_writes_in_place():
     assert harness.step().copies == ()
 
 
-def test_in_every_group_the_tail_is_copied():
+def test_fork_copies_the_tail_in_every_group():
     harness = Harness([cache_group(20), cache_group(20, 3)])
     harness.add(request("a", range(6), n=2, temperature=1.0))
     harness.step()
@@ -44,14 +44,14 @@ def test_in_every_group_the_tail_is_copied():
     assert [move.group for move in plan.copies] == [0, 1]
 
 
-def test_a_fork_between_two_blocks_copies_nothing():
+def test_fork_at_a_block_boundary_copies_nothing():
     harness = Harness(20)
     harness.add(request("a", range(8), n=3, temperature=1.0))
     plans = harness.run()
     assert not any(plan.copies for plan in plans)
 
 
-def test_a_block_cleared_for_who_lost_it_since_is_not_cleared_behind_a_copy():
+def test_plan_clears_no_block_that_a_copy_has_taken():
     harness = Harness(4)
     harness.add(request("fork", [1] * 6, n=2, temperature=1.0, max_tokens=3))
     harness.add(request("decode", [2] * 4))
@@ -64,7 +64,7 @@ def test_a_block_cleared_for_who_lost_it_since_is_not_cleared_behind_a_copy():
     assert not harness.live
 
 
-def test_without_a_block_to_copy_to_a_sibling_makes_room():
+def test_fork_without_a_free_block_preempts_a_sibling():
     harness = Harness(4)
     harness.add(request("a", range(10), n=3, temperature=1.0, max_tokens=4))
     plans = harness.run()
@@ -72,7 +72,7 @@ def test_without_a_block_to_copy_to_a_sibling_makes_room():
     assert sum(len(plan.copies) for plan in plans) < 2
 
 
-def test_forks_wait_for_slots_for_all_of_them():
+def test_fork_waits_until_all_its_slots_are_free():
     harness = Harness(40, max_num_seqs=4)
     harness.add(request("two", range(5), n=2, temperature=1.0, max_tokens=3))
     harness.add(request("three", range(6), n=3, temperature=1.0))
@@ -87,7 +87,7 @@ def test_forks_wait_for_slots_for_all_of_them():
     harness.run()
 
 
-def test_a_windowed_sequence_holds_what_its_next_query_sees():
+def test_windowed_sequence_holds_only_blocks_it_still_sees():
     harness = Harness([cache_group(20), cache_group(20, 6)], max_num_batched_tokens=4)
     harness.add(request("a", [1] * 17, max_tokens=20))
     sequence = harness.live["a"].request.sequences[0]
@@ -102,7 +102,7 @@ def test_a_windowed_sequence_holds_what_its_next_query_sees():
     assert most == 3  # 6 tokens of the past and 4 new ones, across blocks of 4
 
 
-def test_a_windowed_pool_serves_prompts_much_longer_than_itself():
+def test_windowed_pool_serves_prompts_longer_than_itself():
     harness = Harness([cache_group(4, 6)], max_num_batched_tokens=4, full_sequence_must_fit=True)
     harness.add(request("a", [1, 2] * 20, max_tokens=20))
     harness.run()
@@ -110,7 +110,7 @@ def test_a_windowed_pool_serves_prompts_much_longer_than_itself():
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 8))
-def test_the_peak_of_a_window_is_reached_and_never_passed(window, chunk, block_size):
+def test_peak_blocks_bounds_a_window_tightly(window, chunk, block_size):
     harness = Harness([cache_group(9, window)], max_num_batched_tokens=chunk, block_size=block_size)
     group = harness.groups[0]
     at_once = [
@@ -125,7 +125,7 @@ def test_the_peak_of_a_window_is_reached_and_never_passed(window, chunk, block_s
 
 
 @pytest.mark.parametrize("must_fit", [False, True])
-def test_a_prompt_starts_if_all_of_it_fits(must_fit):
+def test_full_sequence_must_fit_delays_a_long_prompt(must_fit):
     harness = Harness(6, max_num_batched_tokens=5, full_sequence_must_fit=must_fit)
     harness.add(request("runs", range(9), max_tokens=4))
     harness.step()
@@ -136,7 +136,7 @@ def test_a_prompt_starts_if_all_of_it_fits(must_fit):
     assert (harness.scheduler.stats().num_preemptions > 0) == (not must_fit)
 
 
-def test_what_a_prompt_will_need_is_kept_for_it():
+def test_prefill_keeps_its_reserved_blocks():
     harness = Harness(6, max_num_batched_tokens=4)
     harness.add(request("p", range(11), purpose=Purpose.PREFILL))
     harness.step()
@@ -151,7 +151,7 @@ def test_what_a_prompt_will_need_is_kept_for_it():
     assert not harness.live
 
 
-def test_a_prefill_whose_window_passes_blocks_that_others_hold_reserves_what_is_free():
+def test_prefill_reserves_only_blocks_that_will_become_free():
     """They do not become free, so they cannot be kept for it."""
     groups = [cache_group(30), cache_group(12, 3)]
     harness = Harness(groups, block_size=1, max_num_batched_tokens=4, long_prefill_threshold=1)
@@ -161,7 +161,7 @@ def test_a_prefill_whose_window_passes_blocks_that_others_hold_reserves_what_is_
     assert sorted(harness.kept) == ["a", "b", "c"]
 
 
-def test_something_new_leaves_the_margin_free_while_something_runs():
+def test_free_block_margin_is_kept_for_running_sequences():
     harness = Harness(5, free_block_margin=2)
     harness.add(request("alone", [1] * 16, max_tokens=1))
     harness.step()  # it takes four of five: nothing runs that could need them
@@ -172,7 +172,7 @@ def test_something_new_leaves_the_margin_free_while_something_runs():
     harness.run()
 
 
-def test_the_common_prefix_is_what_all_that_runs_share():
+def test_common_prefix_blocks_counts_blocks_of_all_running():
     harness = Harness(40)
     prompt = [1] * 8 + [2] * 8
     harness.add(request("first", prompt, max_tokens=1))
@@ -191,7 +191,7 @@ def test_the_common_prefix_is_what_all_that_runs_share():
     assert harness.scheduler.common_prefix_blocks() == 0
 
 
-def test_passed_blocks_are_no_common_prefix():
+def test_common_prefix_blocks_excludes_passed_blocks():
     harness = Harness([cache_group(40), cache_group(40, 3)])
     for name in "ab":
         harness.add(request(name, [1] * 13, max_tokens=20))
@@ -201,7 +201,7 @@ def test_passed_blocks_are_no_common_prefix():
     assert harness.scheduler.common_prefix_blocks(1) == 0
 
 
-def test_the_memory_report_counts_sharing_and_waste():
+def test_memory_report_counts_sharing_and_waste():
     harness = Harness(40)
     harness.add(request("a", range(10), n=3, temperature=1.0, max_tokens=20))
     harness.step()
@@ -219,7 +219,7 @@ def test_the_memory_report_counts_sharing_and_waste():
     assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 0)
 
 
-def test_the_memory_report_counts_every_group():
+def test_memory_report_counts_every_group():
     harness = Harness([cache_group(40), cache_group(40, 4)], max_num_batched_tokens=8)
     harness.add(request("a", [1] * 18, max_tokens=20))
     for _ in range(3):
@@ -230,7 +230,7 @@ def test_the_memory_report_counts_every_group():
     assert report.num_wasted_slots == 2 * 2
 
 
-def test_stats_count_what_is_where():
+def test_stats_count_requests_blocks_and_hits():
     harness = Harness([cache_group(10), cache_group(10, 4)], max_num_seqs=2)
     harness.add(request("p", range(6), purpose=Purpose.PREFILL))
     harness.step()

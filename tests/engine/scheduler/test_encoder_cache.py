@@ -177,7 +177,7 @@ def streams(draw: st.DrawFn, contents: list[bytes]) -> list[Stream]:
 
 @settings(max_examples=150)
 @given(data=st.data(), capacity=st.integers(1, 12), budget=st.integers(1, 12))
-def test_every_admissible_prompt_is_prefilled_and_finds_its_outputs(data, capacity, budget):
+def test_encoder_cache_lets_every_admissible_prompt_finish(data, capacity, budget):
     admissible = [h for h, length in LENGTHS.items() if length <= min(capacity, budget)]
     waiting = data.draw(streams(admissible))
     for stream in waiting:
@@ -240,7 +240,7 @@ def touched(stream: Stream) -> list[EncoderInput]:
     start=st.integers(0, 5),
     into=st.integers(0, 7),
 )
-def test_an_empty_cache_takes_any_admissible_input(content, slack, start, into):
+def test_empty_encoder_cache_accepts_any_admissible_input(content, slack, start, into):
     """Wherever a chunk begins, even within the span where a prefix was found cached."""
     encoder_input = item(content, start)
     size = encoder_input.length + slack
@@ -252,33 +252,33 @@ def test_an_empty_cache_takes_any_admissible_input(content, slack, start, into):
     )
 
 
-def test_a_chunk_ends_before_the_first_input_that_does_not_fit_the_cache():
+def test_chunk_ends_before_an_input_beyond_the_encoder_cache():
     inputs = [item(b"c", 2), item(b"e", 6), item(b"a", 12)]
     schedule = limit_chunk(inputs, 0, 20, EncoderCache(7), "s", 100)
     assert schedule == EncoderSchedule(6, (inputs[0],), (inputs[0],), 3)
 
 
-def test_a_chunk_ends_before_the_first_input_that_exceeds_the_budget():
+def test_chunk_ends_before_an_input_beyond_the_encoder_budget():
     inputs = [item(b"c", 2), item(b"e", 6), item(b"a", 12)]
     assert limit_chunk(inputs, 0, 20, EncoderCache(100), "s", 7).end == 6
     assert limit_chunk(inputs, 0, 20, EncoderCache(100), "s", 9).end == 20
     assert limit_chunk(inputs, 0, 20, EncoderCache(100), "s", 2).end == 2
 
 
-def test_a_chunk_that_begins_within_an_input_without_room_is_empty():
+def test_chunk_within_an_input_is_empty_when_the_cache_is_full():
     cache = EncoderCache(5)
     cache.allocate("other", item(b"a", 0))
     schedule = limit_chunk([item(b"e", 3)], 4, 9, cache, "s", 100)
     assert schedule == EncoderSchedule(4, (), (), 0)
 
 
-def test_only_inputs_that_the_chunk_reaches_are_scheduled():
+def test_limit_chunk_schedules_only_inputs_that_it_reaches():
     inputs = [item(b"b", 0), item(b"c", 2), item(b"e", 5), item(b"a", 10)]
     schedule = limit_chunk(inputs, 2, 10, EncoderCache(100), "s", 100)
     assert schedule.to_compute == (inputs[1], inputs[2])
 
 
-def test_content_that_repeats_in_a_chunk_is_computed_once_and_held_twice():
+def test_limit_chunk_computes_repeated_content_once():
     first, second = item(b"e", 0), item(b"e", 7)
     cache = EncoderCache(5)
     schedule = limit_chunk([first, second], 0, 12, cache, "s", 5)
@@ -289,14 +289,14 @@ def test_content_that_repeats_in_a_chunk_is_computed_once_and_held_twice():
     assert cache.is_held(b"e"), "the second span still needs it"
 
 
-def test_what_another_sequence_has_computed_costs_neither_room_nor_budget():
+def test_limit_chunk_charges_nothing_for_a_computed_output():
     cache = EncoderCache(5)
     cache.allocate("other", item(b"e", 0))
     schedule = limit_chunk([item(b"e", 3)], 0, 9, cache, "s", 0)
     assert schedule == EncoderSchedule(9, (), (item(b"e", 3),), 0)
 
 
-def test_a_cached_output_is_held_before_room_is_made_for_a_new_one():
+def test_encoder_cache_holds_hits_before_evicting():
     """The chunk meets the new one first; the cached one would be its victim."""
     cache = EncoderCache(9)
     for content in (b"e", b"a", b"c"):
@@ -309,7 +309,7 @@ def test_a_cached_output_is_held_before_room_is_made_for_a_new_one():
     assert step == EncoderStep((b"a", b"c"), (("s", inputs[0]),))
 
 
-def test_a_cached_output_whose_room_the_chunk_needs_itself_ends_the_chunk():
+def test_chunk_ends_before_a_hit_whose_space_it_needs():
     cache = EncoderCache(8)
     cache.allocate("other", item(b"e", 0))
     cache.drain()
@@ -318,7 +318,7 @@ def test_a_cached_output_whose_room_the_chunk_needs_itself_ends_the_chunk():
     assert limit_chunk(inputs, 0, 13, cache, "s", 100).end == 8
 
 
-def test_passed_are_those_whose_last_token_is_computed():
+def test_passed_returns_inputs_with_all_tokens_computed():
     inputs = [item(b"b", 0), item(b"c", 2), item(b"e", 9)]
     assert passed(inputs, 1) == ()
     assert passed(inputs, 4) == (inputs[0],)
@@ -340,12 +340,12 @@ def test_passed_are_those_whose_last_token_is_computed():
         ),
     ],
 )
-def test_an_input_that_can_never_be_scheduled_is_refused_by_name(inputs, at, problem):
+def test_check_encoder_inputs_names_an_unschedulable_input(inputs, at, problem):
     with pytest.raises(InvalidArgumentError) as refused:
         check_encoder_inputs(inputs, 20, capacity_tokens=7, compute_budget=6, field="images")
     assert (refused.value.field, refused.value.problem) == (f"images[{at}]", problem)
 
 
-def test_an_input_larger_than_the_cache_is_refused_by_name():
+def test_check_encoder_inputs_names_an_input_beyond_the_cache():
     with pytest.raises(InvalidArgumentError, match=r"encoder_inputs\[0\].*encoder cache holds 7"):
         check_encoder_inputs([item(b"f", 0)], 20, capacity_tokens=7, compute_budget=9)

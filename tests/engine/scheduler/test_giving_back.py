@@ -46,7 +46,7 @@ costs = st.floats(0.0, 10.0)
 @example(1e-9, 1.0, 0.1, 0.1, 1.0)
 @example(1.0, 1e-9, 0.1, 0.1, 1.0)
 @example(1.0, 1.0, 8.0, 0.0, 1.0)
-def test_the_cheapest_of_three_ways_is_taken(swap, recompute, fixed, per_token, own_recompute):
+def test_preemption_picks_the_cheapest_mode(swap, recompute, fixed, per_token, own_recompute):
     harness = crowded()
     harness.scheduler.costs.swap_block = swap
     harness.scheduler.costs.compute_token = own_recompute  # not by what the offer compares with
@@ -64,7 +64,7 @@ def test_the_cheapest_of_three_ways_is_taken(swap, recompute, fixed, per_token, 
 @pytest.mark.parametrize(
     "mode", [m for m in Preemption if m is not Preemption.AUTO], ids=lambda mode: mode.value
 )
-def test_the_way_that_was_set_is_taken_whatever_it_costs(mode):
+def test_preemption_uses_the_configured_mode_at_any_cost(mode):
     harness = crowded(mode)
     harness.scheduler.costs.swap_block = 1.0
     make_room(harness, ReturnCost(9.0, 9.0, 1.0))
@@ -72,7 +72,7 @@ def test_the_way_that_was_set_is_taken_whatever_it_costs(mode):
 
 
 @pytest.mark.parametrize("mode", [Preemption.AUTO, Preemption.RETURN])
-def test_what_was_offered_by_nobody_is_given_back_by_nobody(mode):
+def test_preemption_returns_no_request_without_a_return_cost(mode):
     harness = crowded(mode, num_host_blocks=0)
     make_room(harness, None)
     assert way_of(harness) is Preemption.RECOMPUTE
@@ -80,7 +80,7 @@ def test_what_was_offered_by_nobody_is_given_back_by_nobody(mode):
     assert not harness.live
 
 
-def test_it_leaves_nothing_behind_and_its_prefix_can_be_found():
+def test_returned_request_frees_everything_but_its_cache():
     harness = crowded(Preemption.RETURN)
     make_room(harness)
     assert list(harness.returned) == ["leaves"]
@@ -91,7 +91,7 @@ def test_it_leaves_nothing_behind_and_its_prefix_can_be_found():
     assert not harness.runner.known
 
 
-def test_it_is_told_behind_its_last_token_that_it_was_given_back():
+def test_returned_request_is_reported_after_its_last_token():
     harness = crowded(Preemption.RETURN)
     harness.add(request("stays", [1] * 7))
     harness.add(request("leaves", [2] * 7, kv_source=KvSource.EXTERNAL, return_cost=CHEAP))
@@ -106,7 +106,7 @@ def test_it_is_told_behind_its_last_token_that_it_was_given_back():
     assert (item.token_ids, item.position) == ((), 1 + NUM_NEW - 1)
 
 
-def test_placed_anew_it_ends_as_it_would_have():
+def test_returned_request_placed_again_ends_with_equal_tokens():
     harness = crowded(Preemption.RETURN)
     make_room(harness)
     left = harness.returned["leaves"]
@@ -120,7 +120,7 @@ def test_placed_anew_it_ends_as_it_would_have():
     harness.check_empty()
 
 
-def test_who_makes_room_for_itself_is_given_back_too():
+def test_request_that_preempts_itself_can_be_returned():
     harness = Harness([cache_group(4)], preemption=Preemption.RETURN, prefix_caching=False)
     harness.add(request("stays", [1] * 5))
     harness.add(request("grows", [2] * 7, kv_source=KvSource.EXTERNAL, return_cost=CHEAP))
@@ -132,7 +132,7 @@ def test_who_makes_room_for_itself_is_given_back_too():
     harness.check_empty()
 
 
-def test_it_may_end_for_another_reason_in_the_step_in_which_it_is_given_back():
+def test_request_may_finish_in_the_step_that_returns_it():
     harness = crowded(Preemption.RETURN)
     harness.add(request("stays", [1] * 7))
     harness.add(request("leaves", [2] * 7, kv_source=KvSource.EXTERNAL, return_cost=CHEAP))
@@ -156,7 +156,7 @@ def test_it_may_end_for_another_reason_in_the_step_in_which_it_is_given_back():
         pytest.param({"beam_width": 2}, id="beams"),
     ],
 )
-def test_what_cannot_be_given_back_is_never_offered(kind):
+def test_request_rejects_a_return_cost_for_unsupported_kinds(kind):
     offered = {"kv_source": KvSource.EXTERNAL, "return_cost": CHEAP}
     assert request("plain", [1] * 7, **offered).return_cost is CHEAP
     with pytest.raises(AssertionError, match="given back"):

@@ -12,7 +12,7 @@ def sequence_of(harness: Harness, name: str) -> Sequence:
     return (harness.live | harness.kept)[name].request.sequences[0]
 
 
-def test_a_prefill_ends_after_one_token_and_keeps_its_blocks():
+def test_prefill_ends_after_one_token_and_keeps_its_blocks():
     harness = Harness(8, max_num_batched_tokens=5)
     harness.add(request("p", range(11), purpose=Purpose.PREFILL))
     reported = []
@@ -29,7 +29,7 @@ def test_a_prefill_ends_after_one_token_and_keeps_its_blocks():
     assert harness.scheduler.stats().num_held_blocks == 0
 
 
-def test_a_prefill_is_never_preempted():
+def test_prefill_is_never_preempted():
     harness = Harness(4)
     harness.add(request("grows", [1] * 7), request("p", [2] * 7, purpose=Purpose.PREFILL))
     grows = sequence_of(harness, "grows")
@@ -42,7 +42,7 @@ def test_a_prefill_is_never_preempted():
     assert not harness.live
 
 
-def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought():
+def test_running_prefill_is_skipped_as_a_preemption_victim():
     harness = Harness(5, max_num_batched_tokens=9, long_prefill_threshold=2)
     harness.add(request("grows", [1] * 7))
     for _ in range(4):
@@ -54,7 +54,7 @@ def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought():
     assert grows.num_preemptions > 0
 
 
-def test_a_claimant_needs_what_the_last_token_sees():
+def test_prefill_keeps_the_blocks_that_its_last_token_sees():
     """Token 16 sees 12 on; what is before has been given back, and no more than that."""
     harness = Harness([cache_group(20), cache_group(20, 5)], max_num_batched_tokens=4)
     harness.add(request("p", [1, 2] * 8 + [3], purpose=Purpose.PREFILL))
@@ -64,7 +64,7 @@ def test_a_claimant_needs_what_the_last_token_sees():
     assert [block != NULL_BLOCK for block in windowed] == [False, False, False, True, True]
 
 
-def test_a_claimant_holds_in_a_window_only_what_it_needs():
+def test_external_allocation_of_a_window_holds_needed_blocks():
     harness = Harness([cache_group(20), cache_group(20, 5)])
     harness.add(request("d", [1, 2] * 8 + [3], kv_source=KvSource.EXTERNAL))
     (allocation,) = harness.step().external
@@ -76,7 +76,7 @@ def test_a_claimant_holds_in_a_window_only_what_it_needs():
 
 
 @pytest.mark.parametrize("with_token", [True, False])
-def test_what_arrives_goes_on_as_it_would_have(with_token):
+def test_external_request_decodes_once_its_kv_arrives(with_token):
     harness = Harness(20)
     harness.add(request("d", range(7), kv_source=KvSource.EXTERNAL, given=2))
     plan = harness.step()
@@ -92,7 +92,7 @@ def test_what_arrives_goes_on_as_it_would_have(with_token):
     assert not harness.live
 
 
-def test_what_ends_with_the_token_that_arrives_is_never_run():
+def test_external_request_may_finish_with_its_first_token():
     harness = Harness(20)
     harness.add(request("d", range(7), max_tokens=1, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -101,7 +101,7 @@ def test_what_ends_with_the_token_that_arrives_is_never_run():
     harness.check_empty()
 
 
-def test_what_does_not_arrive_is_computed_here():
+def test_external_request_is_recomputed_when_its_transfer_fails():
     harness = Harness(20)
     harness.add(request("d", range(7), kv_source=KvSource.EXTERNAL, prompt_logprobs=0))
     harness.step()
@@ -113,7 +113,7 @@ def test_what_does_not_arrive_is_computed_here():
     assert not harness.live
 
 
-def test_scores_are_told_by_whoever_computed_the_prompt():
+def test_external_request_reports_no_prompt_logprobs():
     """And not again when it is computed once more."""
     harness = Harness(4, prefix_caching=False)
     harness.add(request("first", [1] * 7))
@@ -126,7 +126,7 @@ def test_scores_are_told_by_whoever_computed_the_prompt():
     assert not harness.live
 
 
-def test_siblings_do_not_tell_the_scores_of_their_prompt_again():
+def test_siblings_report_prompt_logprobs_once_amid_preemption():
     harness = Harness(3, prefix_caching=False)
     harness.add(request("a", [1] * 7, n=2, temperature=1.0, max_tokens=4, prompt_logprobs=0))
     harness.run()
@@ -134,7 +134,7 @@ def test_siblings_do_not_tell_the_scores_of_their_prompt_again():
     assert not harness.live
 
 
-def test_who_awaits_is_never_a_victim():
+def test_request_awaiting_kv_is_never_preempted():
     harness = Harness(5)
     harness.add(request("grows", [1] * 7))
     harness.add(request("d", [2] * 7, kv_source=KvSource.EXTERNAL))
@@ -147,7 +147,7 @@ def test_who_awaits_is_never_a_victim():
     assert not harness.live
 
 
-def test_what_ended_between_plan_and_result_is_passed_over():
+def test_apply_skips_requests_that_ended_after_schedule():
     harness = Harness(8)
     harness.add(*(request(name, [1, 2]) for name in "abc"))
     harness.step()
@@ -160,7 +160,7 @@ def test_what_ended_between_plan_and_result_is_passed_over():
     assert sorted(harness.schedule().released) == [("a", 0), ("b", 0)]
 
 
-def test_an_id_may_be_used_again_at_once():
+def test_request_id_is_reusable_right_after_abort():
     harness = Harness(8)
     harness.add(request("a", [1, 2]))
     harness.step()

@@ -105,7 +105,7 @@ def _leave_a_host_block_behind(scheduler: Scheduler, _: Sequence) -> None:
         _leave_a_host_block_behind,
     ],
 )
-def test_what_is_wrong_is_seen(wrong):
+def test_check_integrity_detects_every_corruption(wrong):
     harness = Harness([cache_group(40, None, 10), cache_group(40, 5, 10)], max_num_seqs=5)
     harness.add(request("p", [3] * 9, purpose=Purpose.PREFILL), request("a", [1] * 9))
     harness.add(*(request(name, [2] * 9) for name in "bc"))

@@ -36,7 +36,7 @@ def pulling(name: str = "p", num_external_tokens: int = 12) -> object:
 
 
 @pytest.mark.parametrize("window", [None, 3, 5, 9])
-def test_what_is_given_is_not_computed_and_found_once_it_is_there(window):
+def test_fetched_prefix_is_not_computed_and_becomes_cached(window):
     groups = [cache_group(20)] if window is None else [cache_group(20), cache_group(20, window)]
     harness = Harness(groups)
     harness.add(pulling())
@@ -55,7 +55,7 @@ def test_what_is_given_is_not_computed_and_found_once_it_is_there(window):
     harness.check_empty()
 
 
-def test_what_is_there_already_is_neither_awaited_nor_computed():
+def test_cached_prefix_is_neither_fetched_nor_computed():
     harness = Harness(20)
     computed(harness, "before")
     harness.add(pulling())
@@ -68,7 +68,7 @@ def test_what_is_there_already_is_neither_awaited_nor_computed():
     harness.check_empty()
 
 
-def test_what_is_not_given_is_computed():
+def test_prefix_is_computed_when_its_fetch_fails():
     harness = Harness(20)
     harness.add(pulling())
     harness.step()
@@ -81,7 +81,7 @@ def test_what_is_not_given_is_computed():
     harness.check_empty()
 
 
-def test_a_prompt_that_waits_for_its_beginning_has_room_for_all_of_it():
+def test_prompt_awaiting_its_prefix_reserves_all_its_blocks():
     harness = Harness(5)
     harness.add(pulling())
     harness.step()
@@ -95,7 +95,7 @@ def test_a_prompt_that_waits_for_its_beginning_has_room_for_all_of_it():
     harness.check_empty()
 
 
-def test_what_is_pinned_is_not_evicted():
+def test_pinned_blocks_are_not_evicted():
     harness = Harness(8)
     computed(harness, "a")
     scheduler, hashes = harness.scheduler, hashes_of(harness, PROMPT)
@@ -114,7 +114,7 @@ def test_what_is_pinned_is_not_evicted():
     assert scheduler.stats().num_held_blocks == 0
 
 
-def test_what_is_kept_for_a_sequence_is_not_pinned():
+def test_pin_takes_no_block_reserved_for_a_sequence():
     harness = Harness(8, max_num_batched_tokens=8)
     computed(harness, "a")
     harness.add(request("p", [9] * 32, purpose=Purpose.PREFILL))
@@ -130,7 +130,7 @@ def test_what_is_kept_for_a_sequence_is_not_pinned():
     st.lists(st.booleans(), min_size=8, max_size=8),
     st.integers(1, 20),
 )
-def test_a_run_is_the_longest_that_every_group_can_go_on_behind(full, windowed, window):
+def test_pin_returns_the_longest_prefix_valid_in_every_group(full, windowed, window):
     pools = [BlockPool(8), BlockPool(8)]
     hashes = [bytes([i]) * 16 for i in range(8)]
     for pool, present in zip(pools, (full, windowed), strict=True):
@@ -153,7 +153,7 @@ def test_a_run_is_the_longest_that_every_group_can_go_on_behind(full, windowed, 
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_a_sequence_stops_with_the_kv_of_all_but_its_last_token(drafts):
+def test_suspend_keeps_the_kv_of_all_but_the_last_token(drafts):
     harness = Harness([cache_group(20), cache_group(20, 5)], max_drafts=drafts)
     harness.add(request("r", PROMPT, max_tokens=20, speculates=drafts > 0))
     for _ in range(4):
@@ -182,7 +182,7 @@ def test_a_sequence_stops_with_the_kv_of_all_but_its_last_token(drafts):
     assert harness.scheduler.stats().num_held_blocks == 0
 
 
-def test_what_does_not_run_or_has_several_sequences_does_not_stop():
+def test_suspend_ignores_waiting_and_forking_requests():
     harness = Harness(20, max_num_batched_tokens=6)
     harness.add(request("several", PROMPT, n=2, temperature=1.0), request("r", PROMPT))
     assert harness.scheduler.suspend("nobody") is None

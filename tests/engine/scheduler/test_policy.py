@@ -53,17 +53,17 @@ ARRIVED = {
         ("shortest-prefill", "cdba"),
     ],
 )
-def test_requests_start_in_the_order_of_the_policy(policy, order):
+def test_policy_orders_waiting_requests(policy, order):
     requests = {name: dict(kind) for name, kind in ARRIVED.items()}
     assert order_served(policy, **requests) == list(order)
 
 
-def test_every_policy_is_tested():
+def test_policies_are_all_covered_here():
     assert len(POLICIES) == 6
 
 
 @pytest.mark.parametrize(("policy", "victim"), [("fcfs", "b"), ("priority", "a")])
-def test_the_last_in_the_order_makes_room(policy, victim):
+def test_policy_preempts_the_lowest_ranked_request(policy, victim):
     harness = Harness(4, policy=policy)
     harness.add(request("a", [1] * 7, priority=1), request("b", [2] * 7, priority=0))
     sequences = {name: harness.live[name].request.sequences[0] for name in "ab"}
@@ -71,7 +71,7 @@ def test_the_last_in_the_order_makes_room(policy, victim):
     assert {name for name, s in sequences.items() if s.num_preemptions} == {victim}
 
 
-def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step():
+def test_skipped_request_runs_on_budget_freed_in_the_same_step():
     """Else, with nothing planned, it would have to give way too, and both would begin again."""
     harness = Harness(
         4, max_num_batched_tokens=7, encoder_budget=3, encoder_cache_tokens=3, prefix_caching=False
@@ -89,7 +89,7 @@ def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step():
     assert not harness.live
 
 
-def test_what_made_room_goes_on_before_those_that_wait():
+def test_preempted_request_restarts_before_waiting_ones():
     harness = Harness(4, max_num_seqs=2)
     harness.add(*(request(name, [i] * 7) for i, name in enumerate(["first", "second", "third"])))
     started: list[str] = []
@@ -103,7 +103,7 @@ turns = st.integers(0, 10**6)
 
 
 @given(first=st.integers(-5, 5), second=st.integers(-5, 5), earlier=turns, later=turns)
-def test_waiting_outweighs_any_priority(first, second, earlier, later):
+def test_priority_rank_ages_with_waiting(first, second, earlier, later):
     rank = POLICIES["priority"].rank
     waited = rank(request("a", [1], priority=first), 0, earlier)
     fresh = rank(request("b", [1], priority=second), 1, later)
@@ -113,14 +113,14 @@ def test_waiting_outweighs_any_priority(first, second, earlier, later):
 
 
 @given(length=st.integers(1, 500), other=st.integers(1, 500), steps=st.integers(0, 20))
-def test_waiting_outweighs_any_length(length, other, steps):
+def test_shortest_prefill_rank_ages_with_waiting(length, other, steps):
     rank = POLICIES["shortest-prefill"].rank
     waited = rank(request("a", [1] * length), 0, 100)
     fresh = rank(request("b", [1] * other), 1, 100 + steps)
     assert (waited < fresh) == (steps * AGEING_TOKENS > length - other)
 
 
-def test_patience_stands_in_for_a_deadline():
+def test_deadline_rank_defaults_to_arrival_plus_patience():
     rank = POLICIES["deadline"].rank
     assert rank(request("a", [1], arrival_time=5.0), 0, 0) == 5.0 + DEFAULT_DEADLINE_SECONDS
     assert rank(request("a", [1], first_token_deadline=7.0), 0, 0) == 7.0
@@ -134,7 +134,7 @@ def test_patience_stands_in_for_a_deadline():
         ("deadline", {"first_token_deadline": 30.0}, {"first_token_deadline": None}),
     ],
 )
-def test_nobody_starves_in_a_flood_of_better_ones(policy, kind, flood):
+def test_policy_starves_no_request(policy, kind, flood):
     """One slot, and in every step a new request that ranks before the one that waits."""
     config = SchedulerConfig(
         max_num_batched_tokens=50,
@@ -179,11 +179,11 @@ def shared_step(policy: str, **ranks: Any) -> dict[str, tuple[int, int]]:
         ("fcfs", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
     ],
 )
-def test_decodes_take_their_turn(policy, computed):
+def test_policy_orders_decodes_and_prefills_within_a_step(policy, computed):
     assert shared_step(policy) == computed
 
 
-def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it():
+def test_rank_order_schedules_a_prompt_before_worse_decodes():
     assert POLICIES["priority"].decode_order is DecodeOrder.BY_RANK
     harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy="priority")
     harness.add(request("good", [1] * 3, priority=1), request("bad", [2] * 3, priority=5))
@@ -196,7 +196,7 @@ def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it():
     harness.run()
 
 
-def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it():
+def test_rank_order_preempts_a_worse_decode_for_a_prompt():
     """Which has left the step, then, with blocks to spare."""
     harness = Harness(8, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
     harness.add(request("good", [1] * 3, max_tokens=9, priority=1))
@@ -210,7 +210,7 @@ def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it():
     assert not harness.live
 
 
-def test_with_too_few_tokens_the_best_decodes_advance():
+def test_rank_order_decodes_the_best_when_tokens_are_scarce():
     harness = Harness(40, max_num_batched_tokens=2, max_num_seqs=3, policy="priority")
     for i, priority in enumerate([2, 0, 1]):
         harness.add(request(f"p{priority}", [i], max_tokens=6, priority=priority))
@@ -222,7 +222,7 @@ def test_with_too_few_tokens_the_best_decodes_advance():
     harness.run()
 
 
-def test_a_long_prompt_leaves_room_for_others():
+def test_long_prefill_threshold_leaves_tokens_for_others():
     harness = Harness(40, long_prefill_threshold=3, max_num_batched_tokens=8)
     harness.add(request("long", [1] * 9), request("short", [2] * 2))
     harness.step()
@@ -230,7 +230,7 @@ def test_a_long_prompt_leaves_room_for_others():
     harness.run()
 
 
-def test_cache_reads_are_bounded_but_for_one_sequence():
+def test_max_cache_reads_bounds_all_but_a_single_sequence():
     harness = Harness(40, max_cache_reads=20, max_num_batched_tokens=64)
     harness.add(request("a", [1] * 9), request("b", [2] * 9))
     harness.step()
@@ -247,14 +247,14 @@ def test_cache_reads_are_bounded_but_for_one_sequence():
     assert harness.scheduler.stats().num_preemptions == 0
 
 
-def test_beams_are_one_where_cache_reads_are_bounded():
+def test_max_cache_reads_schedules_beams_as_one():
     harness = Harness(40, max_cache_reads=5)
     harness.add(request("beams", [1] * 6, beam_width=3), request("b", [2] * 9))
     harness.run()
     assert not harness.live
 
 
-def test_a_pause_lets_what_has_begun_go_on():
+def test_pause_lets_running_requests_finish():
     harness = Harness(4)
     harness.add(request("a", [1] * 7), request("b", [2] * 7))
     harness.step()
@@ -269,7 +269,7 @@ def test_a_pause_lets_what_has_begun_go_on():
     assert not harness.live
 
 
-def test_a_shutdown_ends_everything_and_starts_nothing():
+def test_shutdown_ends_all_requests():
     harness = Harness(20)
     harness.add(request("p", [1] * 7, purpose=Purpose.PREFILL))
     harness.step()

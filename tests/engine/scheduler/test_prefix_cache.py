@@ -29,7 +29,7 @@ def hybrid() -> Harness:
     return Harness([cache_group(20), cache_group(20, 5)])
 
 
-def test_what_was_computed_once_is_found_again():
+def test_repeated_prompt_hits_its_cached_blocks():
     harness = Harness(8)
     finish(harness, PROMPT[:9], max_tokens=4)
     again(harness, PROMPT[:9], max_tokens=4)
@@ -39,7 +39,7 @@ def test_what_was_computed_once_is_found_again():
     assert (stats.num_hit_tokens, stats.num_prompt_tokens) == (8, 18)
 
 
-def test_every_block_of_a_prompt_cut_into_chunks_is_found_again():
+def test_prompt_computed_in_chunks_is_cached_in_full():
     harness = Harness(8, max_num_batched_tokens=5)
     finish(harness, PROMPT)
     again(harness, [*PROMPT, 6])
@@ -47,7 +47,7 @@ def test_every_block_of_a_prompt_cut_into_chunks_is_found_again():
 
 
 @pytest.mark.parametrize("groups", [[None], [None, 5], [5], [6, 2]])
-def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(groups):
+def test_fully_cached_prompt_computes_one_token_after_one_copy(groups):
     harness = Harness([cache_group(12, window) for window in groups])
     finish(harness, PROMPT[:8])
     plan = again(harness, PROMPT[:8])
@@ -59,7 +59,7 @@ def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(
     assert not plan.cleared
 
 
-def test_the_copy_is_found_when_its_source_is_gone():
+def test_copied_block_is_cached_when_its_source_is_evicted():
     harness = Harness(12)
     finish(harness, PROMPT[:8])
     harness.add(request("again", PROMPT[:8], max_tokens=4))
@@ -70,7 +70,7 @@ def test_the_copy_is_found_when_its_source_is_gone():
     harness.run()
 
 
-def test_a_prompt_that_ends_in_a_block_copies_nothing():
+def test_prompt_ending_within_a_block_copies_nothing():
     harness = Harness(12)
     finish(harness, PROMPT[:11])
     plan = again(harness, PROMPT[:11])
@@ -78,7 +78,7 @@ def test_a_prompt_that_ends_in_a_block_copies_nothing():
     assert not plan.copies
 
 
-def test_a_block_that_runs_already_is_copied_and_not_written():
+def test_shared_running_block_is_copied_before_a_write():
     harness = Harness(12)
     harness.add(request("runs", PROMPT[:8]))
     harness.step()
@@ -87,7 +87,7 @@ def test_a_block_that_runs_already_is_copied_and_not_written():
     assert len(plan.copies) == 1
 
 
-def test_without_a_free_block_to_copy_to_the_last_block_is_computed_again():
+def test_cached_last_block_is_recomputed_when_no_copy_fits():
     harness = Harness(2)
     finish(harness, PROMPT[:8])
     plan = again(harness, PROMPT[:8])
@@ -95,7 +95,7 @@ def test_without_a_free_block_to_copy_to_the_last_block_is_computed_again():
     assert not plan.copies
 
 
-def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning():
+def test_eviction_takes_the_end_of_a_prefix_first():
     harness = Harness(6)
     finish(harness, [1] * 16)
     finish(harness, [2] * 13)
@@ -103,7 +103,7 @@ def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning():
     assert harness.computed == {"again": (8, 17)}
 
 
-def test_a_windowed_model_hits_though_early_blocks_are_gone():
+def test_windowed_prefix_hits_without_its_early_blocks():
     harness = Harness([cache_group(20, 5)])
     finish(harness, PROMPT)
     for index in (0, 1, 2):
@@ -128,7 +128,7 @@ def test_a_windowed_model_hits_though_early_blocks_are_gone():
         ([None, 5], [(3, 1), (4, 1), (2, 1)], 8),
     ],
 )
-def test_a_hybrid_hit_is_bounded_by_every_group(windows, forgotten, start):
+def test_hybrid_hit_is_bounded_by_every_group(windows, forgotten, start):
     harness = Harness([cache_group(20, window) for window in windows])
     finish(harness, PROMPT)
     for index, group in forgotten:
@@ -137,7 +137,7 @@ def test_a_hybrid_hit_is_bounded_by_every_group(windows, forgotten, start):
     assert harness.computed == {"again": (start, 21)}
 
 
-def test_a_claimant_is_given_all_that_its_last_token_sees():
+def test_external_allocation_covers_what_the_last_token_sees():
     """It may be computed once more: token 7 sees 3, which is in block 0."""
     harness = hybrid()
     finish(harness, PROMPT[:8])
@@ -150,7 +150,7 @@ def test_a_claimant_is_given_all_that_its_last_token_sees():
     harness.run()
 
 
-def test_a_claimant_hits_a_whole_prompt_without_a_copy():
+def test_external_allocation_hits_a_whole_prompt_without_a_copy():
     harness = hybrid()
     finish(harness, PROMPT[:8])
     plan = again(harness, PROMPT[:8], kv_source=KvSource.EXTERNAL, max_tokens=4)
@@ -163,7 +163,7 @@ def test_a_claimant_hits_a_whole_prompt_without_a_copy():
     harness.run()
 
 
-def test_what_still_arrives_is_not_found():
+def test_blocks_in_transfer_are_not_hit():
     harness = Harness(20)
     harness.add(request("claims", PROMPT, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -192,7 +192,7 @@ def test_prompts_that_may_find_nothing_are_computed_in_full(config, kind):
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_equal_tokens_with_other_encoder_inputs_are_another_prefix():
+def test_prefixes_of_different_encoder_inputs_do_not_match():
     harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
     finish(harness, [0] * 12, encoder_inputs=(EncoderInput(b"cat", 5, 2),))
     again(harness, [0] * 12, encoder_inputs=(EncoderInput(b"dog", 5, 2),))
@@ -203,7 +203,7 @@ def test_equal_tokens_with_other_encoder_inputs_are_another_prefix():
     assert harness.computed == {"again": (4, 12)}
 
 
-def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it():
+def test_block_filled_by_output_is_hit_with_its_encoder_input():
     harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
     kind = {"encoder_inputs": (EncoderInput(b"cat", 4, 2),)}
     harness.add(request("first", [0] * 6, max_tokens=4, **kind))
@@ -213,7 +213,7 @@ def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it():
     assert harness.computed == {"again": (8, 10)}
 
 
-def test_a_reset_forgets_everything_and_says_so():
+def test_reset_prefix_cache_forgets_all_and_reports_a_clear():
     harness = hybrid()
     finish(harness, PROMPT)
     harness.replay()
@@ -224,7 +224,7 @@ def test_a_reset_forgets_everything_and_says_so():
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_events_are_those_of_the_group_that_sees_furthest_back():
+def test_cache_events_come_from_the_group_that_sees_furthest():
     harness = Harness([cache_group(20, 2), cache_group(20, 5)])
     finish(harness, PROMPT)
     harness.replay()
@@ -235,7 +235,7 @@ def test_events_are_those_of_the_group_that_sees_furthest_back():
     assert harness.scheduler.drain_events().removed == (block_hash,)
 
 
-def test_a_hit_counts_once_though_its_sequence_starts_twice():
+def test_hit_tokens_count_once_despite_preemption():
     harness = Harness(6)
     finish(harness, PROMPT[:8])
     harness.add(request("grows", [6] * 7, max_tokens=14))

@@ -39,9 +39,7 @@ def expected(token_ids: list[int], min_match: int, max_match: int, max_drafts: i
     extra_match=st.integers(0, 6),
     max_drafts=st.integers(0, 9),
 )
-def test_drafts_are_what_a_search_through_all_places_finds(
-    token_ids, min_match, extra_match, max_drafts
-):
+def test_propose_equals_an_exhaustive_search(token_ids, min_match, extra_match, max_drafts):
     max_match = min_match + extra_match
     drafts = propose(history(*token_ids), min_match, max_match, max_drafts)
     assert drafts.dtype == np.int32
@@ -50,25 +48,25 @@ def test_drafts_are_what_a_search_through_all_places_finds(
     event(f"any drafts: {len(drafts) > 0}")
 
 
-def test_drafts_do_not_alias_the_history():
+def test_propose_returns_drafts_that_do_not_alias_the_history():
     text = history(5, 6, 70, 80, 5, 6)
     drafts = propose(text, 2, 4, 2)
     text[:] = 0
     assert drafts.tolist() == [70, 80]
 
 
-def test_of_more_occurrences_than_are_told_apart_the_latest_are_kept():
+def test_propose_considers_only_the_latest_occurrences():
     followers = range(100, 100 + 2 * prompt_lookup.MAX_EXTENDED)
     text = [token_id for follower in followers for token_id in (7, 8, follower)]
     assert propose(history(*text, 7, 8), 1, 4, 1).tolist() == [followers[-1]]
 
 
-def test_a_history_of_one_token_alone_is_looked_through_without_an_end():
+def test_propose_terminates_on_a_single_repeated_token():
     """More occurrences than are told apart by their length."""
     assert propose(np.zeros(3 * prompt_lookup.MAX_EXTENDED, np.int32), 2, 16, 4).tolist() == [0] * 4
 
 
-def test_the_drafter_answers_each_request_in_order():
+def test_ngram_drafter_answers_requests_in_order():
     drafter: Drafter = NgramDrafter(min_match=2, max_match=4)
     requests = [
         DraftRequest("a", history(5, 6, 70, 0, 5, 6), 2),
@@ -80,6 +78,6 @@ def test_the_drafter_answers_each_request_in_order():
 
 
 @pytest.mark.parametrize(("min_match", "max_match"), [(0, 3), (4, 3)])
-def test_a_drafter_without_a_match_length_cannot_be_made(min_match, max_match):
+def test_ngram_drafter_rejects_invalid_match_lengths(min_match, max_match):
     with pytest.raises(AssertionError):
         NgramDrafter(min_match=min_match, max_match=max_match)

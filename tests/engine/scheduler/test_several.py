@@ -18,7 +18,7 @@ def test_siblings_are_numbered_from_the_first_and_differ():
     assert len({tuple(tokens) for tokens in expected.produced.values()}) > 1
 
 
-def test_a_sibling_that_ends_leaves_the_others_what_they_share():
+def test_finished_sibling_keeps_shared_blocks_for_the_others():
     harness = Harness(40, prefix_caching=False)
     stops = frozenset({1, 2, 3, 4})
     harness.add(request("a", range(9), n=4, temperature=1.0, max_tokens=20, stop_token_ids=stops))
@@ -29,7 +29,7 @@ def test_a_sibling_that_ends_leaves_the_others_what_they_share():
     harness.check_empty()
 
 
-def test_a_request_forks_where_all_of_its_prompt_was_computed_elsewhere():
+def test_request_forks_from_an_external_prompt():
     harness = Harness([cache_group(40), cache_group(40, 3)])
     harness.add(request("a", range(9), n=3, temperature=1.0, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -40,7 +40,7 @@ def test_a_request_forks_where_all_of_its_prompt_was_computed_elsewhere():
     assert not harness.live
 
 
-def test_a_sibling_computes_the_prompt_again_with_its_own_encoder_inputs():
+def test_preempted_sibling_recomputes_its_encoder_inputs():
     """What one of them is done with, or has lost, another may be about to use."""
     harness = Harness(9, block_size=2, encoder_budget=4, encoder_cache_tokens=4)
     inputs = (EncoderInput(b"A", 0, 2), EncoderInput(b"B", 2, 4))
@@ -54,7 +54,7 @@ def test_a_sibling_computes_the_prompt_again_with_its_own_encoder_inputs():
 
 @pytest.mark.parametrize("early_stopping", EarlyStopping)
 @pytest.mark.parametrize("num_blocks", [40, 12])
-def test_beams_come_to_what_they_come_to_alone(num_blocks, early_stopping):
+def test_beams_equal_beams_run_alone(num_blocks, early_stopping):
     harness = Harness(num_blocks, max_num_seqs=8)
     for i in range(3):
         harness.add(
@@ -76,7 +76,7 @@ def num_waiting(harness: Harness) -> int:
     return harness.scheduler.stats().num_waiting
 
 
-def test_beams_that_made_room_start_again_when_all_of_them_can():
+def test_preempted_beams_restart_together():
     harness = Harness(15, policy="priority", prefix_caching=False)
     harness.add(request("beams", [1] * 9, beam_width=3, max_tokens=12, priority=1))
     harness.step()
@@ -92,7 +92,7 @@ def test_beams_that_made_room_start_again_when_all_of_them_can():
     assert not harness.live
 
 
-def test_beams_leave_their_last_token_to_a_step_of_all_of_them():
+def test_preempted_beams_compute_their_last_token_together():
     """They catch up one by one, under the budgets of any prompt."""
     harness = Harness(
         10,
@@ -119,7 +119,7 @@ def test_beams_leave_their_last_token_to_a_step_of_all_of_them():
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 4, 5, 6])
-def test_beams_find_again_what_was_cached_of_them(num_steps):
+def test_preempted_beams_hit_their_cached_blocks(num_steps):
     harness = Harness([cache_group(60), cache_group(60, 5)])
     harness.add(request("beams", [1] * 9, beam_width=2, max_tokens=8))
     for _ in range(num_steps):
@@ -133,7 +133,7 @@ def test_beams_find_again_what_was_cached_of_them(num_steps):
     assert not harness.live
 
 
-def test_beams_of_which_all_is_cached_start_again_with_nothing_to_compute():
+def test_fully_cached_beams_restart_without_computing():
     """But for the last token, which they compute together."""
     harness = Harness(60, block_size=1)
     harness.add(request("twin", [1] * 5, beam_width=2, max_tokens=9))
@@ -151,7 +151,7 @@ def test_beams_of_which_all_is_cached_start_again_with_nothing_to_compute():
     assert not harness.live
 
 
-def test_a_fork_takes_the_slot_of_beams_that_ended_meanwhile():
+def test_fork_may_take_the_slot_of_beams_aborted_meanwhile():
     """The result of beams is theirs by who computed it, not by the slot."""
     harness = Harness(40, max_num_seqs=4)
     harness.add(request("beams", [1] * 5, beam_width=2))
@@ -166,7 +166,7 @@ def test_a_fork_takes_the_slot_of_beams_that_ended_meanwhile():
     assert not harness.live
 
 
-def test_a_stall_is_broken_at_the_cost_of_the_last():
+def test_stalled_beams_are_freed_by_preempting_the_last():
     """One of the beams has begun again; the other waits behind who ranks before it, and who waits
     for the blocks that the first holds."""
     harness = Harness(
@@ -189,7 +189,7 @@ def test_a_stall_is_broken_at_the_cost_of_the_last():
     assert not harness.live
 
 
-def test_more_beams_than_tokens_to_choose_from_is_no_matter():
+def test_beams_survive_a_lack_of_candidate_tokens():
     harness = Harness(60, max_num_seqs=4)
     eos = frozenset(range(9))  # two tokens go on
     harness.add(request("beams", [1] * 5, beam_width=2, eos_token_ids=eos))

@@ -46,9 +46,7 @@ def right_at_first(rest: list[int]) -> list[int]:
         (right_at_first, 5, 13, 7),
     ],
 )
-def test_whatever_is_guessed_the_output_is_the_same(
-    groups, guess, num_steps, num_drafted, num_accepted
-):
+def test_drafts_never_change_the_output(groups, guess, num_steps, num_drafted, num_accepted):
     harness = Harness([cache_group(20, window) for window in groups], max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     assert run(harness, guess) == num_steps
@@ -57,7 +55,7 @@ def test_whatever_is_guessed_the_output_is_the_same(
     assert stats.num_drafted_tokens == num_drafted
 
 
-def test_drafts_beyond_the_most_are_left_out():
+def test_drafts_are_limited_to_max_drafts():
     harness = Harness(20, max_drafts=2)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.step()
@@ -68,7 +66,7 @@ def test_drafts_beyond_the_most_are_left_out():
     harness.run()
 
 
-def test_drafts_take_what_is_left_of_the_tokens():
+def test_drafts_take_only_the_token_budget_left():
     harness = Harness(20, max_drafts=4, max_num_batched_tokens=4)
     harness.add(
         request("a", [1, 2], speculates=True, max_tokens=12),
@@ -82,7 +80,7 @@ def test_drafts_take_what_is_left_of_the_tokens():
     harness.run()
 
 
-def test_tokens_that_are_not_verified_are_never_found():
+def test_rejected_drafts_are_never_cached():
     harness = Harness(20, block_size=2, max_drafts=4)
     harness.add(request("a", [1] * 4, max_tokens=12, speculates=True))
     harness.step()
@@ -95,7 +93,7 @@ def test_tokens_that_are_not_verified_are_never_found():
     harness.run()
 
 
-def test_room_for_drafts_is_taken_from_nobody():
+def test_drafts_preempt_no_sequence():
     harness = Harness(4, max_drafts=4, prefix_caching=False)
     harness.add(request("a", [1] * 3, max_tokens=4, speculates=True))
     harness.add(request("b", [2] * 9, max_tokens=3))
@@ -107,7 +105,7 @@ def test_room_for_drafts_is_taken_from_nobody():
     harness.run()
 
 
-def test_what_ends_among_its_drafts_ends_there():
+def test_sequence_may_finish_within_its_drafts():
     harness = Harness(20, max_drafts=4)
     first = request("a", [1] * 6, max_tokens=12)
     harness.add(first)
@@ -124,7 +122,7 @@ def test_what_ends_among_its_drafts_ends_there():
     harness.check_empty()
 
 
-def test_who_has_yet_to_fork_or_ends_after_one_token_is_not_guessed_for():
+def test_forking_and_prefill_requests_do_not_speculate():
     harness = Harness(40, max_drafts=4, max_num_batched_tokens=5, max_num_seqs=5)
     harness.add(request("forks", [1] * 6, n=2, temperature=1.0, speculates=True))
     harness.step()
@@ -139,7 +137,7 @@ def test_who_has_yet_to_fork_or_ends_after_one_token_is_not_guessed_for():
     harness.run()
 
 
-def test_forks_that_await_their_last_token_are_not_guessed_for():
+def test_forks_awaiting_kv_do_not_speculate():
     harness = Harness(40, max_drafts=4)
     kind = {"n": 2, "temperature": 1.0, "speculates": True}
     harness.add(request("a", [1] * 6, kv_source=KvSource.EXTERNAL, **kind))
@@ -149,7 +147,7 @@ def test_forks_that_await_their_last_token_are_not_guessed_for():
     run(harness, right_at_first)
 
 
-def test_decodes_that_speculate_and_those_that_do_not_share_a_step():
+def test_speculating_and_plain_decodes_share_a_step():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.add(request("b", [2] * 6, max_tokens=12))
@@ -164,7 +162,7 @@ def test_decodes_that_speculate_and_those_that_do_not_share_a_step():
     harness.run()
 
 
-def test_who_speculates_and_has_no_drafts_is_a_plain_decode():
+def test_speculating_sequence_without_drafts_is_a_plain_decode():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.add(request("b", [2] * 6, max_tokens=12))
@@ -185,7 +183,7 @@ def test_who_speculates_and_has_no_drafts_is_a_plain_decode():
     harness.run()
 
 
-def test_who_may_be_guessed_for_is_not_planned_ahead():
+def test_speculating_sequence_is_not_scheduled_ahead():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.step()
@@ -205,7 +203,7 @@ def allowed(*steps: tuple[int, int]) -> int:
     return sequence.num_drafts_allowed
 
 
-def test_how_many_drafts_are_worth_it_follows_from_what_became_of_the_last():
+def test_draft_limit_adapts_to_recent_acceptance():
     assert allowed() == 2
     assert allowed((2, 2)) == 4
     assert allowed((2, 2), (4, 4)) == 8
@@ -215,6 +213,6 @@ def test_how_many_drafts_are_worth_it_follows_from_what_became_of_the_last():
     assert allowed((64, 64)) == 64
 
 
-def test_one_draft_is_tried_every_few_tokens_when_none_were_right():
+def test_draft_limit_probes_every_few_tokens_after_rejections():
     none_right = (2, 0), (1, 0)
     assert [allowed(*none_right, *[(0, 0)] * n) for n in range(5)] == [0, 0, 0, 0, 1]

@@ -6,7 +6,7 @@ from baton.engine.scheduler.sequences.sequence import Purpose
 from tests.support.scheduler.harness import Harness, request
 
 
-def test_several_requests_come_and_end_at_once():
+def test_scheduler_adds_and_aborts_several_requests_at_once():
     harness = Harness(40)
     harness.add(*(request(name, [1, 2, 3]) for name in "abcdef"))
     harness.step()
@@ -21,7 +21,7 @@ def test_several_requests_come_and_end_at_once():
     harness.check_empty()
 
 
-def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise():
+def test_forgotten_sequences_are_reported_once_in_a_step():
     harness = Harness(40)
     harness.add(*(request(name, [1, 2]) for name in "abcd"), request("never in a slot", [1, 2]))
     harness.step()
@@ -50,7 +50,7 @@ def test_scheduler_has_no_work_while_paused_with_a_kept_prefill():
     harness.check_empty()
 
 
-def test_requests_are_cancelled_from_many_threads_at_any_time():
+def test_cancel_is_safe_from_many_threads():
     """Each by three threads; those that are not cancelled come to their end."""
     harness = Harness(200, max_num_seqs=20)
     names = [f"r{i}" for i in range(30)]

@@ -27,7 +27,7 @@ def two(harness: Harness) -> None:
     harness.add(request("a", [1] * 7), request("b", [2] * 7))
 
 
-def test_each_block_of_computed_tokens_goes_and_comes_once():
+def test_swap_moves_each_computed_block_out_and_in_once():
     harness = swapping(prefix_caching=False)
     two(harness)
     plan = step_until_swapped(harness)
@@ -38,7 +38,7 @@ def test_each_block_of_computed_tokens_goes_and_comes_once():
     assert harness.scheduler.stats().num_swaps == 1
 
 
-def test_what_is_still_cached_is_not_copied_back():
+def test_swap_in_skips_blocks_that_are_still_cached():
     harness = swapping(5)
     harness.add(request("a", [1] * 7, max_tokens=3), request("b", [2] * 11))
     step_until_swapped(harness)
@@ -51,7 +51,7 @@ def test_what_is_still_cached_is_not_copied_back():
     ("swap_block", "compute_token", "num_swaps"),
     [(1e-9, 1.0, 1), (1.0, 1e-9, 0), (1.0, 0.51, 1), (1.0, 0.5, 0)],
 )
-def test_the_cheaper_way_is_taken(swap_block, compute_token, num_swaps):
+def test_preemption_picks_the_cheaper_of_swap_and_recompute(swap_block, compute_token, num_swaps):
     """Two blocks, there and back, against eight tokens."""
     harness = swapping(preemption=Preemption.AUTO)
     harness.scheduler.costs.swap_block = swap_block
@@ -63,7 +63,7 @@ def test_the_cheaper_way_is_taken(swap_block, compute_token, num_swaps):
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 1])
-def test_without_room_on_the_host_it_is_computed_again(num_host_blocks):
+def test_preemption_recomputes_without_room_on_the_host(num_host_blocks):
     harness = swapping(num_host_blocks=num_host_blocks)
     two(harness)
     harness.run()
@@ -71,7 +71,7 @@ def test_without_room_on_the_host_it_is_computed_again(num_host_blocks):
     assert (stats.num_preemptions, stats.num_swaps) == (1, 0)
 
 
-def test_what_was_swapped_comes_back_before_those_that_wait():
+def test_swapped_sequence_resumes_before_waiting_requests():
     harness = swapping(max_num_seqs=2, prefix_caching=False)
     two(harness)
     step_until_swapped(harness)
@@ -84,7 +84,7 @@ def test_what_was_swapped_comes_back_before_those_that_wait():
     assert started == ["b", "small"]
 
 
-def test_of_those_swapped_the_best_comes_back_first():
+def test_swapped_sequences_resume_best_first():
     harness = swapping(6, prefix_caching=False)
     harness.add(*(request(name, [i] * 7, max_tokens=17) for i, name in enumerate("abc")))
     while harness.scheduler.stats().num_swapped < 2:
@@ -95,7 +95,7 @@ def test_of_those_swapped_the_best_comes_back_first():
     assert back[:2] == ["b", "c"]
 
 
-def test_it_comes_back_when_it_can_also_go_on():
+def test_swapped_sequence_resumes_only_if_it_can_also_decode():
     """Else it would have to make room again at once."""
     harness = swapping(6, policy="priority", prefix_caching=False)
     harness.add(request("a", [1] * 3, max_tokens=12, priority=0))
@@ -124,7 +124,7 @@ def fork_beside_the_best(num_blocks: int) -> Harness:
     return harness
 
 
-def test_siblings_go_and_come_together_and_each_block_moves_once():
+def test_swapped_siblings_move_together_and_blocks_once():
     harness = fork_beside_the_best(5)
     plan = step_until_swapped(harness)
     assert list(harness.computed) == ["best"]
@@ -138,7 +138,7 @@ def test_siblings_go_and_come_together_and_each_block_moves_once():
     assert not harness.live
 
 
-def test_a_sibling_that_makes_room_for_another_is_not_swapped():
+def test_sibling_preempted_for_a_sibling_is_not_swapped():
     """They would come back together, to where there is room for one."""
     harness = swapping(4)
     harness.add(request("a", [1] * 7, n=2, temperature=1.0))
@@ -148,7 +148,7 @@ def test_a_sibling_that_makes_room_for_another_is_not_swapped():
     assert (stats.num_preemptions > 0, stats.num_swaps) == (True, 0)
 
 
-def test_who_makes_room_for_itself_is_not_swapped():
+def test_sequence_that_preempts_itself_is_not_swapped():
     harness = swapping(4, prefix_caching=False)
     harness.add(request("a", [1] * 5), request("b", [2] * 7))
     harness.run()
@@ -156,7 +156,7 @@ def test_who_makes_room_for_itself_is_not_swapped():
     assert harness.scheduler.stats().num_swaps == 0
 
 
-def test_beams_go_and_come_together():
+def test_swapped_beams_move_together():
     harness = swapping(5, policy="priority", prefix_caching=False)
     harness.add(request("beams", [2] * 9, beam_width=2, max_tokens=6, priority=1))
     harness.step()
@@ -168,7 +168,7 @@ def test_beams_go_and_come_together():
     assert not harness.live
 
 
-def test_what_comes_back_in_a_step_does_not_go_again_in_it():
+def test_swapped_in_sequence_is_not_swapped_out_in_that_step():
     """Its blocks are not there yet, when decodes that have their turn last want them."""
     harness = swapping(7, policy="prefill-first", prefix_caching=False)
     harness.add(request("a", [1] * 4), request("b", [2] * 4), request("c", [3] * 4, max_tokens=5))
@@ -185,7 +185,7 @@ def test_what_comes_back_in_a_step_does_not_go_again_in_it():
     assert not harness.live
 
 
-def test_a_step_that_only_brings_back_has_made_progress():
+def test_step_of_only_swap_ins_makes_progress():
     harness = swapping(4, prefix_caching=False)
     two(harness)
     step_until_swapped(harness)
@@ -199,7 +199,7 @@ def test_a_step_that_only_brings_back_has_made_progress():
     harness.run()
 
 
-def test_the_places_of_what_comes_back_are_free_with_the_next_step():
+def test_host_blocks_are_freed_a_step_after_swap_in():
     """What goes in the same step must not be written over them before they are read."""
     harness = swapping(4, prefix_caching=False)
     two(harness)
@@ -214,7 +214,7 @@ def test_the_places_of_what_comes_back_are_free_with_the_next_step():
     harness.run()
 
 
-def test_a_tail_that_is_found_again_is_not_written():
+def test_swap_in_does_not_write_to_a_cached_tail():
     """All of its prompt was cached; its last token is yet to be computed once more."""
     groups = [cache_group(5, num_host_blocks=9), cache_group(20, 30, num_host_blocks=9)]
     harness = Harness(groups, preemption=Preemption.SWAP)
@@ -234,7 +234,7 @@ def test_a_tail_that_is_found_again_is_not_written():
     assert not harness.live
 
 
-def test_what_ends_while_it_is_swapped_frees_its_place_with_the_next_step():
+def test_abort_of_a_swapped_sequence_frees_host_blocks_next_step():
     harness = swapping(prefix_caching=False)
     two(harness)
     step_until_swapped(harness)
@@ -248,7 +248,7 @@ def test_what_ends_while_it_is_swapped_frees_its_place_with_the_next_step():
     harness.run()
 
 
-def test_of_a_window_only_what_it_sees_is_swapped():
+def test_swap_moves_only_blocks_that_a_window_sees():
     groups = [cache_group(12, num_host_blocks=20), cache_group(20, 3, num_host_blocks=20)]
     harness = Harness(groups, preemption=Preemption.SWAP, prefix_caching=False)
     harness.add(request("a", [1] * 7, max_tokens=20), request("b", [2] * 13, max_tokens=20))
@@ -259,7 +259,7 @@ def test_of_a_window_only_what_it_sees_is_swapped():
     assert not harness.live
 
 
-def test_without_a_host_pool_in_every_group_nothing_is_swapped():
+def test_swap_needs_a_host_pool_in_every_group():
     groups = [cache_group(4, num_host_blocks=20), cache_group(4, 30)]
     harness = Harness(groups, preemption=Preemption.SWAP)
     two(harness)

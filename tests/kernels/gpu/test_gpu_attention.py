@@ -62,7 +62,7 @@ def tiling_of(case: Case, deterministic: bool = False) -> AttentionTiling:
 
 
 @each_case(CASES)
-def test_chunks_of_prompts_beside_decodes_of_ragged_contexts(
+def test_attention_matches_float64_for_chunks_beside_decodes(
     gpu: torch.device, case: dict[str, int]
 ) -> None:
     contexts = [0, 1, 15, 16, 511, 512, *torch.randint(0, 6000, (58,)).tolist(), 0, 3000, 17, 0]
@@ -73,7 +73,7 @@ def test_chunks_of_prompts_beside_decodes_of_ragged_contexts(
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 12, 16])
 @pytest.mark.parametrize("block_size", [16, 32])
-def test_any_number_of_query_heads_for_each_kv_head(
+def test_attention_matches_float64_for_any_query_group_size(
     gpu: torch.device, block_size: int, group: int
 ) -> None:
     case = large_case(
@@ -90,7 +90,7 @@ def test_any_number_of_query_heads_for_each_kv_head(
 
 
 @TYPES
-def test_one_sequence_of_a_long_context(
+def test_attention_matches_float64_for_one_long_context(
     gpu: torch.device, dtype: torch.dtype, is_fp8: bool
 ) -> None:
     case = large_case(gpu, [131000], [1], dtype=dtype, head_dim=128, is_fp8=is_fp8)
@@ -98,9 +98,7 @@ def test_one_sequence_of_a_long_context(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_decode_is_the_same_alone_and_in_any_batch(
-    gpu: torch.device, deterministic: bool
-) -> None:
+def test_decode_attention_is_batch_invariant(gpu: torch.device, deterministic: bool) -> None:
     contexts = torch.randint(0, 6000, (64,)).tolist()
     case = large_case(gpu, contexts, [1] * 64, dtype=torch.bfloat16, head_dim=128)
     tiling = tiling_of(case, deterministic)
@@ -110,7 +108,7 @@ def test_a_decode_is_the_same_alone_and_in_any_batch(
 
 
 @each_case(CASES)
-def test_in_the_deterministic_mode_a_token_is_the_same_however_it_is_computed(
+def test_deterministic_attention_is_same_for_any_chunking(
     gpu: torch.device, case: dict[str, int]
 ) -> None:
     batch = large_case(gpu, [0, 2000, 5], [1100, 333, 1], **shape_of(case))
@@ -126,7 +124,9 @@ def test_in_the_deterministic_mode_a_token_is_the_same_however_it_is_computed(
 
 
 @TYPES
-def test_a_shared_prefix(gpu: torch.device, dtype: torch.dtype, is_fp8: bool) -> None:
+def test_attention_matches_float64_with_shared_prefix(
+    gpu: torch.device, dtype: torch.dtype, is_fp8: bool
+) -> None:
     contexts = torch.randint(4096, 6000, (100,)).tolist()
     case = large_case(gpu, contexts, [1] * 100, dtype=dtype, head_dim=128, is_fp8=is_fp8)
     prefix = share(case, range(0, 100, 2), 4096)
@@ -135,7 +135,7 @@ def test_a_shared_prefix(gpu: torch.device, dtype: torch.dtype, is_fp8: bool) ->
     assert torch.equal(attend(case, tiling, [prefix]), attend(case, tiling))
 
 
-def test_a_captured_graph_replays_over_plans_of_any_size(gpu: torch.device) -> None:
+def test_captured_decode_graph_replays_plans_of_any_size(gpu: torch.device) -> None:
     case = large_case(gpu, [3000, 40, 511, 0], [1] * 4, dtype=torch.bfloat16, head_dim=128)
     tiling = tiling_of(case)
     capacity = SplitCapacity(items=64, shared_items=8, members=4)

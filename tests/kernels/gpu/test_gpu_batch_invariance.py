@@ -25,7 +25,7 @@ WEIGHTS = pytest.mark.parametrize(
 
 @DTYPES
 @WEIGHTS
-def test_a_row_is_multiplied_and_the_same_in_any_batch(
+def test_linear_matches_float64_and_is_batch_invariant(
     gpu: torch.device, num_columns: int, depth: int, dtype: torch.dtype
 ) -> None:
     x = random(max(BATCHES), depth, dtype=dtype, device=gpu)
@@ -42,7 +42,7 @@ def test_a_row_is_multiplied_and_the_same_in_any_batch(
 
 
 @DTYPES
-def test_experts_are_multiplied_and_the_same_in_any_batch(
+def test_expert_linear_matches_float64_and_is_batch_invariant(
     gpu: torch.device, dtype: torch.dtype
 ) -> None:
     x = random(1024, 2048, dtype=dtype, device=gpu)
@@ -60,7 +60,7 @@ def test_experts_are_multiplied_and_the_same_in_any_batch(
 
 @DTYPES
 @pytest.mark.parametrize("is_share_of_chosen", [False, True])
-def test_experts_are_chosen_and_the_same_in_any_batch(
+def test_expert_choice_matches_float64_and_is_batch_invariant(
     gpu: torch.device, is_share_of_chosen: bool, dtype: torch.dtype
 ) -> None:
     logits = random(1024, 128, dtype=dtype, device=gpu)  # of which in bf16 many are equal
@@ -76,7 +76,7 @@ def test_experts_are_chosen_and_the_same_in_any_batch(
 
 
 @DTYPES
-def test_the_results_of_experts_are_added(gpu: torch.device, dtype: torch.dtype) -> None:
+def test_combine_experts_matches_float64(gpu: torch.device, dtype: torch.dtype) -> None:
     x = random(4 * 999, 2048, dtype=dtype, device=gpu)
     weights = torch.rand(999, 4, device=gpu).to(dtype)
     expected = reference_combine_experts(x.double(), weights.double())

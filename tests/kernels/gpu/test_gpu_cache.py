@@ -48,7 +48,7 @@ def step(
 
 @CACHES
 @SHAPES
-def test_tokens_are_written_to_their_slots_and_nothing_else_is(step: Step) -> None:
+def test_write_kv_writes_only_slots_of_tokens(step: Step) -> None:
     write_kv(step.key, step.value, step.cache, step.slots)
     step.check()
 
@@ -57,7 +57,7 @@ def test_tokens_are_written_to_their_slots_and_nothing_else_is(step: Step) -> No
 @SHAPES
 @pytest.mark.parametrize("part", [1.0, 0.5])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_queries_and_keys_are_rotated_in_place_and_the_cache_is_written(
+def test_rotate_and_write_rotates_in_place_and_fills_cache(
     step: Step, gpu: torch.device, part: float, has_norm: bool
 ) -> None:
     _, num_kv_heads, head_dim = step.key.shape
@@ -67,7 +67,7 @@ def test_queries_and_keys_are_rotated_in_place_and_the_cache_is_written(
 
 @pytest.mark.parametrize("block_bytes", [16, 65536, 65552, 2**21])
 @pytest.mark.parametrize("way", ["within", "out", "in"])
-def test_blocks_are_copied_within_a_pool_and_to_and_from_the_host(
+def test_copy_blocks_moves_within_pool_and_to_and_from_host(
     gpu: torch.device, block_bytes: int, way: str
 ) -> None:
     on_gpu = torch.randint(256, (100, block_bytes), dtype=torch.uint8, device=gpu)
@@ -88,7 +88,7 @@ def test_blocks_are_copied_within_a_pool_and_to_and_from_the_host(
     assert torch.equal(target, expected)
 
 
-def test_pageable_memory_is_refused(gpu: torch.device) -> None:
+def test_copy_blocks_refuses_pageable_memory(gpu: torch.device) -> None:
     on_gpu = torch.zeros(4, 64, dtype=torch.uint8, device=gpu)
     pairs = torch.tensor([[1, 2]], device=gpu)
     with pytest.raises(ValueError, match=r"source is in pageable memory .* pin_memory=True"):

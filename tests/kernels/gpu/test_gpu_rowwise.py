@@ -18,7 +18,9 @@ DTYPES = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 @DTYPES
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 4096), (4097, 4096), (300, 5120), (9, 16384)])
-def test_norms(gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype) -> None:
+def test_rms_norm_matches_float64(
+    gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype
+) -> None:
     x, stream = (random(num_rows, width, dtype=dtype, device=gpu) for _ in range(2))
     weight = random(width, dtype=dtype, device=gpu)
     out = poisoned(num_rows, width, dtype=dtype, device=gpu)
@@ -31,9 +33,7 @@ def test_norms(gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype)
 
 
 @DTYPES
-def test_a_row_is_normalised_the_same_alone_and_in_any_batch(
-    gpu: torch.device, dtype: torch.dtype
-) -> None:
+def test_rms_norm_is_batch_invariant(gpu: torch.device, dtype: torch.dtype) -> None:
     x = random(1000, 4096, dtype=dtype, device=gpu)
     weight = random(4096, dtype=dtype, device=gpu)
     together = rms_norm(x, weight, 1e-5)
@@ -43,7 +43,9 @@ def test_a_row_is_normalised_the_same_alone_and_in_any_batch(
 
 @DTYPES
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 14336), (4097, 14336), (33, 1000)])
-def test_gates(gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype) -> None:
+def test_gated_activation_matches_float64(
+    gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype
+) -> None:
     gate_up = random(num_rows, 2 * width, dtype=dtype, device=gpu)
     out = poisoned(num_rows, width, dtype=dtype, device=gpu)
     silu_and_multiply(gate_up, out)

@@ -32,7 +32,7 @@ NUM_ROWS = 256
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("scale", [0.2, 2.0, 8.0])
-def test_tokens_are_those_of_the_cpus_sampler(
+def test_sampler_draws_tokens_of_cpu_sampler(
     gpu: torch.device, scale: float, dtype: torch.dtype
 ) -> None:
     """Chances are rounded otherwise, so that a draw in a million may differ: one may here."""
@@ -48,7 +48,7 @@ def test_tokens_are_those_of_the_cpus_sampler(
     assert_close(logprobs, expected, rounded=1.0)  # the sum whose logarithm it is: 1 at least
 
 
-def test_a_row_has_the_same_token_alone_and_in_any_batch(gpu: torch.device) -> None:
+def test_sampler_draws_same_token_in_any_batch(gpu: torch.device) -> None:
     logits = 3 * torch.randn(NUM_ROWS, VOCAB_SIZE, device=gpu)
     params = params_of(kinds_of(NUM_ROWS))
     indices, positions = places(NUM_ROWS)
@@ -59,7 +59,7 @@ def test_a_row_has_the_same_token_alone_and_in_any_batch(gpu: torch.device) -> N
         assert sample(logits[only], rows) == together[row]
 
 
-def test_penalised_scores_are_bitwise_those_of_the_reference(gpu: torch.device) -> None:
+def test_penalties_are_bitwise_those_of_reference(gpu: torch.device) -> None:
     tokens = torch.randint(-1, 5000, (NUM_ROWS, 4096), dtype=torch.int32)
     lengths = torch.randint(1, 4097, (NUM_ROWS,))
     history = History(tokens, torch.randperm(NUM_ROWS), lengths, lengths // 3, 4096)
@@ -80,7 +80,7 @@ def test_penalised_scores_are_bitwise_those_of_the_reference(gpu: torch.device) 
     assert not counts.any()
 
 
-def test_rules_about_single_tokens_are_bitwise_those_of_the_reference(gpu: torch.device) -> None:
+def test_token_rules_are_bitwise_those_of_reference(gpu: torch.device) -> None:
     num_rules, width = 20_000, 31
     cells = torch.randperm(NUM_ROWS * VOCAB_SIZE, device=gpu)[:num_rules]
     rows, token_ids = cells // VOCAB_SIZE, cells % VOCAB_SIZE
@@ -106,7 +106,7 @@ def test_rules_about_single_tokens_are_bitwise_those_of_the_reference(gpu: torch
     assert torch.equal(scores.cpu(), on_cpu)
 
 
-def test_masked_scores_are_bitwise_those_of_the_reference(gpu: torch.device) -> None:
+def test_bitmask_is_bitwise_that_of_reference(gpu: torch.device) -> None:
     words = torch.randint(-(2**31), 2**31, (200, VOCAB_SIZE // 32), dtype=torch.int32, device=gpu)
     words[::3] &= words.flip(1)[::3]
     words[1::3] = 0

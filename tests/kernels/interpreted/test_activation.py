@@ -38,7 +38,7 @@ def test_gated_activation_matches_float64(gate: str, case: dict) -> None:
     assert_close(out, reference(gate_up.double()))
 
 
-def test_large_values_neither_overflow_nor_vanish() -> None:
+def test_gated_activation_is_exact_for_large_values() -> None:
     out = silu_and_multiply(torch.tensor([[-1e4, 1e4, 2.0, 3.0]]))
     assert out.tolist() == [[0.0, 3e4]]
     large = torch.tensor([[-1e4, 1e4, 1e4, 2.0, 1e4, -1e4]])
@@ -47,7 +47,7 @@ def test_large_values_neither_overflow_nor_vanish() -> None:
     assert expected[0, 1:].round().tolist() == [56.0, -42.0]
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_gated_activation_refuses_wrong_shape() -> None:
     with pytest.raises(ValueError, match="gate_up has 7 columns"):
         silu_and_multiply(torch.randn(2, 7))
     with pytest.raises(ValueError, match=r"out has shape \(2, 3\); must have \(2, 4\)"):

@@ -17,7 +17,7 @@ from tests.support.kernels.comparison import apart, each_case, pairwise
         is_apart=(False, True),
     )
 )
-def test_scores_are_bitwise_those_of_the_cpus_sampler(case: dict) -> None:
+def test_bitmask_is_bitwise_that_of_cpu_sampler(case: dict) -> None:
     vocab_size, num_masks = case["vocab_size"], case["num_masks"]
     scores = torch.randn(5, vocab_size)
     scores[torch.rand_like(scores) < case["banned"]] = -torch.inf
@@ -37,14 +37,14 @@ def test_scores_are_bitwise_those_of_the_cpus_sampler(case: dict) -> None:
     assert torch.equal(by_reference, expected)
 
 
-def test_a_score_that_is_no_number_is_something_left() -> None:
+def test_bitmask_applies_when_only_nan_score_is_left() -> None:
     scores = torch.tensor([[torch.nan, -torch.inf, 1.0]])
     restrict(scores, torch.tensor([0]), torch.tensor([[3]], dtype=torch.int32))
     assert scores[0, 0].isnan()
     assert scores[0, 1:].tolist() == [-torch.inf, -torch.inf]
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_bitmask_refuses_wrong_shape_or_dtype() -> None:
     rows, words = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"bitmask has shape \(1, 2\); must have \(1, 1\)"):
         restrict(torch.zeros(1, 32), rows, words)

@@ -20,7 +20,7 @@ def pool_of(num_blocks: int, block_bytes: int, gap: int = 0) -> torch.Tensor:
         gap=(0, 16),
     )
 )
-def test_blocks_arrive_whole_and_no_other_changes(case: dict) -> None:
+def test_copy_blocks_copies_whole_blocks_and_no_others(case: dict) -> None:
     source = pool_of(20, case["block_bytes"], case["gap"])
     target = source if case["is_same_pool"] else pool_of(15, case["block_bytes"])
     ids = torch.randperm(15)[: 2 * case["num_pairs"]]
@@ -32,12 +32,12 @@ def test_blocks_arrive_whole_and_no_other_changes(case: dict) -> None:
     assert case["is_same_pool"] or torch.equal(source, untouched)
 
 
-def test_no_pairs_are_no_launch() -> None:
+def test_copy_blocks_launches_nothing_without_pairs() -> None:
     pool = pool_of(2, 16)
     copy_blocks(pool, pool, torch.empty(0, 2, dtype=torch.int64))
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_copy_blocks_refuses_wrong_shape_or_dtype() -> None:
     pool, pairs = pool_of(4, 32), torch.tensor([[1, 2]])
     with pytest.raises(ValueError, match=r"target has shape \(4, 16\); must have \(4, 32\)"):
         copy_blocks(pool, pool_of(4, 16), pairs)

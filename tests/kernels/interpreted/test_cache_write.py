@@ -32,19 +32,19 @@ def step(case: dict[str, Any], **changes: Any) -> Step:
 
 
 @each_case(CASES)
-def test_tokens_are_written_to_their_slots_and_nothing_else_is(case: dict) -> None:
+def test_write_kv_writes_only_slots_of_tokens(case: dict) -> None:
     new = step(case)
     write_kv(new.key, new.value, new.cache, new.slots)
     new.check()
 
 
-def test_keys_and_values_may_be_of_different_sizes() -> None:
+def test_write_kv_takes_keys_and_values_of_different_sizes() -> None:
     new = step(CASES[0], key_dim=96, value_dim=64, num_tokens=7)
     write_kv(new.key, new.value, new.cache, new.slots)
     new.check()
 
 
-def test_what_fp8_cannot_hold_becomes_its_largest_number() -> None:
+def test_write_kv_saturates_values_beyond_fp8() -> None:
     new = step(CASES[0], cache_dtype=FP8, num_tokens=1, layer=0)
     write_kv(new.key.sign() * 1e6, new.value, new.cache, new.slots)
     largest = 448 * new.cache.key_scales.double()[:, None]
@@ -52,7 +52,7 @@ def test_what_fp8_cannot_hold_becomes_its_largest_number() -> None:
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, FP8], ids=str)
-def test_the_reference_writes_the_same(cache_dtype: torch.dtype) -> None:
+def test_reference_write_kv_writes_only_slots_of_tokens(cache_dtype: torch.dtype) -> None:
     new = step(CASES[0], cache_dtype=cache_dtype, num_tokens=9)
     reference_write_kv(new.key, new.value, new.cache, new.slots)
     new.check()
@@ -75,7 +75,7 @@ ROTARY_CASES = pairwise(
 
 
 @each_case(ROTARY_CASES, num_quick=12)
-def test_queries_and_keys_are_rotated_and_the_cache_is_written(case: dict) -> None:
+def test_rotate_and_write_rotates_and_fills_cache(case: dict) -> None:
     of_step = dict(case)
     per_head, size, is_adjacent, has_norm, out = (
         of_step.pop(name)
@@ -86,7 +86,7 @@ def test_queries_and_keys_are_rotated_and_the_cache_is_written(case: dict) -> No
     check_rotation(step(of_step), num_heads, Rotation(table, is_adjacent), has_norm, out)
 
 
-def test_slices_of_a_fused_projection_need_no_copy() -> None:
+def test_rotate_and_write_takes_slices_of_fused_projection() -> None:
     new = step(
         CASES[0],
         num_tokens=4, num_kv_heads=2, key_dim=64, value_dim=64, dtype=torch.float32,
@@ -101,7 +101,7 @@ def test_slices_of_a_fused_projection_need_no_copy() -> None:
     replace(new, value=value).check(expected[:, 8:10])
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_cache_writes_refuse_wrong_shapes() -> None:
     new = step(CASES[0], num_kv_heads=2, key_dim=64, value_dim=64)
     key, value, cache, slots = new.key, new.value, new.cache, new.slots
     with pytest.raises(ValueError, match=r"slots has shape"):
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_named() -> None:
         rotate_and_write(key, key, value, slots, rotation, cache, slots)
 
 
-def test_the_null_block_is_never_written() -> None:
+def test_write_kv_never_writes_null_block() -> None:
     new = step(CASES[0], num_tokens=16, block_size=16)
     write_kv(new.key, new.value, new.cache, torch.arange(16))
     assert new.pool._bytes.eq(0xFF).all()

@@ -19,19 +19,19 @@ CASES = pairwise(
 
 
 @each_case(CASES)
-def test_a_shared_prefix_counts_once_for_each_member(case: dict) -> None:
+def test_cascade_counts_shared_prefix_once_per_member(case: dict) -> None:
     batch = make_case((140, 3, 150, 128), (1, 1, 1, 2), num_kv_heads=1, **case)
     prefix = share(batch, [3, 0, 2], 128)
     batch.check(decode(batch, TILING, SPLIT, SHARED, shared=[prefix]))
 
 
-def test_several_prefixes_have_their_own_members() -> None:
+def test_cascade_attends_several_prefixes_with_own_members() -> None:
     case = make_case((140, 3, 150, 128, 130, 64), (1, 1, 1, 2, 1, 1), group=1)
     prefixes = [share(case, [3, 0], 128), share(case, [5, 2], 64)]
     case.check(decode(case, TILING, SPLIT, SHARED, shared=prefixes))
 
 
-def test_a_prefix_of_more_members_than_a_tile_holds_is_cut() -> None:
+def test_cascade_cuts_prefix_with_more_members_than_tile() -> None:
     case = make_case([64] * 9, [1] * 9, group=5, num_kv_heads=1)
     prefix = share(case, list(range(9)), 64)
     case.check(decode(case, TILING, SPLIT, SHARED, shared=[prefix]))

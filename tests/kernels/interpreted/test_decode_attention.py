@@ -32,18 +32,18 @@ CASES = pairwise(
 
 
 @each_case(CASES, num_quick=6)
-def test_one_token_of_each_sequence_attends_over_its_context(case: dict) -> None:
+def test_decode_attention_matches_float64_for_one_token_each(case: dict) -> None:
     batch = make_case(CONTEXTS, NUM_QUERIES, **case)
     batch.check(decode(batch, TILING, SPLIT))
 
 
 @pytest.mark.parametrize("group", [1, 3, 16])
-def test_several_tokens_of_a_sequence_see_one_more_key_each(group: int) -> None:
+def test_decode_attention_is_causal_among_tokens_of_sequence(group: int) -> None:
     case = make_case((0, 15, 60, 100), (5, 3, 6, 1), group=group, num_kv_heads=1, window=21)
     case.check(decode(case, TILING, SPLIT))
 
 
-def test_a_token_is_the_same_alone_and_in_any_batch() -> None:
+def test_decode_attention_is_batch_invariant() -> None:
     case = make_case((5, 150, 70, 64), (1, 3, 1, 1), softcap=4.0, has_sinks=True)
     together = decode(case, TILING, SPLIT)
     for i in range(len(case.ranges)):
@@ -53,7 +53,7 @@ def test_a_token_is_the_same_alone_and_in_any_batch() -> None:
         assert torch.equal(alone[tokens], together[tokens])
 
 
-def test_tokens_of_no_member_stay_as_they_are() -> None:
+def test_decode_attention_leaves_tokens_outside_plan() -> None:
     case = make_case((5, 20, 70), (1, 1, 1))
     some = case.of(case.ranges[np.array([0, 2])])
     out = decode(some, TILING, SPLIT)
@@ -61,7 +61,7 @@ def test_tokens_of_no_member_stay_as_they_are() -> None:
     assert torch.equal(out[[0, 2]], decode(case, TILING, SPLIT)[[0, 2]])
 
 
-def test_a_plan_in_more_room_gives_the_same_and_zeros_behind_it() -> None:
+def test_decode_attention_zeroes_unused_room_of_plan() -> None:
     case = make_case((5, 100, 0, 0), (1, 1, 1, 1))
     ranges = case.ranges[:2]
     plan = plan_splits(ranges, SPLIT, TILING.keys, TILING.num_tokens(case.group))
@@ -74,12 +74,12 @@ def test_a_plan_in_more_room_gives_the_same_and_zeros_behind_it() -> None:
     assert not out[2:].any()
 
 
-def test_a_batch_of_nobody_is_no_launch() -> None:
+def test_decode_attention_launches_nothing_for_empty_batch() -> None:
     case = make_case((5, 9), (1, 1))
     assert decode(case.of(case.ranges[:0]), TILING, SPLIT).isnan().all()
 
 
-def test_sinks_alone_leave_nothing_of_values_that_weigh_little() -> None:
+def test_decode_attention_gives_zero_when_sinks_dominate() -> None:
     case = make_case((40,), (1,), has_sinks=True)
     assert case.rule.sinks is not None
     case.rule.sinks.fill_(200.0)
@@ -87,14 +87,16 @@ def test_sinks_alone_leave_nothing_of_values_that_weigh_little() -> None:
 
 
 @pytest.mark.parametrize("chosen", [(64, torch.bfloat16), (128, torch.float16)], ids=str)
-def test_the_chosen_tiles_give_the_same(chosen: tuple[int, torch.dtype]) -> None:
+def test_decode_attention_matches_float64_with_chosen_tiling(
+    chosen: tuple[int, torch.dtype],
+) -> None:
     head_dim, dtype = chosen
     tiling = choose_tiling(head_dim, dtype, dtype, num_kv_heads=1, max_context=4096)
     case = make_case((600, 255, 3), (1, 1, 2), dtype, head_dim, group=4, num_kv_heads=1)
     case.check(decode(case, tiling.decode, tiling.split_tokens))
 
 
-def test_what_no_kernel_computes_is_refused_in_a_sentence() -> None:
+def test_attention_refuses_unsupported_model_shape_or_dtype() -> None:
     def run(**changes: object) -> None:
         decode(replace(make_case((5,), (1,)), **changes), TILING, SPLIT)
 
@@ -129,7 +131,7 @@ def test_what_no_kernel_computes_is_refused_in_a_sentence() -> None:
         run(kv=replace(case.kv, block_size=8))
 
 
-def test_a_plan_larger_than_its_room_is_refused() -> None:
+def test_pack_refuses_plan_larger_than_capacity() -> None:
     plan = plan_splits(make_case((5,), (1,)).ranges, SPLIT, 32, 8)
     with pytest.raises(
         ValueError, match=r"items=1, .* more than .*items=0, .* capture a larger one"

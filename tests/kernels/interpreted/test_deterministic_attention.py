@@ -52,12 +52,12 @@ def check(case: Case, tiling: Tiling, split_tokens: int) -> None:
 
 
 @each_case(CASES, num_quick=3)
-def test_a_token_is_the_same_decoded_or_in_a_chunk_of_any_size(case: dict) -> None:
+def test_deterministic_attention_is_same_in_decode_and_chunks(case: dict) -> None:
     check(make_case((0, 100), (19, 7), num_kv_heads=1, **case), TILING, SPLIT)
 
 
 @pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.slow)])
-def test_a_token_is_the_same_with_the_tiles_of_the_mode(head_dim: int) -> None:
+def test_deterministic_attention_is_same_with_chosen_tiling(head_dim: int) -> None:
     bf16 = torch.bfloat16
     tiling = choose_tiling(head_dim, bf16, bf16, 1, 4096, deterministic=True)
     assert tiling.decode == tiling.shared == tiling.prefill
@@ -66,7 +66,7 @@ def test_a_token_is_the_same_with_the_tiles_of_the_mode(head_dim: int) -> None:
     check(case, tiling.prefill, tiling.split_tokens)
 
 
-def test_a_shared_prefix_changes_no_bit() -> None:
+def test_deterministic_attention_is_same_with_shared_prefix() -> None:
     bf16 = torch.bfloat16
     tiling = choose_tiling(64, bf16, bf16, 1, 4096, deterministic=True)
     case = make_case((600, 5, 530), (1, 1, 3), bf16, group=4, num_kv_heads=1)

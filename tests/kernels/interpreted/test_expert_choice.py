@@ -24,7 +24,7 @@ from tests.support.kernels.comparison import (
         dtype=FLOATS,
     )
 )
-def test_the_most_likely_experts_are_chosen_with_their_weights(case: dict) -> None:
+def test_expert_choice_takes_most_likely_with_weights(case: dict) -> None:
     num_experts, is_share = case["num_experts"], case["is_share_of_chosen"]
     choices = min(case["choices"], num_experts)
     logits = 3 * random(case["num_tokens"], num_experts, dtype=case["dtype"])
@@ -35,14 +35,14 @@ def test_the_most_likely_experts_are_chosen_with_their_weights(case: dict) -> No
     assert_close(weights, expected[1])
 
 
-def test_equals_are_ordered_by_number() -> None:
+def test_expert_choice_orders_ties_by_number() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0, 1.0], [0.0] * 6])
     chosen, weights = choose_experts(logits, 4, is_share_of_chosen=True)
     assert chosen.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
     assert weights[1].tolist() == [0.25] * 4
 
 
-def test_a_token_has_the_same_experts_alone_and_in_any_batch() -> None:
+def test_expert_choice_is_batch_invariant() -> None:
     logits = torch.randn(20, 48)
     together = choose_experts(logits, 6, is_share_of_chosen=False)
     for rows in ([0], [19], [7, 3]):
@@ -51,16 +51,16 @@ def test_a_token_has_the_same_experts_alone_and_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("logit", [-torch.inf, torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_choose_experts_that_there_are(logit: float) -> None:
+def test_expert_choice_stays_in_range_for_non_finite_logits(logit: float) -> None:
     chosen, _ = choose_experts(torch.full((3, 5), logit), 2, is_share_of_chosen=True)
     assert ((chosen >= 0) & (chosen < 5)).all()
 
 
-def test_no_tokens_choose_nothing() -> None:
+def test_expert_choice_is_empty_without_tokens() -> None:
     chosen, weights = choose_experts(torch.empty(0, 4), 2, is_share_of_chosen=True)
     assert chosen.shape == weights.shape == (0, 2)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_expert_choice_refuses_more_choices_than_experts() -> None:
     with pytest.raises(ValueError, match="5 of 4 experts are to be chosen; must be at least 1"):
         choose_experts(torch.zeros(2, 4), 5, is_share_of_chosen=True)

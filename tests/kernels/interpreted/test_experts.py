@@ -39,7 +39,7 @@ def choose(num_tokens: int, num_experts: int, choices: int) -> torch.Tensor:
 
 
 @each_case(CASES, num_quick=6)
-def test_each_pair_is_multiplied_by_its_experts_weight(case: dict) -> None:
+def test_expert_linear_matches_float64(case: dict) -> None:
     dtype = case["dtype"]
     chosen = choose(case["num_tokens"], case["num_experts"], case["choices"])
     num_rows = chosen.numel() if case["has_own_rows"] else case["num_tokens"]
@@ -53,7 +53,7 @@ def test_each_pair_is_multiplied_by_its_experts_weight(case: dict) -> None:
     assert_close(out, reference_expert_linear(x.double(), weight.double(), chosen, exact))
 
 
-def test_a_row_is_the_same_alone_and_in_any_batch() -> None:
+def test_expert_linear_is_batch_invariant() -> None:
     x, weight = torch.randn(70, 100), torch.randn(4, 60, 100)
     chosen = choose(70, 4, 2)
     together = expert_linear(x, weight, route(chosen, 4)).unflatten(0, (70, 2))
@@ -65,7 +65,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "choices"), [(1, 1, 1), (5, 8, 2), (300, 3, 2)]
 )
-def test_tiles_have_one_expert_each_and_every_pair_once(
+def test_routing_tiles_have_one_expert_and_every_pair_once(
     num_tokens: int, num_experts: int, choices: int
 ) -> None:
     chosen = choose(num_tokens, num_experts, choices)
@@ -82,7 +82,7 @@ def test_tiles_have_one_expert_each_and_every_pair_once(
 
 
 @each_case(pairwise(num_tokens=(1, 4), choices=(1, 3, 8), width=(1, 100, 1100), dtype=FLOATS))
-def test_the_results_of_experts_are_weighted_and_added(case: dict) -> None:
+def test_combine_experts_matches_float64(case: dict) -> None:
     num_pairs = case["num_tokens"] * case["choices"]
     x = random(num_pairs, case["width"], dtype=case["dtype"])
     weights = torch.rand(case["num_tokens"], case["choices"]).to(case["dtype"])
@@ -91,7 +91,7 @@ def test_the_results_of_experts_are_weighted_and_added(case: dict) -> None:
     assert_close(out, reference_combine_experts(x.double(), weights.double()))
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_expert_linear_refuses_wrong_shape() -> None:
     weight, routing = torch.randn(4, 6, 8), route(torch.tensor([[0, 1], [2, 1], [3, 0]]), 4)
     with pytest.raises(ValueError, match="x has 4 rows; must have one for each of 3 tokens"):
         expert_linear(torch.randn(4, 8), weight, routing)

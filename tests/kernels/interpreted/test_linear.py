@@ -25,7 +25,7 @@ CASES = pairwise(
 
 
 @each_case(CASES, num_quick=5)
-def test_a_row_is_multiplied(case: dict) -> None:
+def test_linear_matches_float64(case: dict) -> None:
     dtype, depth = case["dtype"], case["depth"]
     x = random(case["num_rows"], depth, dtype=dtype)
     weight = random(case["num_columns"], depth, dtype=dtype)
@@ -41,7 +41,7 @@ def test_a_row_is_multiplied(case: dict) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("depth", [96, 1100])
-def test_a_row_is_the_same_alone_and_in_any_batch(depth: int, dtype: torch.dtype) -> None:
+def test_linear_is_batch_invariant(depth: int, dtype: torch.dtype) -> None:
     x = random(131, depth, dtype=dtype)
     weight = random(70, depth, dtype=dtype)
     together = linear(x, weight)
@@ -49,7 +49,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(depth: int, dtype: torch.dtype
         assert torch.equal(linear(x[rows], weight), together[rows])
 
 
-def test_splits_side_by_side_and_one_behind_the_other_are_the_same(
+def test_linear_is_same_for_parallel_and_sequential_splits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, weight, bias = torch.randn(3, 1024), torch.randn(70, 1024), torch.randn(70)
@@ -60,7 +60,7 @@ def test_splits_side_by_side_and_one_behind_the_other_are_the_same(
     assert torch.equal(linear(x, weight, bias), side_by_side)
 
 
-def test_splits_cover_the_depth_whatever_it_is() -> None:
+def test_linear_splits_cover_any_depth() -> None:
     for depth in (1, 63, 64, 511, 1024, 4096, 14336, 14337):
         for columns in (1, 128, 4096, 128256):
             number, each = splits(columns, depth, torch.bfloat16)
@@ -68,7 +68,7 @@ def test_splits_cover_the_depth_whatever_it_is() -> None:
             assert each % 64 == 0
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_linear_refuses_wrong_shape_or_dtype() -> None:
     x, weight = torch.randn(2, 8), torch.randn(3, 8)
     with pytest.raises(ValueError, match="weight is float16; must be float32"):
         linear(x, weight.half())

@@ -20,7 +20,7 @@ CASES = pairwise(
 
 
 @each_case(CASES)
-def test_a_row_is_normalised(case: dict) -> None:
+def test_rms_norm_matches_float64(case: dict) -> None:
     x = random(case["num_rows"], case["width"], dtype=case["dtype"])
     weight = random(case["width"], dtype=case["dtype"])
     out = poisoned(*x.shape, dtype=case["dtype"])
@@ -30,7 +30,7 @@ def test_a_row_is_normalised(case: dict) -> None:
 
 
 @each_case(CASES)
-def test_the_residual_becomes_the_sum_and_the_sum_is_normalised(case: dict) -> None:
+def test_add_rms_norm_sums_into_residual_and_normalises_it(case: dict) -> None:
     x, stream = (random(case["num_rows"], case["width"], dtype=case["dtype"]) for _ in range(2))
     weight = random(case["width"], dtype=case["dtype"])
     total = x.double() + stream.double()
@@ -40,12 +40,12 @@ def test_the_residual_becomes_the_sum_and_the_sum_is_normalised(case: dict) -> N
     assert_close(out, reference_rms_norm(given.double(), weight.double(), case["eps"]))
 
 
-def test_a_weight_may_be_of_another_type() -> None:
+def test_rms_norm_takes_weight_of_other_dtype() -> None:
     x, weight = random(3, 80, dtype=torch.bfloat16), 1 + torch.randn(80)
     assert_close(rms_norm(x, weight, 1e-6), reference_rms_norm(x.double(), weight.double(), 1e-6))
 
 
-def test_a_norm_may_replace_its_input() -> None:
+def test_rms_norm_may_write_into_its_input() -> None:
     x = random(3, 80, dtype=torch.float32)
     weight = torch.ones(80)
     expected = rms_norm(x, weight, 1e-6)
@@ -53,17 +53,17 @@ def test_a_norm_may_replace_its_input() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
+def test_rms_norm_is_batch_invariant(dtype: torch.dtype) -> None:
     x, weight = random(7, 200, dtype=dtype), torch.randn(200).to(dtype)
     together = rms_norm(x, weight, 1e-6)
     assert all(torch.equal(rms_norm(x[i : i + 1], weight, 1e-6)[0], together[i]) for i in range(7))
 
 
-def test_no_rows_are_no_launch() -> None:
+def test_rms_norm_launches_nothing_without_rows() -> None:
     assert rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_rms_norm_refuses_wrong_shape_or_dtype() -> None:
     x, weight = torch.randn(2, 8), torch.ones(8)
     with pytest.raises(ValueError, match=r"weight has shape \(7,\); must have \(8,\)"):
         rms_norm(x, weight[:7], 1e-6)

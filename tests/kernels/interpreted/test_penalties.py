@@ -20,7 +20,7 @@ def params_of(row: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize(("num_rows", "vocab_size", "capacity"), [(1, 8, 5), (12, 50, 2100)])
-def test_scores_are_bitwise_those_of_the_cpus_sampler(
+def test_penalties_are_bitwise_those_of_cpu_sampler(
     num_rows: int, vocab_size: int, capacity: int
 ) -> None:
     # Some tokens have no score, as those of an image; some rows have no output yet, or no history.
@@ -53,7 +53,7 @@ def test_scores_are_bitwise_those_of_the_cpus_sampler(
     assert torch.equal(by_reference, expected)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_penalties_refuse_wrong_dtype() -> None:
     history = History(torch.zeros(1, 4, dtype=torch.int32), *torch.zeros(3, 1).long(), longest=4)
     penalties = Penalties(torch.ones(1), torch.ones(1), torch.ones(1))
     with pytest.raises(ValueError, match="scores is float16; must be float32"):

@@ -26,13 +26,13 @@ CASES = pairwise(
 
 
 @each_case(CASES, num_quick=6)
-def test_chunks_of_prompts_attend_over_their_contexts(case: dict) -> None:
+def test_prefill_attention_matches_float64_for_prompt_chunks(case: dict) -> None:
     shape = {name: case[name] for name in case if name != "split_tokens"}
     batch = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape)
     batch.check(prefill(batch, TILING, case["split_tokens"]))
 
 
-def test_tokens_of_no_tile_stay_as_they_are() -> None:
+def test_prefill_attention_leaves_tokens_outside_tiles() -> None:
     case = make_case((5, 20, 40), (9, 3, 30))
     out = prefill(case.of(case.ranges[np.array([0, 2])]), TILING)
     assert out[9:12].isnan().all()
@@ -40,7 +40,7 @@ def test_tokens_of_no_tile_stay_as_they_are() -> None:
     assert not out[12:].isnan().any()
 
 
-def test_a_batch_of_nobody_is_no_launch() -> None:
+def test_prefill_attention_launches_nothing_for_empty_batch() -> None:
     case = make_case((5, 9), (1, 1))
     assert prefill(case.of(case.ranges[:0]), TILING).isnan().all()
 
@@ -55,7 +55,7 @@ def test_a_batch_of_nobody_is_no_launch() -> None:
     ],
     ids=str,
 )
-def test_a_ragged_batch_of_prefills_and_decodes_is_shared_out(
+def test_attention_serves_ragged_batch_of_prefills_and_decodes(
     dtype: torch.dtype, head_dim: int, capability: tuple[int, int], deterministic: bool
 ) -> None:
     case = make_case((0, 300, 17, 600, 0, 2), (200, 1, 4, 33, 1, 0), dtype, head_dim, 4, 1)

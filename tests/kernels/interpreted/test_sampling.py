@@ -60,23 +60,23 @@ CASES = sorted(
 
 
 @each_case(CASES, num_quick=5)
-def test_tokens_are_those_of_the_cpus_sampler(case: dict) -> None:
+def test_sampler_draws_tokens_of_cpu_sampler(case: dict) -> None:
     logits = case["scale"] * torch.randn(5, case["vocab_size"])
     check(logits.to(case["dtype"]), params_of(kinds_of(5, case["first_kind"])))
 
 
-def test_the_usual_plan_draws_the_same() -> None:
+def test_sampler_draws_tokens_of_cpu_sampler_with_default_plan() -> None:
     check(4 * torch.randn(7, 9000), params_of(KINDS[1:8]), Plan())
 
 
 @pytest.mark.parametrize(("num_values", "vocab_size"), [(1, 50), (2, 120), (7, 200)])
-def test_ties_are_ordered_by_id(num_values: int, vocab_size: int) -> None:
+def test_sampler_orders_ties_by_token_id(num_values: int, vocab_size: int) -> None:
     """Logits of few values, so that thresholds lie within ties, of which there may be too many."""
     logits = torch.randint(num_values, (len(KINDS), vocab_size)).float()
     check(logits, params_of(KINDS))
 
 
-def test_scores_that_division_makes_equal_are_ties() -> None:
+def test_sampler_counts_scores_equal_after_temperature_as_ties() -> None:
     """Neighbouring floats whose quotients by the temperature are one."""
     logits = torch.full((4, 120), 1.0)
     for step in range(1, 4):
@@ -86,7 +86,7 @@ def test_scores_that_division_makes_equal_are_ties() -> None:
     check(logits, params_of(kinds))
 
 
-def test_rows_under_a_grammar_have_few_tokens_with_a_chance() -> None:
+def test_sampler_draws_tokens_of_cpu_sampler_under_grammar() -> None:
     logits = torch.full((len(KINDS), 1000), -torch.inf)
     for row in logits:
         row[torch.randperm(1000)[:9]] = torch.randn(9)
@@ -94,13 +94,13 @@ def test_rows_under_a_grammar_have_few_tokens_with_a_chance() -> None:
 
 
 @pytest.mark.parametrize("logit", [-torch.inf, torch.nan, torch.inf])
-def test_rows_without_chances_still_get_some_token(logit: float) -> None:
+def test_sampler_draws_valid_token_from_non_finite_logits(logit: float) -> None:
     rows = rows_of(params_of(KINDS[:6]), *places(6), 90)
     drawn = sample(torch.full((6, 90), logit), rows, plan=PLAN)
     assert ((drawn >= 0) & (drawn < 90)).all()
 
 
-def test_a_row_has_the_same_token_alone_and_in_any_batch() -> None:
+def test_sampler_draws_same_token_in_any_batch() -> None:
     logits, params = 3 * torch.randn(4, 700), params_of([KINDS[i] for i in (1, 4, 5, 9)])
     indices, positions = places(4)
     together = sample(logits, rows_of(params, indices, positions, 700), plan=PLAN)
@@ -111,7 +111,7 @@ def test_a_row_has_the_same_token_alone_and_in_any_batch() -> None:
 
 
 @pytest.mark.slow
-def test_tokens_come_as_often_as_they_are_likely() -> None:
+def test_sampler_draws_tokens_by_their_probabilities() -> None:
     """Each row draws once; that of a token is within four deviations of its chance."""
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5]).expand(1200, 5)
     params = [SamplingParams(temperature=1.0, seed=int(torch.randint(2**62, ())))] * 1200
@@ -124,9 +124,7 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 37, 1500])
-def test_log_probabilities_are_of_the_logits_without_temperature(
-    vocab_size: int, dtype: torch.dtype
-) -> None:
+def test_token_logprobs_ignore_temperature(vocab_size: int, dtype: torch.dtype) -> None:
     logits = (6 * torch.randn(3, vocab_size)).to(dtype)
     rows = rows_of(params_of(KINDS[:3]), *places(3), vocab_size)
     logprobs = torch.full((3,), torch.nan)
@@ -135,7 +133,7 @@ def test_log_probabilities_are_of_the_logits_without_temperature(
     assert_close(logprobs, expected, rounded=1.0)  # the sum whose logarithm it is: 1 at least
 
 
-def test_log_probabilities_are_numbers_where_most_tokens_have_no_chance() -> None:
+def test_token_logprobs_are_exact_when_most_logits_are_infinite() -> None:
     logits = torch.full((1, 2000), -torch.inf)
     logits[0, 1700:1702] = torch.tensor([1.0, 2.0])
     summary, token = summarise(logits, torch.zeros(1), PLAN.tiling), torch.tensor([1701])
@@ -143,7 +141,7 @@ def test_log_probabilities_are_numbers_where_most_tokens_have_no_chance() -> Non
     assert_close(found, reference_logprobs(logits.double(), token))
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_sampler_refuses_wrong_shape_or_too_large_vocabulary() -> None:
     rows = rows_of(params_of(KINDS[:2]), *places(2), 9)
     with pytest.raises(ValueError, match=r"temperature has shape \(2,\); must have \(3,\)"):
         sample(torch.zeros(3, 9), rows)

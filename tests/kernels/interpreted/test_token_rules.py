@@ -24,7 +24,7 @@ def cells(num_rows: int, vocab_size: int, count: int) -> tuple[torch.Tensor, tor
 @each_case(
     pairwise(num_rows=(1, 5), vocab_size=(3, 70), count=(0, 1, 3, 200), is_apart=(False, True))
 )
-def test_biases_are_added_to_their_tokens_alone(case: dict) -> None:
+def test_add_biases_changes_only_given_tokens(case: dict) -> None:
     num_rows, vocab_size = case["num_rows"], case["vocab_size"]
     count = min(case["count"], num_rows * vocab_size)
     scores = torch.randn(num_rows, vocab_size)
@@ -50,7 +50,7 @@ def history_of(num_rows: int, num_tokens: int) -> History:
         count=(0, 1, 70), is_apart=(False, True),
     )
 )  # fmt: skip
-def test_tokens_are_banned_where_the_history_ends_so(case: dict) -> None:
+def test_ban_applies_where_history_ends_with_prefix(case: dict) -> None:
     num_rows, count, width = case["num_rows"], case["count"], case["width"]
     history = history_of(num_rows, case["num_tokens"])
     rows = torch.randint(num_rows, (count,))
@@ -73,7 +73,7 @@ def test_tokens_are_banned_where_the_history_ends_so(case: dict) -> None:
     assert torch.equal(given, expected)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_token_rules_refuse_wrong_shape_or_dtype() -> None:
     scores, none = torch.zeros(2, 9), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="scores is float16; must be float32"):
         add_biases(scores.half(), Biases(none, none, torch.zeros(1)))
