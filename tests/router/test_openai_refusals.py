@@ -94,7 +94,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an empty text": ({"prompt": ""}, "prompt"),
     "an empty list": ({"prompt": []}, "prompt"),
     "an empty one of several": ({"prompt": ["a", ""]}, "prompt"),
-    "one of several too long": ({"prompt": ["a", "word " * 100_000]}, "max_tokens"),
+    "one of several too long": ({"prompt": ["a", "word " * 100_000]}, "prompt"),
     "mixed": ({"prompt": ["a", 3]}, "prompt[1]"),
     "a negative token": ({"prompt": [3, -1]}, "prompt"),
     "a token beyond the vocabulary": ({"prompt": [3, 4000]}, "prompt[1]"),
