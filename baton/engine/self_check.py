@@ -18,7 +18,7 @@ from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.runner import DecoderModel
 from baton.errors import UnsupportedModelError
 
-# Tokens of the sequence after its first full block, which a prefix hit leaves to compute.
+# Most tokens of the sequence after its first full block, which a prefix hit leaves to compute.
 _TOKENS_AFTER_HIT = 4
 
 # Most that logits may differ, relative to their spread: rounding depends on the shape of a batch.
@@ -63,7 +63,8 @@ class SelfCheck:
         self._cache = plan.cache(plan.pools([int(_TABLES.max())] * len(plan.layouts), device), [])
         self._attention = attention(self._cache)
         self._block_size = plan.layouts[0].block_size
-        self._length = min(self._block_size + _TOKENS_AFTER_HIT, max_len)
+        num_after_hit = min(_TOKENS_AFTER_HIT, self._block_size)  # in the second block
+        self._length = min(self._block_size + num_after_hit, max_len)
         self._vocab_size = vocab_size
         self._bound = _BOUNDS[dtype]
         self._is_exact = dtype is torch.float32

@@ -321,7 +321,7 @@ async def test_handle_of_an_earlier_epoch_harms_no_transfer_in_flight():
 
 
 async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(shm_claimant, "_CONNECT_TIMEOUT", 0.1)
     monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     async with transfer(connector="auto") as ends:

@@ -6,6 +6,7 @@ import time
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.client.types import Load
+from baton.errors import UnavailableError
 
 
 def load_of(endpoint: str) -> Load:
@@ -14,8 +15,16 @@ def load_of(endpoint: str) -> Load:
 
 
 def loads(cluster: LocalCluster) -> dict[str, Load]:
-    """What every running process is doing, by name."""
-    return {p.name: load_of(p.admin_endpoint) for p in cluster.processes if p.is_running}
+    """What every running process is doing, by name. One that is stopping may end meanwhile."""
+    found = {}
+    for process in cluster.processes:
+        if process.is_running:
+            try:
+                found[process.name] = load_of(process.admin_endpoint)
+            except UnavailableError:
+                if not process.wait(time.monotonic() + 5.0):
+                    raise
+    return found
 
 
 def held(cluster: LocalCluster) -> dict[str, str]:
