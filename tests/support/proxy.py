@@ -92,6 +92,11 @@ class Proxy:
             connection.close()  # of a task that was canceled before its first step
         await asyncio.sleep(0.0)  # aborted transports close in the loop's next iteration
 
+    def drop_connections(self) -> None:
+        """Ends all connections of now; new ones are accepted."""
+        for task in self._connections:
+            task.cancel()
+
     async def __aenter__(self) -> Self:
         self.open()
         return self
