@@ -27,6 +27,7 @@ from tests.support.router.scripted import (
     lifecycle_of,
     prefill,
     run,
+    run_on,
     seen_of,
     tokens,
 )
@@ -181,8 +182,7 @@ ALL = [tokens(0, 0), tokens(1, 1, 2, 3, 4), finished()]
 
 async def test_lone_decode_worker_answers_from_first_token():
     only = decode(started(), *ALL)
-    async with fleet_of(only) as fleet:
-        seen = await run(fleet, rules=DEFAULT_RULES)
+    seen = await run_on(only, rules=DEFAULT_RULES)
     assert seen.token_ids == letter_ids()
     assert seen.accepted.placement.prefill_worker == ""
     assert seen.accepted.placement.decode_worker == "d0"
@@ -199,8 +199,7 @@ async def test_lone_decode_worker_answers_from_first_token():
 async def test_lone_decode_worker_is_replaced_without_repeats():
     dying = decode(started(), tokens(0, 0), tokens(1, 1), InternalError("it broke"), name="d0")
     other = decode(started(), tokens(2, 2, 3, 4), finished(), name="d1")
-    async with fleet_of(dying, other) as fleet:
-        seen = await run(fleet, rules=DEFAULT_RULES)
+    seen = await run_on(dying, other, rules=DEFAULT_RULES)
     assert seen.token_ids == letter_ids()
     assert seen.finished.usage.num_migrations == 1
     (request,) = other.requests
@@ -235,17 +234,6 @@ async def test_prompt_counts_as_decode_load_until_first_token():
         queued = [only.num_queued async for event in running if event.HasField("tokens")]
         assert queued[-1] == 0
     assert (only.load, only.num_queued) == (0, 0)
-
-
-async def test_abort_ends_call_of_lone_decode_worker():
-    only = decode(started(), Forever())
-    async with fleet_of(only) as fleet:
-        lifecycle = lifecycle_of(fleet, rules=DEFAULT_RULES)
-        running = lifecycle.run()
-        await anext(running)
-        lifecycle.abort()
-        with pytest.raises(Exception, match="aborted"):
-            await anext(running)
 
 
 async def test_prompt_logprobs_always_use_prefill_worker():

@@ -1,6 +1,5 @@
 """A worker that lives, and cannot be reached any more, one way or both."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from tests.support.router.scripted import (
     prefill_behind,
     tokens,
 )
+from tests.support.waiting import until
 
 SILENCE_BOUND = 2.0
 
@@ -57,9 +57,7 @@ async def test_lifecycle_replaces_cut_off_worker_within_silence_bound(directions
         assert time.monotonic() - cut_at < SILENCE_BOUND + 0.5
         assert seen == letter_ids()[:3]
         # It learns of nothing, and must find out by itself that nobody listens.
-        async with asyncio.timeout(SILENCE_BOUND + 0.5):
-            while cut_off.num_running:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: not cut_off.num_running, within=SILENCE_BOUND + 0.5)
     assert (cut_off.num_losses, other.num_losses) == (1, 0)
 
 

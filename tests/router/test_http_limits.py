@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton_router.http.connection import ConnectionLimits
 from baton_router.http.server import HttpServer
+from tests.support.waiting import until
 
 WHOLE = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 TIMEOUT = 10.0
@@ -168,9 +169,7 @@ async def test_http_front_refuses_connection_when_all_are_busy():
         busy = [await running.connect() for _ in range(2)]
         for client in busy:
             await client.send(WHOLE % b"slow")
-        async with asyncio.timeout(TIMEOUT):
-            while running.app.num_begun < 2:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.01)
+        await until(lambda: running.app.num_begun == 2, within=TIMEOUT)
         for refused in [await running.connect() for _ in range(5)]:
             status, error = await refused.answer()
             assert (status, error["code"]) == (503, "unavailable")

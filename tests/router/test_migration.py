@@ -37,6 +37,7 @@ from tests.support.router.scripted import (
     prefill,
     prefill_behind,
     run,
+    run_on,
     seen_of,
     tokens,
 )
@@ -67,8 +68,7 @@ async def test_lifecycle_ignores_late_events_of_earlier_attempt():
     silent = decode(READY, tokens(1, 1), DataLossError("bad"))
     results = Scripts([[PREFILL_ADMITTED, cue, first()], [PREFILL_ADMITTED, first(), RELEASED]])
     second = decode(Go(cue), READY, tokens(1, 2), finished(), name="d1")
-    async with fleet_of(Worker("p0", "prefill", results), silent, second) as fleet:
-        assert (await run(fleet)).text == "ac"
+    assert (await run_on(Worker("p0", "prefill", results), silent, second)).text == "ac"
 
 
 async def test_lifecycle_needs_no_worker_when_only_ending_was_lost():
@@ -97,16 +97,14 @@ async def test_lifecycle_sends_finish_reason_with_last_token():
 async def test_lifecycle_holds_early_ending_until_tokens_before_it():
     cue = Cue()
     script = [Go(cue), tokens(1, 1, 2, reason=pb.FINISH_REASON_STOP_TOKEN), Forever()]
-    async with fleet_of(prefill(cue, first(), RELEASED), decode(*script)) as fleet:
-        seen = await run(fleet)
+    seen = await run_on(prefill(cue, first(), RELEASED), decode(*script))
     assert (seen.text, seen.finished.reason) == ("abc", pb.FINISH_REASON_STOP_TOKEN)
 
 
 async def test_lifecycle_matches_stop_strings_across_attempts():
     failing = decode(READY, tokens(0, 0, 1), UnavailableError("gone"))
     second = decode(READY, tokens(2, 2, 3), Forever(), name="d1")
-    async with fleet_of(prefill_behind(0, 2), failing, second) as fleet:
-        seen = await run(fleet, stop=("bcd",))
+    seen = await run_on(prefill_behind(0, 2), failing, second, stop=("bcd",))
     assert (seen.text, seen.finished.stop_string) == ("a", "bcd")
 
 
@@ -180,8 +178,7 @@ async def test_lifecycle_reports_failed_worker_but_not_refusing_one():
     failing = decode(READY, tokens(0, 0, 1), InternalError("the engine failed"))
     refusing = Worker("d1", "decode", [OverloadedError("full")])
     last = decode(READY, tokens(3, 3), finished(), name="d2")
-    async with fleet_of(prefill_behind(0, 2), failing, refusing, last) as fleet:
-        assert (await run(fleet)).text == "abcd"
+    assert (await run_on(prefill_behind(0, 2), failing, refusing, last)).text == "abcd"
     assert [w.num_failures for w in (failing, refusing, last)] == [1, 0, 0]
 
 
@@ -201,8 +198,7 @@ async def test_lifecycle_retries_until_worker_returns():
         [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [OverloadedError("full")]]
     )
     failing += [[OverloadedError("full")], [ADMITTED, READY, tokens(1, 1), finished()]]
-    async with fleet_of(prefill_behind(0, 1), Worker("d0", "decode", failing)) as fleet:
-        assert (await run(fleet)).text == "ab"
+    assert (await run_on(prefill_behind(0, 1), Worker("d0", "decode", failing))).text == "ab"
 
 
 async def test_lifecycle_ends_when_aborted_between_attempts():
@@ -257,8 +253,8 @@ async def test_lifecycle_sends_no_token_that_client_received():
 
 
 async def test_lifecycle_shows_text_held_back_of_received_tokens():
-    async with fleet_of(prefill(at(2), RELEASED), decode(tokens(2, 2), finished())) as fleet:
-        seen = await run(fleet, received=(tuple(letter_ids()[:2]),), stop=("abd",))
+    resuming = prefill(at(2), RELEASED), decode(tokens(2, 2), finished())
+    seen = await run_on(*resuming, received=(tuple(letter_ids()[:2]),), stop=("abd",))
     assert (seen.text, seen.token_ids) == ("abc", letter_ids()[2:3])
 
 
@@ -274,8 +270,7 @@ async def test_lifecycle_shows_text_held_back_of_received_tokens():
 async def test_lifecycle_reports_ending_when_client_has_every_token(params, reason):
     if "stop_token_ids" in params:
         params = {"stop_token_ids": (letter_ids()[1],)}
-    async with fleet_of() as fleet:
-        seen = await run(fleet, received=(tuple(letter_ids()[:2]),), **params)
+    seen = await run_on(received=(tuple(letter_ids()[:2]),), **params)
     assert (seen.finished.reason, seen.token_ids) == (reason, [])
     assert seen.accepted.request_id == "r"
     assert not seen.accepted.HasField("placement")

@@ -18,7 +18,6 @@ from baton_router.lifecycle.return_cost import return_cost
 from baton_router.placement.placer import Placer
 from baton_router.request import Request, work_of
 from tests.support.router.scripted import (
-    ADMITTED,
     DRAINING,
     PREFILL_ADMITTED,
     READY,
@@ -35,6 +34,7 @@ from tests.support.router.scripted import (
     prefill,
     prefill_behind,
     run,
+    run_on,
     suspended,
     tokens,
 )
@@ -68,8 +68,7 @@ async def test_preempted_request_fetches_prefix_from_worker_it_left():
     giving.share_script = [kv_sharing_pb2.ShareResponse(shared=shared), Forever()]
     giving.cached = 4096
     taking = decode(READY, tokens(2, 2, 3, 4), finished(), name="d1")
-    async with fleet_of(computing, giving, taking) as fleet:
-        assert (await run(fleet, prompt=long)).text == "abcde"
+    assert (await run_on(computing, giving, taking, prompt=long)).text == "abcde"
     asked = computing.requests[1]
     assert (asked.source.worker, asked.decode_worker) == ("d0", "d1")
 
@@ -88,23 +87,13 @@ async def test_placement_explains_why_preempting_worker_is_excluded():
         assert lonely.placement.decode == "d0"
 
 
-async def test_preempted_request_returns_to_only_decode_worker():
-    scripts = [decode(READY, tokens(0, 0, 1), PREEMPTED).script]
-    scripts += [decode(READY, tokens(2, 2, 3, 4), finished()).script]
-    alone = Worker("d0", "decode", Scripts(scripts))
-    async with fleet_of(prefill_behind(0, 2), alone) as fleet:
-        seen = await run(fleet, budget=NOTHING_LEFT)
-    assert (seen.text, seen.finished.usage.num_migrations) == ("abcde", 1)
-    assert len(alone.requests) == 2
-
-
 async def test_request_offers_return_cost_until_returned_too_often():
     behind = [[READY, tokens(i, i), PREEMPTED] for i in range(MAX_RETURNS)]
     scripts = [decode(*each).script for each in behind]
     scripts += [decode(READY, tokens(4, 4), finished()).script]
     alone = Worker("d0", "decode", Scripts(scripts))
-    async with fleet_of(prefill_behind(*range(MAX_RETURNS + 1)), alone) as fleet:
-        seen = await run(fleet)
+    worker = prefill_behind(*range(MAX_RETURNS + 1))
+    seen = await run_on(worker, alone, budget=NOTHING_LEFT)
     assert (seen.text, seen.finished.usage.num_migrations) == ("abcde", MAX_RETURNS)
     offered = [r.HasField("return_cost") for r in alone.requests]
     assert offered == [True] * MAX_RETURNS + [False]
@@ -120,8 +109,7 @@ async def test_preempted_request_without_progress_offers_no_return():
     alone = Worker("d0", "decode", Scripts(scripts))
     silent = [PREFILL_ADMITTED]
     prefills = [[PREFILL_ADMITTED, first(), RELEASED], silent, [PREFILL_ADMITTED, at(1), RELEASED]]
-    async with fleet_of(Worker("p0", "prefill", Scripts(prefills)), alone) as fleet:
-        seen = await run(fleet)
+    seen = await run_on(Worker("p0", "prefill", Scripts(prefills)), alone)
     assert seen.text == "abcde"
     assert [r.HasField("return_cost") for r in alone.requests] == [True, True, False]
 
@@ -151,8 +139,7 @@ async def test_several_sequences_offer_no_return_cost(several):
         second = decode_pb2.DecodeFinished(sequence_index=1, reason=finished().finished.reason)
         ending += [decode_pb2.DecodeGenerateResponse(finished=second)]
     worker = decode(READY, *ending)
-    async with fleet_of(prefill(RELEASED), worker) as fleet:
-        await run(fleet, **several)
+    await run_on(prefill(RELEASED), worker, **several)
     assert not worker.requests[0].HasField("return_cost")
 
 
@@ -171,18 +158,8 @@ async def test_preempted_request_waits_until_worker_has_room():
     scripts += [[OverloadedError("full")]] * (MAX_FAILURES + 5)
     scripts += [decode(READY, tokens(2, 2, 3, 4), finished()).script]
     alone = Worker("d0", "decode", Scripts(scripts))
-    async with fleet_of(prefill_behind(0, 2), alone) as fleet:
-        seen = await run(fleet, pauses=Backoff(1e-3, 1e-3))
+    seen = await run_on(prefill_behind(0, 2), alone, pauses=Backoff(1e-3, 1e-3))
     assert seen.text == "abcde"
-
-
-async def test_preempted_request_ignores_end_of_stream():
-    """Also where both are read at once."""
-    giving = Worker("d0", "decode", [ADMITTED, READY, tokens(0, 0, 1, 2), PREEMPTED])
-    taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
-    async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
-        assert (await run(fleet)).text == "abcde"
-        assert not any(w.num_losses + w.num_failures for w in fleet.workers)
 
 
 def test_return_cost_counts_queue_handoff_and_later_tokens():

@@ -42,6 +42,7 @@ from baton_router.placement.decision import Rules
 from baton_router.placement.placement import Candidate
 from baton_router.placement.placer import Placer
 from baton_router.request import ANONYMOUS, Request
+from tests.support.waiting import until
 
 HANDOFFS = Rules(conditional_disaggregation=False)
 NO_PAUSES = Backoff(0.001, 0.002)
@@ -266,9 +267,7 @@ async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
         servers.append(server)
     try:
         yield fleet
-        async with asyncio.timeout(1.0):
-            while any(w.num_running or w.load for w in workers):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: not any(w.num_running or w.load for w in workers), within=1.0)
     finally:
         await fleet.channels.close()
         for server in servers:
@@ -308,6 +307,11 @@ class Seen:
 
 async def run(fleet: FakeFleet, **params: Any) -> Seen:
     return await seen_of(lifecycle_of(fleet, **params))
+
+
+async def run_on(*workers: Worker, **params: Any) -> Seen:
+    async with fleet_of(*workers) as fleet:
+        return await run(fleet, **params)
 
 
 async def seen_of(lifecycle: RequestLifecycle) -> Seen:
