@@ -1,6 +1,5 @@
 """Agents that read each other's pools: when there is one, and what it makes of what it is told."""
 
-import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -31,6 +30,7 @@ from tests.support.kvtransfer.loopback import (
     pool_of,
     transfer,
 )
+from tests.support.waiting import until
 
 TIMEOUT = 10.0
 COUNTS = st.integers(0, 2**64 - 1)
@@ -174,9 +174,7 @@ async def test_nixl_bounds_and_ends_abandoned_agents(monkeypatch):
             await reader.abandon(receiver._agent)
             assert not receiver.is_open
             assert len(reader._lingering) <= nixl_claimant._MOST_LINGERING
-        async with asyncio.timeout(5.0):
-            while reader._lingering:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.01)
+        await until(lambda: not reader._lingering, within=5.0)
         await reads(await reader.attach(await source.offer()), reader)
 
 

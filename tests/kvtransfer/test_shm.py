@@ -40,6 +40,7 @@ from tests.support.kvtransfer.loopback import (
     transfer,
 )
 from tests.support.repository import ROOT
+from tests.support.waiting import until
 
 TIMEOUT = 10.0
 
@@ -69,9 +70,7 @@ async def test_shm_reader_and_handle_server_notice_each_other_close():
         other = await attached(server.endpoint)
         assert len(server._readers) == 2
         other.close()
-        async with asyncio.timeout(2.0):
-            while len(server._readers) > 1:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.005)
+        await until(lambda: len(server._readers) == 1, within=2.0)
     async with asyncio.timeout(2.0):
         await gone.wait()
     receiver.close()
@@ -297,9 +296,7 @@ async def test_sources_ask_restarted_source_again(monkeypatch):
         assert (await fetched(ends)).connector is Connector.SHM
         for reader in tuple(ends.handle_server._readers):
             ends.handle_server._drop_reader(reader)
-        async with asyncio.timeout(2.0):
-            while ends.fetcher._sources._transports:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.005)
+        await until(lambda: not ends.fetcher._sources._transports, within=2.0)
         assert (await fetched(ends, 1)).connector is Connector.SHM
         assert len(ends.handle_server._readers) == 1
 
@@ -384,9 +381,9 @@ async def test_sources_unmap_pools_attached_after_close(monkeypatch):
         going_on.set()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        async with asyncio.timeout(TIMEOUT):
-            while not receivers or receivers[0].is_open or server._readers:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(
+            lambda: receivers and not (receivers[0].is_open or server._readers), within=TIMEOUT
+        )
         assert num_mapped() == mapped
 
 

@@ -15,6 +15,7 @@ from baton.serving.telemetry.scrape_server import (
     Render,
     ScrapeServer,
 )
+from tests.support.waiting import until
 
 HOST = "127.0.0.1"
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -151,11 +152,8 @@ async def test_scrape_server_drops_slow_client():
     async with scraped(lambda _: (body, "text/plain"), exchange_seconds=0.05) as server:
         _, writer = await connect(server)
         writer.write(GET)
-        async with asyncio.timeout(10.0):
-            while not server._open:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.001)
-            while server._open:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.001)
+        await until(lambda: server._open)
+        await until(lambda: not server._open)
         writer.transport.abort()
 
 
@@ -169,8 +167,7 @@ async def test_scrape_server_drops_client_that_sends_too_much(end):
             answer = b""
             with suppress(ConnectionResetError):
                 answer = await reader.read()
-            while server._open:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.001)
+            await until(lambda: not server._open)
         assert answer == b"" or end
         writer.close()
 
@@ -179,8 +176,7 @@ async def test_scrape_server_aborts_open_exchanges_when_stopped():
     async with scraped() as server:
         reader, writer = await connect(server)
         writer.write(b"GET")
-        while not server._open:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.001)
+        await until(lambda: server._open)
         await server.stop()
         assert not server._open
         with pytest.raises(OSError):

@@ -18,6 +18,7 @@ from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from tests.support.failures import failure_of
+from tests.support.waiting import until
 from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id
 from tests.support.worker.pair import TIMEOUT, rest_of
 from tests.support.worker.reference import alone, prompt_of
@@ -235,8 +236,7 @@ async def test_prefix_fetch_holds_nothing_when_cancelled(checkpoint):
         await holder.answer(prompt, ONE)
         # It is early, and its lease never comes.
         pulling = asyncio.create_task(puller.first_token(prompt, holder.source(new_lease_id(), 6)))
-        while not puller.worker.engine.stats().num_awaiting_kv:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await until(lambda: puller.worker.engine.stats().num_awaiting_kv)
         pulling.cancel()
         await asyncio.gather(pulling, return_exceptions=True)
 

@@ -11,6 +11,7 @@ from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import mostly_slow
+from tests.support.waiting import until
 from tests.support.worker.pair import Answer, Pair, pair_of, rest_of
 from tests.support.worker.reference import alone, engine_of, prompt_of
 
@@ -166,9 +167,7 @@ async def end(pair: Pair, request: Any, index: int, **changes: Any) -> None:
 
 
 async def until_running(pair: Pair, number: int) -> None:
-    async with asyncio.timeout(10.0):
-        while pair.decode.engine.stats().num_running != number:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    await until(lambda: pair.decode.engine.stats().num_running == number)
 
 
 async def test_end_sequence_refuses_unknown_request_or_epoch(checkpoint):

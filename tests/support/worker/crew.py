@@ -1,6 +1,5 @@
 """Several workers in this process, of which any has what another wants. Plays the router."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ from baton.worker.roles import assemble, settings_class
 from baton.worker.worker import Worker
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.exchange import KvExchange
+from tests.support.waiting import until
 from tests.support.worker.pair import COMMON, TIMEOUT, handle_of, rest_of, start
 
 _names = itertools.count(1)
@@ -162,9 +162,7 @@ class Crew:
         self.members = members
 
     async def nothing_held(self, within: float = 2.0) -> None:
-        async with asyncio.timeout(within):
-            while any(map(_num_held, self.members)):  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.005)
+        await until(lambda: not any(map(_num_held, self.members)), within=within)
         for member in self.members:
             member.worker.engine.engine.check_integrity()
 

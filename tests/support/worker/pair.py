@@ -1,7 +1,6 @@
 """One worker of each role in this process, behind their own servers, and a caller in the router's
 place."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ from baton.worker.roles import assemble, settings_class
 from baton.worker.worker import Worker
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.exchange import KvExchange
+from tests.support.waiting import until
 
 TIMEOUT = 30.0
 
@@ -176,9 +176,7 @@ class Pair:
 
     async def nothing_held(self, within: float = 2.0) -> None:
         """Waits until both workers have given everything back, which takes them a step."""
-        async with asyncio.timeout(within):
-            while self._num_held():  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.005)
+        await until(lambda: not self._num_held(), within=within)
 
     def _num_held(self) -> int:
         blocks = sum(w.engine.stats().num_held_blocks for w in (self.prefill, self.decode))
