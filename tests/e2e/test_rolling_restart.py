@@ -21,7 +21,6 @@ from baton.v1.prefill_pb2_grpc import PrefillStub
 from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import (
-    Pools,
     Question,
     clear_question,
     is_busy,
@@ -53,40 +52,35 @@ def questions() -> list[Question]:
     return questions_of(wanted)
 
 
-@pytest.fixture
-def whole(rolling_shape: Pools) -> Pools:
-    return rolling_shape
-
-
-async def test_rolling_restart_under_load_loses_no_request(whole, questions):
+async def test_rolling_restart_under_load_loses_no_request(rolling_shape, questions):
     busy: set[str] = set()
-    async with under_load(whole, questions, NUM_READERS) as tally:
-        for process in [*whole.workers, *whole.routers]:
+    async with under_load(rolling_shape, questions, NUM_READERS) as tally:
+        for process in [*rolling_shape.workers, *rolling_shape.routers]:
             await until_observed(lambda p=process: is_busy(p), what=f"work for {process.name}")
             busy.add(process.name)
-            await whole.replace(process)
+            await rolling_shape.replace(process)
             await tally.more(NUM_READERS)
-    print(f"\n{tally}; seconds from SIGTERM to the end: {whole.drains}")
+    print(f"\n{tally}; seconds from SIGTERM to the end: {rolling_shape.drains}")
     assert tally.failures == {}
-    assert busy == set(whole.drains)
+    assert busy == set(rolling_shape.drains)
     assert tally.num_migrations > 0
-    await until_nothing_is_held(whole.cluster)
-    assert not is_busy(whole.routers[1])
+    await until_nothing_is_held(rolling_shape.cluster)
+    assert not is_busy(rolling_shape.routers[1])
 
 
 @pytest.mark.nightly
-async def test_redis_and_worker_restart_under_load_loses_no_request(whole, questions):
+async def test_redis_and_worker_restart_under_load_loses_no_request(rolling_shape, questions):
     """The new one is empty: what it has to know, it is told again."""
-    redis = whole.cluster.redis
+    redis = rolling_shape.cluster.redis
     assert redis is not None
-    async with under_load(whole, questions, NUM_READERS) as tally:
-        await whole.run(redis.stop)
+    async with under_load(rolling_shape, questions, NUM_READERS) as tally:
+        await rolling_shape.run(redis.stop)
         await tally.more(NUM_READERS)
-        await whole.run(redis.start)
+        await rolling_shape.run(redis.start)
         for name in ("prefill-0", "decode-0"):
-            await whole.replace(whole.cluster.process(name))
+            await rolling_shape.replace(rolling_shape.cluster.process(name))
     assert tally.failures == {}
-    await until_nothing_is_held(whole.cluster)
+    await until_nothing_is_held(rolling_shape.cluster)
 
 
 @pytest.mark.nightly

@@ -13,7 +13,6 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from tests.support.cluster import shapes
-from tests.support.cluster.rolling import Pools
 from tests.support.cluster.wide import restored
 
 _SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -80,9 +79,11 @@ def pytest_sessionfinish() -> None:
     _running.stop(*_ORDER)
 
 
-@pytest.fixture(scope="session")
-def single_shape() -> LocalCluster:
-    return _running.get("single_shape")
+def _fixture_of(shape: str) -> Any:
+    return pytest.fixture(scope="session", name=shape)(lambda: _running.get(shape))
+
+
+globals().update({shape: _fixture_of(shape) for shape in _SHAPES})
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +98,6 @@ async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
         yield open_client
 
 
-@pytest.fixture(scope="session")
-def pair_shape() -> LocalCluster:
-    return _running.get("pair_shape")
-
-
 @pytest.fixture
 def pair(pair_shape: LocalCluster) -> LocalCluster:
     """The shape `pair`, made whole after whatever an earlier test did to it."""
@@ -109,18 +105,8 @@ def pair(pair_shape: LocalCluster) -> LocalCluster:
 
 
 @pytest.fixture(scope="session")
-def secured_shape() -> shapes.Secured:
-    return _running.get("secured_shape")
-
-
-@pytest.fixture(scope="session")
 def secured(secured_shape: shapes.Secured) -> LocalCluster:
     return secured_shape.cluster
-
-
-@pytest.fixture(scope="session")
-def traced_shape() -> shapes.Traced:
-    return _running.get("traced_shape")
 
 
 @pytest.fixture
@@ -129,30 +115,10 @@ def traced(traced_shape: shapes.Traced) -> LocalCluster:
 
 
 @pytest.fixture(scope="session")
-def narrow_shape() -> LocalCluster:
-    return _running.get("narrow_shape")
-
-
-@pytest.fixture(scope="session")
 def narrow(narrow_shape: LocalCluster) -> LocalCluster:
     return narrow_shape
-
-
-@pytest.fixture(scope="session")
-def tight_shape() -> LocalCluster:
-    return _running.get("tight_shape")
 
 
 @pytest.fixture
 def tight(tight_shape: LocalCluster) -> LocalCluster:
     return restored(tight_shape)
-
-
-@pytest.fixture(scope="session")
-def networked_shape() -> shapes.Networked:
-    return _running.get("networked_shape")
-
-
-@pytest.fixture(scope="session")
-def rolling_shape() -> Pools:
-    return _running.get("rolling_shape")
