@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, NotFoundError, UnavailableError
 from baton_kvtransfer import service
@@ -15,7 +14,7 @@ from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.grpc import payload
 from baton_kvtransfer.connectors.shm import source
-from baton_kvtransfer.handle import FirstToken, Handle
+from baton_kvtransfer.handle import Handle
 from baton_kvtransfer.lease_machine import LeaseState
 from baton_kvtransfer.lease_table import LeaseTable
 from tests.support.failures import failure_of
@@ -26,15 +25,16 @@ from tests.support.kvtransfer.loopback import (
     HYBRID,
     LAYOUT,
     PLAIN,
+    TOKEN,
     Transfer,
     allocation,
     contents,
+    nothing,
     transfer,
     untouched,
 )
 from tests.support.waiting import until
 
-TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
 TIMEOUT = 10.0
 CONNECTORS = {
     "grpc": ("grpc", Integrity.BY_CONNECTOR),
@@ -74,10 +74,6 @@ def fetch(
     """Returns the fetch of a prompt's blocks into these."""
     handle = handle_of(ends, way, num_blocks, **changes)
     return ends.fetcher.fetch(handle, allocation(into, num_hits=num_hits), TIMEOUT)
-
-
-def nothing() -> None:
-    """What a lease calls to free its blocks, where that does not matter."""
 
 
 async def test_connector_moves_blocks_between_arbitrary_tables(way, rng):
@@ -128,9 +124,7 @@ async def test_connector_streams_blocks_in_order_as_they_fill(way):
 @pytest.mark.parametrize("num_held", range(5))
 async def test_connector_leaves_held_leading_blocks_untouched(way, num_held):
     async with between(way) as ends:
-        with ends.lease(4) as lease:
-            lease.advance(((1, 2, 3, 4),), 4)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1, 2, 3, 4)):
             token, report = await fetch(ends, way, 4, (5, 6, 7, 8), num_held)
         assert (token, report.num_blocks) == (TOKEN, 4 - num_held)
         assert untouched(ends.target, (5, 6, 7, 8)[:num_held])
@@ -143,9 +137,7 @@ async def test_connector_moves_ten_thousand_blocks(way, rng):
     there = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
     here = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
     async with between(way, num_blocks) as ends:
-        with ends.lease(num_blocks) as lease:
-            lease.advance((there,), num_blocks)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease(there):
             _, report = await fetch(ends, way, num_blocks, here)
         assert report.num_bytes == num_blocks * LAYOUT.block_bytes
         assert contents(ends.target, here) == contents(ends.source, there)
@@ -271,9 +263,7 @@ def late_confirm(monkeypatch):
 @pytest.mark.usefixtures("late_confirm")
 async def test_fetch_fails_when_lease_breaks_before_confirmation(way):
     async with between(way) as ends:
-        with ends.lease(2) as lease:
-            lease.advance(((1, 2),), 2)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1, 2)) as lease:
             ends.service.before = lambda: lease.end(UnavailableError("the cat"))
             failure = await failure_of(fetch(ends, way, 2, (5, 6)))
         assert isinstance(failure, NotFoundError)
@@ -284,9 +274,7 @@ async def test_fetch_fails_when_lease_breaks_before_confirmation(way):
 async def test_fetch_fails_when_lease_expires_before_confirmation(way, is_late):
     clock = HeldClock()
     async with between(way, leases=LeaseTable(5.0, lambda: clock)) as ends:
-        with ends.lease(2) as lease:
-            lease.advance(((1, 2),), 2)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1, 2)) as lease:
 
             def pass_time() -> None:
                 clock.is_late = is_late
@@ -349,9 +337,7 @@ async def test_fetch_is_data_loss_when_bit_flips(way, monkeypatch):
     monkeypatch.setattr(service, "PayloadSender", lambda: Damaging(payload.PayloadSender()))
     monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(source.PlaceSender(i)))
     async with between(way) as ends:
-        with ends.lease(3) as lease:
-            lease.advance(((1, 2, 3),), 3)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1, 2, 3)) as lease:
             failure = await failure_of(fetch(ends, way, 3, (5, 6, 7)))
             with pytest.raises(UnavailableError):
                 await lease.over()
@@ -367,9 +353,7 @@ async def test_connector_releases_files_and_mappings_when_closed(way):
                 lease.complete(TOKEN, nothing)
                 lease.advance(((1,),), 1)
             assert not ends.leases._awaited
-            with ends.lease_of(BLOCK_SIZE, b"x" * 16) as lease:
-                lease.advance(((1,),), 1)
-                lease.complete(TOKEN, nothing)
+            with ends.computed_lease((1,), lease_id=b"x" * 16):
                 handle = handle_of(ends, way, 1, lease_id=b"x" * 16)
                 await ends.fetcher.fetch(handle, allocation((1,)), TIMEOUT)
         del ends

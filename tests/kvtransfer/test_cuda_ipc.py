@@ -16,7 +16,6 @@ from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
-from baton_kvtransfer.handle import FirstToken
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     allocation,
@@ -194,11 +193,9 @@ async def test_cuda_ipc_source_says_why_it_offers_no_memory(sources):
 
 async def test_cuda_ipc_refuses_pools_in_host_memory():
     async with transfer(connector="cuda-ipc") as ends:
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            lease.complete(FirstToken(0, 42), lambda: None)
-            with pytest.raises(FailedPreconditionError, match="are in host memory"):
-                await ends.fetcher.fetch(ends.handle(1), allocation((1,)), 10.0)
+        refusal = pytest.raises(FailedPreconditionError, match="are in host memory")
+        with ends.computed_lease((1,)), refusal:
+            await ends.fetcher.fetch(ends.handle(1), allocation((1,)), 10.0)
     assert Connector.CUDA_IPC.value == "cuda-ipc"
 
 

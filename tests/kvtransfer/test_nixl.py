@@ -19,7 +19,6 @@ from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
-from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.offers import Description, description_of, description_to_message
 from tests.support.kvtransfer.loopback import (
     HYBRID,
@@ -40,9 +39,7 @@ PROBLEMS = st.text(min_size=1)
 
 
 async def fetched(ends):
-    with ends.lease(2) as lease:
-        lease.advance(((3, 1),), 2)
-        lease.complete(FirstToken(0, 42), lambda: None)
+    with ends.computed_lease((3, 1)):
         _, report = await ends.fetcher.fetch(ends.handle(2), allocation((2, 4)), TIMEOUT)
     assert contents(ends.target, (2, 4)) == contents(ends.source, (3, 1))
     return report

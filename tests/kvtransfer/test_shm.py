@@ -25,7 +25,6 @@ from baton_kvtransfer.connectors.shm import source as source_side
 from baton_kvtransfer.connectors.shm.claimant import attach
 from baton_kvtransfer.connectors.shm.source import HandleServer, PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract
-from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.offers import Description
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
@@ -248,9 +247,7 @@ async def test_checksummed_batches_grow_from_short_first_one():
 
 async def fetched(ends, turn: int = 0, **changes):
     lease_id = bytes([turn]) * 16
-    with ends.lease_of(4, lease_id) as lease:
-        lease.advance(((3,),), 1)
-        lease.complete(FirstToken(0, 42), lambda: None)
+    with ends.computed_lease((3,), lease_id=lease_id):
         handle = ends.handle(1, lease_id=lease_id, **changes)
         _, report = await ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT)
     assert contents(ends.target, (2,)) == contents(ends.source, (3,))

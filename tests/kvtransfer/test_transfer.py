@@ -7,7 +7,6 @@ import torch
 import xxhash
 
 from baton.engine.cache.kv_pool import KvLayout, KvShape, LayerLayout, plan_layout
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import (
     DataLossError,
@@ -22,7 +21,6 @@ from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.connectors.grpc import payload
-from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.wire import fetch_request
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
@@ -34,6 +32,7 @@ from tests.support.kvtransfer.loopback import (
     LEASE,
     MODEL,
     PLAIN,
+    TOKEN,
     VERSION,
     WINDOW,
     WINDOWED,
@@ -41,18 +40,14 @@ from tests.support.kvtransfer.loopback import (
     allocation,
     contents,
     layout_of,
+    nothing,
     transfer,
     untouched,
 )
 from tests.support.waiting import until
 
-TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
 PAIRING = Pairing(VERSION, MODEL, PLAIN)
 TIMEOUT = 10.0
-
-
-def nothing() -> None:
-    """What a lease of these tests calls to free its blocks."""
 
 
 async def test_lease_breaks_when_fetch_deadline_passes():
@@ -96,9 +91,7 @@ async def test_fetch_is_unavailable_when_source_is_unreachable():
 
 async def test_fetch_refuses_handle_of_earlier_epoch():
     async with transfer() as ends:
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1,)) as lease:
             handle = ends.handle(1, source_epoch=EPOCH - 1)
             failure = await failure_of(ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT))
             assert not lease.is_claimed
@@ -157,9 +150,7 @@ async def test_pairing_accepts_handle_without_version():
         other = replace(unsaid, pairing=replace(unsaid.pairing, fingerprint=b"model-b!"))
         with pytest.raises(FailedPreconditionError, match="fingerprint"):
             ends.fetcher.check(other)
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1,)):
             await ends.fetcher.fetch(unsaid, allocation((2,)), TIMEOUT)
 
 
@@ -219,31 +210,20 @@ def test_pairing_tells_equal_sized_layouts_apart_by_heads():
     assert mine.removeprefix("this worker's KV layout is ") != other.split(":")[0]
 
 
-async def test_confirmation_cannot_be_replayed():
+async def test_handle_is_good_for_one_fetch_and_confirmation():
     async with transfer() as ends:
-        stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            lease.complete(TOKEN, nothing)
-            await ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
-            again = pb.ConfirmRequest(
-                lease_id=LEASE, generation=lease.generation, claimant=CLAIMANT
-            )
-            assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
-        assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
+        stub, handle = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint)), ends.handle(1)
 
+        async def check_replays(generation: int) -> None:
+            again = pb.ConfirmRequest(lease_id=LEASE, generation=generation, claimant=CLAIMANT)
+            fetching = ends.fetcher.fetch(handle, allocation((3,)), TIMEOUT)
+            for call in (stub.Confirm(again), fetching):
+                assert isinstance(await failure_of(call), NotFoundError)
 
-async def test_handle_is_good_for_one_fetch():
-    async with transfer() as ends:
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            lease.complete(TOKEN, nothing)
-            handle = ends.handle(1)
+        with ends.computed_lease((1,)) as lease:
             await ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT)
-            replayed = await failure_of(ends.fetcher.fetch(handle, allocation((3,)), TIMEOUT))
-            assert isinstance(replayed, NotFoundError)
-        replayed = await failure_of(ends.fetcher.fetch(handle, allocation((3,)), TIMEOUT))
-        assert isinstance(replayed, NotFoundError)
+            await check_replays(lease.generation)
+        await check_replays(lease.generation)
 
 
 @pytest.mark.parametrize(
@@ -492,9 +472,7 @@ async def test_fetch_brings_blocks_last_token_sees_in_each_group(num_tokens, chu
 @pytest.mark.parametrize("num_hits", [1, 2, 3, 4])
 async def test_fetch_skips_blocks_held_by_claimant_in_each_group(num_hits):
     async with transfer(layouts=HYBRID) as ends:
-        with ends.lease_of(NUM_TOKENS + 1) as lease:
-            lease.advance(((1, 2, 3, 4), (NULL_BLOCK, 6, 7, 8)), 4)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease((1, 2, 3, 4), (NULL_BLOCK, 6, 7, 8)):
             into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 1, 2), num_hits=num_hits)
             handle = ends.handle(num_tokens=NUM_TOKENS + 1)
             _, report = await ends.fetcher.fetch(handle, into, TIMEOUT)
@@ -535,9 +513,7 @@ async def test_fetch_messages_are_bounded_in_every_group():
     window = layout_of(3, 64, window=10**6)
     async with transfer(num_blocks, layouts=(wide, window)) as ends:
         everything = tuple(range(1, num_blocks + 1))
-        with ends.lease(num_blocks) as lease:
-            lease.advance((everything, everything), num_blocks)
-            lease.complete(TOKEN, nothing)
+        with ends.computed_lease(everything, everything):
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
             handle = ends.handle(num_blocks)
             request = fetch_request(handle, CLAIMANT, handle.pairing, 0)

@@ -3,8 +3,8 @@
 The side that computes is played by the test: it opens leases and advances them.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool, KvShape, plan_layout, pool_bytes
 from baton.engine.cache.shared_memory import SharedMemory
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
@@ -22,7 +22,7 @@ from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.source import HandleServer
-from baton_kvtransfer.handle import Handle
+from baton_kvtransfer.handle import FirstToken, Handle
 from baton_kvtransfer.lease import Claim, Lease
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
@@ -31,12 +31,17 @@ from baton_kvtransfer.sources import Choice
 EPOCH = 7
 CLAIMANT = "decode-0"
 LEASE = bytes(range(16))
+TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
 BLOCK_SIZE = 4
 WINDOW = 6
 MODEL = b"model-a!"
 VERSION = "1.2.3"
 
 Tables = tuple[tuple[int, ...], ...]
+
+
+def nothing() -> None:
+    """What a lease calls to free its blocks, where that does not matter."""
 
 
 def layout_of(num_layers: int, head_dim: int = 8, window: int | None = None) -> KvLayout:
@@ -106,6 +111,15 @@ class Transfer:
 
     def lease_of(self, num_tokens: int, lease_id: bytes = LEASE) -> AbstractContextManager[Lease]:
         return self.leases.open(Claim(lease_id, CLAIMANT), BlockRange(num_tokens, BLOCK_SIZE))
+
+    @contextmanager
+    def computed_lease(self, *tables: tuple[int, ...], lease_id: bytes = LEASE) -> Iterator[Lease]:
+        """Of a prompt that fills these blocks, all of which are computed."""
+        num_blocks = len(tables[0])
+        with self.lease_of(num_blocks * BLOCK_SIZE, lease_id) as lease:
+            lease.advance(tables, num_blocks)
+            lease.complete(TOKEN, nothing)
+            yield lease
 
     def handle(self, num_blocks: int = 4, **changes: Any) -> Handle:
         fields = {
