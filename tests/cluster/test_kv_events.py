@@ -196,11 +196,11 @@ class Events:
         subscriber.follow("w", EPOCH)
         return subscriber
 
-    async def append(self, first: int, last: int, *stored: bytes) -> None:
+    async def append(self, first: int, last: int, *stored: bytes, epoch: int = EPOCH) -> None:
         """What a publisher sends as one batch."""
         fields = EventBatch(first, last, KvEvents(stored)).to_fields()
         line = [part for pair in fields.items() for part in pair]
-        await transact(self.redis, ("XADD", STREAM, entry_id(last), *line))
+        await transact(self.redis, ("XADD", stream_key("w", epoch), entry_id(last), *line))
 
     async def write_snapshot(self, sequence: int, *blocks: bytes, key: str = SNAPSHOT) -> None:
         """What a publisher has there after a complete round."""
@@ -379,9 +379,7 @@ async def test_subscriber_starts_empty_at_a_new_epoch(kv: Events) -> None:
     subscriber.follow("w", EPOCH + 1)
     assert held(subscriber) == set()
     await kv.append(2, 2, BLOCKS[1])
-    fields = EventBatch(1, 1, KvEvents((BLOCKS[2],))).to_fields()
-    line = [part for pair in fields.items() for part in pair]
-    await transact(kv.redis, ("XADD", stream_key("w", EPOCH + 1), "1-0", *line))
+    await kv.append(1, 1, BLOCKS[2], epoch=EPOCH + 1)
     await until(lambda: held(subscriber) == {BLOCKS[2]}, within=5.0)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import time
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -24,6 +23,7 @@ from tests.support.cluster.rolling import (
     Question,
     clear_question,
     is_busy,
+    mixed_questions,
     questions_of,
     under_load,
 )
@@ -32,24 +32,15 @@ from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
-GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
-SEEDED = replace(GREEDY, temperature=0.9, seed=17)
-SEVERAL = replace(SEEDED, n=2, max_tokens=40)
 # Longer than a router that drains waits for its streams.
-LONG = replace(GREEDY, max_tokens=1900)
+LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 
 NUM_READERS = 8
 
 
 @pytest.fixture(scope="module")
 def questions() -> list[Question]:
-    wanted = [
-        (prompt_of(length, seed=length), replace(params, max_tokens=params.max_tokens // part))
-        for length in (7, 60, 300, 700)
-        for params in (GREEDY, SEEDED, SEVERAL)
-        for part in (1, 4)
-    ]
-    return questions_of(wanted)
+    return mixed_questions(200, parts=(1, 4))
 
 
 async def test_rolling_restart_under_load_loses_no_request(rolling_shape, questions):

@@ -5,7 +5,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +22,7 @@ from tests.support.cluster.rolling import (
     Tally,
     clear_question,
     is_busy,
-    questions_of,
+    mixed_questions,
     under_load,
 )
 from tests.support.cluster.watch import until_nothing_is_held
@@ -31,11 +30,8 @@ from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collect
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
-GREEDY = SamplingParams(max_tokens=100, ignore_eos=True)
-SEEDED = replace(GREEDY, temperature=0.9, seed=17)
-SEVERAL = replace(SEEDED, n=2, max_tokens=40)
 # Runs on when a decode worker has no more time.
-LONG = replace(GREEDY, max_tokens=1900)
+LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 
 NUM_READERS = 6
 NUM_LONG, APART_SECONDS = 6, 4.0
@@ -53,12 +49,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def questions() -> list[Question]:
-    wanted = [
-        (prompt_of(length, seed=length), params)
-        for length in (7, 60, 300, 700)
-        for params in (GREEDY, SEEDED, SEVERAL)
-    ]
-    return questions_of(wanted)
+    return mixed_questions(100)
 
 
 @pytest.fixture(scope="module")

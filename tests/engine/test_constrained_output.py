@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.async_engine import AsyncEngine
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.scheduling.policy import POLICIES
@@ -341,17 +340,13 @@ def test_engine_rejects_grammars_without_a_tokenizer(checkpoints):
 async def test_streams_follow_precompiled_grammars(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM)
     async with running(engine) as serving:
-        await check_streams(serving, expected)
+        for key, prompt in prompts_of(engine).items():
+            params = params_of(key)
+            grammar = await serving.compile_grammar(params)
+            assert (grammar is None) == (params.grammar is None)
+            with serving.open(request(key, prompt, params), grammar) as stream:
+                assert output_of(await read(stream))[0] == expected[key]
         await assert_empty(serving)
-
-
-async def check_streams(serving: AsyncEngine, expected: dict[str, tuple[int, ...]]) -> None:
-    for key, prompt in prompts_of(serving.engine).items():
-        params = params_of(key)
-        grammar = await serving.compile_grammar(params)
-        assert (grammar is None) == (params.grammar is None)
-        with serving.open(request(key, prompt, params), grammar) as stream:
-            assert output_of(await read(stream))[0] == expected[key]
 
 
 async def test_async_engine_rejects_a_bad_grammar_before_its_thread(checkpoints):

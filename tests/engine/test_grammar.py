@@ -60,6 +60,18 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
+@pytest.fixture
+def new_compiler() -> Iterator[Callable[..., GrammarCompiler]]:
+    """Makes compilers, which close when the test ends."""
+    with contextlib.ExitStack() as compilers:
+
+        def make(folder=FOLDER, vocab_size=VOCAB_SIZE, ends=ENDS, **options: Any):
+            made = contextlib.closing(GrammarCompiler(folder, vocab_size, ends, **options))
+            return compilers.enter_context(made)
+
+        yield make
+
+
 def new_row(vocab_size: int = VOCAB_SIZE) -> Mask:
     # Noise, since all of it is to be overwritten.
     return np.full(mask_words(vocab_size), 0x5A5A5A5A, np.int32)
@@ -438,8 +450,8 @@ def test_accept_allows_only_end_tokens_after_the_end(compiler, end):
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 1, VOCAB_SIZE + 33, 5000, VOCAB_SIZE - 1, 700])
-def test_grammar_compiler_takes_any_model_vocabulary_size(compiler, vocab_size, rng):
-    other = GrammarCompiler(FOLDER, vocab_size, ENDS)
+def test_grammar_compiler_takes_any_model_vocabulary_size(new_compiler, compiler, vocab_size, rng):
+    other = new_compiler(vocab_size=vocab_size)
     for grammar in (GRAMMARS["person"], GRAMMARS["unicode"], Grammar(REGEX, "(?s:.)*")):
         reference, state = compiler.compile(grammar).start(), other.compile(grammar).start()
         for _ in range(20):
@@ -451,11 +463,10 @@ def test_grammar_compiler_takes_any_model_vocabulary_size(compiler, vocab_size, 
             assert state.accept(token_id)
             assert reference.accept(token_id)
         assert not state.accept(vocab_size)
-    other.close()
 
 
-def test_grammar_state_finishes_without_an_end_token():
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, frozenset())
+def test_grammar_state_finishes_without_an_end_token(new_compiler):
+    compiler = new_compiler(ends=frozenset())
     state = compiler.compile(Grammar(REGEX, "ab?")).start()
     assert state.accept(BYTE_TOKENS[ord("a")])
     assert not is_finished(state)
@@ -463,13 +474,12 @@ def test_grammar_state_finishes_without_an_end_token():
     assert state.accept(BYTE_TOKENS[ord("b")])
     assert is_finished(state)
     assert allowed(state) == set()
-    compiler.close()
 
 
-def test_end_token_that_is_also_text_only_ends():
+def test_end_token_that_is_also_text_only_ends(new_compiler):
     newline = BYTE_TOKENS[ord("\n")]
     for ends in (frozenset({newline}), frozenset({newline, 2})):
-        compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ends)
+        compiler = new_compiler(ends=ends)
         state = compiler.compile(Grammar(REGEX, r"[a\n]{2}")).start()
         a = BYTE_TOKENS[ord("a")]
         assert a in allowed(state)
@@ -480,7 +490,6 @@ def test_end_token_that_is_also_text_only_ends():
         assert state.accept(a)
         assert allowed(state) == ends
         assert state.accept(newline)
-        compiler.close()
 
 
 @pytest.mark.parametrize(
@@ -492,18 +501,19 @@ def test_end_token_that_is_also_text_only_ends():
         ("without special tokens", "no special token"),
     ],
 )
-def test_unusable_tokenizer_rejects_grammars_but_not_the_model(tmp_path, content, problem):
+def test_unusable_tokenizer_rejects_grammars_but_not_the_model(
+    new_compiler, tmp_path, content, problem
+):
     if content == "without special tokens":
         described = json.loads((FOLDER / "tokenizer.json").read_text())
         content = json.dumps(described | {"added_tokens": []})
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    compiler = GrammarCompiler(tmp_path, VOCAB_SIZE, ENDS)
+    compiler = new_compiler(folder=tmp_path)
     with pytest.raises(InvalidArgumentError, match=problem) as caught:
         compiler.compile(Grammar(REGEX, "a"))
     assert "sampling.grammar: cannot be used with this model" in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
-    compiler.close()
 
 
 BAD_SCHEMAS = {
@@ -716,8 +726,8 @@ def test_hostile_grammar_compiles_or_fails_without_blocking(compiler, hasty, nam
     assert (name in CRASHES) == (outcome == "is nested too deeply")
 
 
-def test_compile_stops_at_its_time_limit(rng):
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
+def test_compile_stops_at_its_time_limit(new_compiler, rng):
+    compiler = new_compiler(limits=GrammarLimits(time_s=0.3))
     for name in ("disjoint patterns", "intersection"):
         with pytest.raises(InvalidArgumentError, match=r"takes more than 0\.3 s to compile"):
             compiler.compile(HOSTILE[name])
@@ -726,7 +736,6 @@ def test_compile_stops_at_its_time_limit(rng):
     mine = [p for p in children if "baton.engine.grammar.judge" in p.cmdline()]
     assert all(not process.children() for process in mine)
     write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), rng)
-    compiler.close()
 
 
 def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
@@ -737,17 +746,14 @@ def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGra
     raise AssertionError("it never compiles in time")
 
 
-def test_compile_stops_at_its_memory_limit():
-    limits = GrammarLimits(time_s=20, memory_bytes=64 << 20)
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
+def test_compile_stops_at_its_memory_limit(new_compiler):
+    compiler = new_compiler(limits=GrammarLimits(time_s=20, memory_bytes=64 << 20))
     with pytest.raises(InvalidArgumentError, match="takes more than 64 MiB to compile"):
         compiler.compile(HOSTILE["optional letters"])
-    compiler.close()
 
 
-def test_compile_raises_overloaded_when_all_trials_are_busy():
-    limits = GrammarLimits(time_s=1.0, num_trials=1, max_waiting=1)
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
+def test_compile_raises_overloaded_when_all_trials_are_busy(new_compiler):
+    compiler = new_compiler(limits=GrammarLimits(time_s=1.0, num_trials=1, max_waiting=1))
     compiler.compile(Grammar(REGEX, "warm"))
     outcomes: list[type[Exception]] = []
 
@@ -765,18 +771,16 @@ def test_compile_raises_overloaded_when_all_trials_are_busy():
         thread.join()
     assert OverloadedError in outcomes
     compiler.compile(Grammar(REGEX, "afterwards"))
-    compiler.close()
 
 
-def test_killed_trial_process_is_replaced():
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+def test_killed_trial_process_is_replaced(new_compiler):
+    compiler = new_compiler()
     compiler.compile(Grammar(REGEX, "a"))
     (process,) = compiler._trials._running
     process._popen.kill()
     process._popen.wait()
     compiler.compile(Grammar(REGEX, "b"))
     assert compiler._trials._running != [process]
-    compiler.close()
 
 
 def test_trial_processes_end_with_their_compiler(rng):
@@ -794,14 +798,11 @@ def test_trial_processes_end_with_their_compiler(rng):
 STATE_HUNGRY = Grammar(REGEX, "(?:[a-z]*[a-m][a-z]{8}|[A-Z]*[N-Z][A-Z]{8}| )+")
 
 
-def test_exhausted_lexer_is_replaced_for_other_sequences(rng):
-    compiler = GrammarCompiler(
-        FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=8000)
+def test_exhausted_lexer_is_replaced_for_other_sequences(new_compiler, rng):
+    compiled, reference = (
+        new_compiler(limits=GrammarLimits(max_lexer_states=most)).compile(STATE_HUNGRY)
+        for most in (8000, 200_000)
     )
-    roomy = GrammarCompiler(
-        FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=200_000)
-    )
-    compiled, reference = (c.compile(STATE_HUNGRY) for c in (compiler, roomy))
     states = [compiled.start() for _ in range(6)]
     twins = [reference.start() for _ in range(6)]
     for _ in range(100):
@@ -820,15 +821,11 @@ def test_exhausted_lexer_is_replaced_for_other_sequences(rng):
     assert sum(state.failure is None for state in states) > 3
     # A new sequence starts with a lexer that works.
     assert allowed(compiled.start()) == allowed(reference.start())
-    for each in (compiler, roomy):
-        each.close()
 
 
-def test_grammar_that_exhausts_every_lexer_fails_its_sequence(rng):
-    limits = GrammarLimits(max_lexer_states=8000)
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
-    compiled = compiler.compile(STATE_HUNGRY)
-    state = compiled.start()
+def test_grammar_that_exhausts_every_lexer_fails_its_sequence(new_compiler, rng):
+    compiler = new_compiler(limits=GrammarLimits(max_lexer_states=8000))
+    state = compiler.compile(STATE_HUNGRY).start()
     for _ in range(3000):
         tokens = allowed(state)
         if state.failure is not None:
@@ -841,18 +838,16 @@ def test_grammar_that_exhausts_every_lexer_fails_its_sequence(rng):
     assert not state.accept(0)
     rows = np.zeros((3, mask_words(VOCAB_SIZE)), np.int32)
     assert state.fill_masks([0, 2], rows) == 1
-    compiler.close()
 
 
-def test_slow_grammar_is_rejected_once_found():
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+def test_slow_grammar_is_rejected_once_found(new_compiler):
+    compiler = new_compiler()
     compiled = compiler.compile(GRAMMARS["pattern"])
     state = compiled.start()
     state._check_cost(0.5)
     assert state.failure == "takes 500 ms of computing for one token"
     with pytest.raises(InvalidArgumentError, match="takes 500 ms"):
         compiler.compile(GRAMMARS["pattern"])
-    compiler.close()
 
 
 def test_drafts_that_fail_the_grammar_do_not_fail_the_sequence(compiler):
@@ -888,8 +883,8 @@ def test_compile_caches_equal_grammars_only(compiler, rng):
         compiler.compile(Grammar(REGEX, text))
 
 
-def test_grammar_cache_keeps_the_most_recently_used(rng):
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_size=2)
+def test_grammar_cache_keeps_the_most_recently_used(new_compiler, rng):
+    compiler = new_compiler(cache_size=2)
     grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in (1, 2, 3)]
     one, two = compiler.compile(grammars[0]), compiler.compile(grammars[1])
     assert compiler.compile(grammars[0]) is one
@@ -898,11 +893,10 @@ def test_grammar_cache_keeps_the_most_recently_used(rng):
     assert compiler.compile(grammars[1]) is not two
     # What is not kept goes on for those that use it.
     write(two, rng)
-    compiler.close()
 
 
-def test_grammar_cache_is_bounded_by_bytes_and_skips_large_ones():
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_bytes=1 << 20)
+def test_grammar_cache_is_bounded_by_bytes_and_skips_large_ones(new_compiler):
+    compiler = new_compiler(cache_bytes=1 << 20)
     grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in range(1, 6)]
     small = [compiler.compile(grammar) for grammar in grammars[:4]]
     large = compiler.compile(HOSTILE["alternatives"])
@@ -911,11 +905,10 @@ def test_grammar_cache_is_bounded_by_bytes_and_skips_large_ones():
     assert [compiler.compile(grammar) for grammar in grammars[:4]] == small
     compiler.compile(grammars[4])
     assert compiler.compile(grammars[0]) is not small[0]
-    compiler.close()
 
 
-def test_grammar_cache_keeps_rejections_except_for_timeouts():
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
+def test_grammar_cache_keeps_rejections_except_for_timeouts(new_compiler):
+    compiler = new_compiler(limits=GrammarLimits(time_s=0.3))
     bad, slow = Grammar(REGEX, "(a"), HOSTILE["disjoint patterns"]
     for grammar in (bad, slow):
         with pytest.raises(InvalidArgumentError):
@@ -924,11 +917,10 @@ def test_grammar_cache_keeps_rejections_except_for_timeouts():
     assert slow not in compiler._cache
     with pytest.raises(InvalidArgumentError, match="unclosed group"):
         compiler.compile(bad)
-    compiler.close()
 
 
-def test_compile_is_safe_from_many_threads(rng):
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+def test_compile_is_safe_from_many_threads(new_compiler, rng):
+    compiler = new_compiler()
     grammars = [Grammar(REGEX, rf"[a-z]{{{n},9}}é[0-9]{{2}}") for n in range(1, 5)]
     compiled: list[list[CompiledGrammar]] = [[] for _ in grammars]
     failures: list[BaseException] = []
@@ -952,7 +944,6 @@ def test_compile_is_safe_from_many_threads(rng):
         thread.join()
     assert not failures
     assert all(len(same) == 8 and len(set(map(id, same))) == 1 for same in compiled)
-    compiler.close()
 
 
 @settings(max_examples=60)

@@ -9,9 +9,9 @@ from baton.errors import CancelledError, NotFoundError, OverloadedError
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import kv_sharing_pb2, prefill_pb2
 from tests.support.router.scripted import (
+    ADMITTED,
     DRAINING,
     HANDED_OVER,
-    PREFILL_ADMITTED,
     READY,
     RELEASED,
     Cue,
@@ -20,7 +20,6 @@ from tests.support.router.scripted import (
     Scripts,
     Vanish,
     Worker,
-    at,
     decode,
     finished,
     first,
@@ -87,16 +86,12 @@ async def test_live_migration_is_dropped_when_request_ends_first():
     "failure",
     [
         pytest.param([OverloadedError("full", 0.1)], id="the taker is full"),
-        pytest.param([NotFoundError("no such lease")], id="the lease is over"),
-        pytest.param([Vanish(0.0)], id="the taker dies"),
+        pytest.param([ADMITTED, NotFoundError("no such lease")], id="the lease is over"),
+        pytest.param([ADMITTED, Vanish(0.0)], id="the taker dies"),
     ],
 )
 async def test_live_migration_recomputes_when_it_fails(failure):
-    giving = giver(Forever())
-    refusing = isinstance(failure[0], OverloadedError)
-    taking = decode(*failure, name="d1")
-    if refusing:
-        taking.script = failure
+    giving, taking = giver(Forever()), Worker("d1", "decode", failure)
     third = decode(READY, tokens(3, 3, 4), finished(), name="d2")
     async with fleet_of(prefill_behind(0, 3), giving, taking, third) as fleet:
         seen = await run(fleet)
@@ -106,11 +101,10 @@ async def test_live_migration_recomputes_when_it_fails(failure):
 
 async def test_live_migration_recomputes_when_source_dies():
     giving = giver(Vanish(0.02))
-    scripts = [decode(Forever()), decode(READY, tokens(3, 3, 4), finished())]
-    taking = Worker("d1", "decode", Scripts([w.script for w in scripts]))
-    async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
-        seen = await run(fleet)
-        assert giving.num_losses == 1
+    scripts = Scripts([[ADMITTED, Forever()], [ADMITTED, READY, tokens(3, 3, 4), finished()]])
+    taking = Worker("d1", "decode", scripts)
+    seen = await run_on(prefill_behind(0, 3), giving, taking)
+    assert giving.num_losses == 1
     assert seen.text == "abcde"
 
 
@@ -123,9 +117,8 @@ async def test_live_migration_recomputes_when_suspended_unasked():
 async def test_live_migration_recomputes_when_tokens_are_missing():
     giving = decode(*BEFORE, DRAINING, name="d0")
     giving.script += [giving.was_ordered, suspended(9), Forever()]
-    results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
     taking = decode(READY, tokens(2, 2, 3, 4), finished(), name="d1")
-    assert (await run_on(Worker("p0", "prefill", Scripts(results)), giving, taking)).text == "abcde"
+    assert (await run_on(prefill_behind(0, 2), giving, taking)).text == "abcde"
 
 
 async def test_live_migration_repeats_for_every_draining_worker():

@@ -72,10 +72,9 @@ async def test_lifecycle_ignores_late_events_of_earlier_attempt():
 
 
 async def test_lifecycle_needs_no_worker_when_only_ending_was_lost():
-    script = [READY, tokens(0, 0, 1, 2, 3, 4), UnavailableError("the worker has stopped")]
-    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
-        seen = await run(fleet)
-        assert len(fleet.member("d0").requests) == 1
+    only = decode(READY, tokens(0, 0, 1, 2, 3, 4), UnavailableError("the worker has stopped"))
+    seen = await run_on(prefill(first(), RELEASED), only)
+    assert len(only.requests) == 1
     assert (seen.text, seen.finished.reason) == ("abcde", pb.FINISH_REASON_LENGTH)
 
 
@@ -112,9 +111,8 @@ async def test_lifecycle_resumes_each_sequence_after_its_tokens():
     script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), of(1, finished())]
     failing = decode(*script, UnavailableError("gone"))
     second = decode(READY, of(0, tokens(2, 3)), of(0, finished()), name="d1")
-    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
-        seen = await run(fleet, n=2, temperature=1.0)
-        (begun,), (continued,) = failing.requests, second.requests
+    seen = await run_on(prefill(first(), RELEASED), failing, second, n=2, temperature=1.0)
+    (begun,), (continued,) = failing.requests, second.requests
     assert list(begun.outputs) == []
     assert list(continued.token_ids) == [5, 6, 7]
     assert [list(o.token_ids) for o in continued.outputs] == [letter_ids()[:2], []]
@@ -142,9 +140,8 @@ async def test_lifecycle_drops_tokens_that_new_attempt_repeats():
         *[of(1, finished()), of(0, finished())],
         name="d1",
     )
-    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
-        seen = await run(fleet, n=2, temperature=1.0)
-        assert list(second.requests[0].token_ids) == [5, 6, 7]
+    seen = await run_on(prefill(first(), RELEASED), failing, second, n=2, temperature=1.0)
+    assert list(second.requests[0].token_ids) == [5, 6, 7]
     assert sorted(seen.token_ids) == sorted(letter_ids()[:4])
     assert seen.finished.usage.num_output_tokens == 4
 
@@ -264,8 +261,9 @@ async def test_lifecycle_shows_text_held_back_of_received_tokens():
         ({"max_tokens": 2}, pb.FINISH_REASON_LENGTH),
         ({"stop": ("b",)}, pb.FINISH_REASON_STOP_STRING),
         ({"stop_token_ids": (-1,)}, pb.FINISH_REASON_STOP_TOKEN),
+        ({"endings": (pb.FINISH_REASON_END_OF_SEQUENCE,)}, pb.FINISH_REASON_END_OF_SEQUENCE),
     ],
-    ids=["length", "stop string", "stop token"],
+    ids=["length", "stop string", "stop token", "received ending"],
 )
 async def test_lifecycle_reports_ending_when_client_has_every_token(params, reason):
     if "stop_token_ids" in params:
@@ -275,13 +273,6 @@ async def test_lifecycle_reports_ending_when_client_has_every_token(params, reas
     assert seen.accepted.request_id == "r"
     assert not seen.accepted.HasField("placement")
     assert seen.finished.usage.num_output_tokens == 2
-
-
-async def test_lifecycle_trusts_ending_that_client_received():
-    async with fleet_of() as fleet:
-        reason = pb.FINISH_REASON_END_OF_SEQUENCE
-        seen = await run(fleet, received=(tuple(letter_ids()[:2]),), endings=(reason,))
-    assert (seen.finished.reason, seen.token_ids) == (reason, [])
 
 
 async def test_lifecycle_finishes_complete_sequence_before_others():

@@ -95,13 +95,14 @@ async def test_lifecycle_ends_completed_sequence_at_next_worker():
         assert [said.sequence_index for said in second.ended] == [0]
 
 
-async def test_lifecycle_passes_tenant_and_salt_to_both_workers():
-    async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
-        await run(fleet, tenant=Tenant("acme", b"salt"))
-        (at_prefill,) = fleet.member("p0").requests
-        (at_decode,) = fleet.member("d0").requests
+async def test_lifecycle_passes_tenant_salt_priority_to_both_workers():
+    source, decoding = prefill(first(), RELEASED), decode(finished())
+    await run_on(source, decoding, tenant=Tenant("acme", b"salt"), priority=-4)
+    (at_prefill,), (at_decode,) = source.requests, decoding.requests
     assert (at_prefill.tenant, at_decode.handle.tenant) == ("acme", "acme")
     assert (at_prefill.salt, at_decode.salt) == (b"salt", b"salt")
+    assert (at_prefill.priority, at_decode.priority) == (-4, -4)
+    assert tuple(at_decode.handle.layouts) == Worker.layouts
 
 
 @pytest.mark.parametrize("reason", [pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE])
@@ -272,15 +273,6 @@ async def test_lifecycle_sends_both_workers_same_sampling_params():
     assert (
         at_prefill.sampling == at_decode.sampling == to_proto(SamplingParams(max_tokens=5, **asked))
     )
-
-
-async def test_lifecycle_sends_priority_to_both_and_layouts_to_decode():
-    async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
-        async for _ in lifecycle_of(fleet, priority=-4).run():
-            pass
-        (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
-    assert (at_prefill.priority, at_decode.priority) == (-4, -4)
-    assert tuple(at_decode.handle.layouts) == Worker.layouts
 
 
 async def test_lifecycle_reports_uncompilable_grammar_without_retry():

@@ -61,8 +61,7 @@ async def test_preempted_request_resumes_on_other_decode_worker():
 
 async def test_preempted_request_fetches_prefix_from_worker_it_left():
     long = tuple(range(5, 105))
-    results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
-    computing = Worker("p0", "prefill", Scripts(results))
+    computing = prefill_behind(0, 2)
     giving = decode(READY, tokens(0, 0, 1), PREEMPTED)
     shared = kv_sharing_pb2.BlocksShared(num_blocks=6)
     giving.share_script = [kv_sharing_pb2.ShareResponse(shared=shared), Forever()]

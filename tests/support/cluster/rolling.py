@@ -76,6 +76,22 @@ def questions_of(wanted: Sequence[tuple[Sequence[int], SamplingParams]]) -> list
     ]
 
 
+def mixed_questions(max_tokens: int, parts: Sequence[int] = (1,)) -> list[Question]:
+    """Greedy, seeded and several answers to prompts of four lengths, of these parts of their
+    length."""
+    greedy = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    seeded = replace(greedy, temperature=0.9, seed=17)
+    several = replace(seeded, n=2, max_tokens=40)
+    return questions_of(
+        [
+            (prompt_of(length, seed=length), replace(params, max_tokens=params.max_tokens // part))
+            for length in (7, 60, 300, 700)
+            for params in (greedy, seeded, several)
+            for part in parts
+        ]
+    )
+
+
 @dataclass
 class Tally:
     """What became of the requests of a load.
