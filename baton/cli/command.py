@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from baton.cli.running import finish
+from baton.cli.running import finishing
 from baton.serving.optional_dependencies import check_extra, has_extra
 
 GROUP = "baton.commands"
@@ -57,17 +57,18 @@ def command(
     click_class: type[TyperCommand] | None = None,
     takes_rest: bool = False,
 ) -> Callable[[Callable[..., None]], Command]:
-    """Makes a function a `Command`. If `extra` is not installed, it exits with a sentence that
-    begins with `subject`."""
+    """Makes a function a `Command`, which exits as `finishing` says. If `extra` is not installed,
+    it exits with a sentence that begins with `subject`."""
 
     def make(function: Callable[..., None]) -> Command:
         @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> None:
-            if extra is not None and not has_extra(extra):
-                finish(lambda: check_extra(extra, subject))
-            function(*args, **kwargs)
+        def callback(*args: Any, **kwargs: Any) -> None:
+            with finishing():
+                if extra is not None:
+                    check_extra(extra, subject)
+                function(*args, **kwargs)
 
-        return Command(checked, section, extra, click_class, takes_rest)
+        return Command(callback, section, extra, click_class, takes_rest)
 
     return make
 

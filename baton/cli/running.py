@@ -1,8 +1,9 @@
 """Exit codes and error messages of commands: one sentence in place of a traceback."""
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,17 +16,16 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
-def finish(command: Callable[[], None]) -> NoReturn:
-    """Runs a command and exits: 0, 1 with a sentence on stderr, or 130 when interrupted."""
-    code = 0
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Exits with 1 and a sentence on stderr after a `BatonError`, with 130 when interrupted."""
     try:
-        command()
+        yield
     except BatonError as error:
         print(f"baton: {with_options_named(str(error))}", file=sys.stderr)
-        code = 1
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        code = _INTERRUPTED
-    raise typer.Exit(code)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def console() -> "Console":

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.running import console, finish
+from baton.cli.running import console
 
 
 @command("This machine", extra="worker", subject="a cluster on this machine")
@@ -113,43 +113,39 @@ def up(
       baton up --model Qwen/Qwen3-0.6B --prefill 2 --decode 1
       baton up --worker-arg max-num-seqs=16 --dry-run
     """
+    from baton.cli import up as impl
+    from baton.cli.local_cluster import LocalCluster
 
-    def run() -> None:
-        from baton.cli import up as impl
-        from baton.cli.local_cluster import LocalCluster
-
-        flags = {
-            "device": device,
-            "dtype": dtype,
-            "kv_cache_dtype": kv_cache_dtype,
-            "num_blocks": num_blocks,
-            "max_model_len": max_model_len,
-            "num_threads": num_threads,
-        }
-        given = {name: value for name, value in flags.items() if value is not None}
-        cluster = LocalCluster(
-            model,
-            prefill,
-            decode,
-            port,
-            redis_url,
-            admin_port=impl.admin_port_of(admin_port),
-            http_port=impl.http_port_of(http_port) if http else None,
-            worker_flags={**given, **impl.parse_flags(worker_arg or [])},
-            router_flags={
-                "host": host,
-                **({"insecure": True} if insecure else {}),
-                **({"elastic": True} if elastic else {}),
-            },
-            log_dir=log_dir,
-            tls_dir=tls,
-        )
-        if dry_run:
-            impl.print_commands(cluster)
-        else:
-            impl.run(cluster, console())
-
-    finish(run)
+    flags = {
+        "device": device,
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "num_blocks": num_blocks,
+        "max_model_len": max_model_len,
+        "num_threads": num_threads,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    cluster = LocalCluster(
+        model,
+        prefill,
+        decode,
+        port,
+        redis_url,
+        admin_port=impl.admin_port_of(admin_port),
+        http_port=impl.http_port_of(http_port) if http else None,
+        worker_flags={**given, **impl.parse_flags(worker_arg or [])},
+        router_flags={
+            "host": host,
+            **({"insecure": True} if insecure else {}),
+            **({"elastic": True} if elastic else {}),
+        },
+        log_dir=log_dir,
+        tls_dir=tls,
+    )
+    if dry_run:
+        impl.print_commands(cluster)
+    else:
+        impl.run(cluster, console())
 
 
 @command("This machine", extra="worker", subject="a cluster on this machine")
@@ -160,13 +156,9 @@ def demo() -> None:
     Example:
       baton demo
     """
+    from baton.cli import demo as impl
 
-    def run() -> None:
-        from baton.cli import demo as impl
-
-        impl.run(console())
-
-    finish(run)
+    impl.run(console())
 
 
 @command("This machine")
@@ -193,11 +185,7 @@ def certs(
       baton up --tls trial
       baton certs /etc/baton/tls --host baton.example.org --tenant acme
     """
+    from baton.cli import certs as impl
 
-    def run() -> None:
-        from baton.cli import certs as impl
-
-        made = impl.make(folder, host or [], tenant or [], days)
-        print("\n".join(map(str, made)))
-
-    finish(run)
+    made = impl.make(folder, host or [], tenant or [], days)
+    print("\n".join(map(str, made)))

@@ -15,7 +15,7 @@ from baton.cli.options import (
     Timeout,
     Token,
 )
-from baton.cli.running import console, finish
+from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
 
@@ -29,19 +29,15 @@ def workers(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json
     Example:
       baton workers --admin 127.0.0.1:50053
     """
+    from baton.cli import workers as impl
+    from baton.cli.session import admin_session
 
-    def run() -> None:
-        from baton.cli import workers as impl
-        from baton.cli.session import admin_session
-
-        with admin_session(admin, 5.0, tls=tls.tls()) as client:
-            found = client.list_workers()
-        if json:
-            impl.print_json(found)
-        else:
-            impl.print_table(found, console())
-
-    finish(run)
+    with admin_session(admin, 5.0, tls=tls.tls()) as client:
+        found = client.list_workers()
+    if json:
+        impl.print_json(found)
+    else:
+        impl.print_table(found, console())
 
 
 @command("Operations")
@@ -65,27 +61,23 @@ def top(
       baton top --once
       baton top --json --interval 5
     """
+    import asyncio
 
-    def run() -> None:
-        import asyncio
+    from baton.cli.session import admin_session
 
-        from baton.cli.session import admin_session
+    with admin_session(admin, 10.0, token, tls.tls()) as client:
+        client.get_load()
+    if json or once or not sys.stdout.isatty():
+        from baton.cli.top import plain as impl
 
-        with admin_session(admin, 10.0, token, tls.tls()) as client:
-            client.get_load()
-        if json or once or not sys.stdout.isatty():
-            from baton.cli.top import plain as impl
+        if json:
+            impl.print_json(admin, token, interval, tls.tls(), once=once)
+        else:
+            impl.show_once(admin, token, interval, console(), tls.tls())
+        return
+    from baton.cli.top.app import run_app
 
-            if json:
-                impl.print_json(admin, token, interval, tls.tls(), once=once)
-            else:
-                impl.show_once(admin, token, interval, console(), tls.tls())
-            return
-        from baton.cli.top.app import run_app
-
-        asyncio.run(run_app(admin, token, interval, tls.tls()))
-
-    finish(run)
+    asyncio.run(run_app(admin, token, interval, tls.tls()))
 
 
 @command("Operations")
@@ -110,24 +102,20 @@ def role(
       baton role
       baton role decode-1 prefill
     """
+    from baton.cli import role as impl
+    from baton.cli.session import admin_session
 
-    def run() -> None:
-        from baton.cli import role as impl
-        from baton.cli.session import admin_session
-
-        if worker is not None and to is None:
-            raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
-        with admin_session(admin, timeout, tls=tls.tls()) as client:
-            if worker is not None and to is not None:
-                print(impl.change(client, worker, to))
-                return
-            balance = client.role_balance()
-        if json:
-            impl.print_json(balance)
-        else:
-            impl.print_balance(balance, console())
-
-    finish(run)
+    if worker is not None and to is None:
+        raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
+    with admin_session(admin, timeout, tls=tls.tls()) as client:
+        if worker is not None and to is not None:
+            print(impl.change(client, worker, to))
+            return
+        balance = client.role_balance()
+    if json:
+        impl.print_json(balance)
+    else:
+        impl.print_balance(balance, console())
 
 
 @command("Operations")
@@ -164,18 +152,14 @@ def doctor(
       baton doctor
       baton doctor --admin 127.0.0.1:50053 --try
     """
+    from baton.cli import doctor as impl
 
-    def run() -> None:
-        from baton.cli import doctor as impl
-
-        if admin is None:
-            findings = impl.installation(DEFAULT_ADDRESS, redis_url)
-        else:
-            findings = impl.endpoint(admin, address if tries else None, token, redis_url, tls.tls())
-        if impl.report(findings, console(), as_json=json):
-            raise typer.Exit(1)
-
-    finish(run)
+    if admin is None:
+        findings = impl.installation(DEFAULT_ADDRESS, redis_url)
+    else:
+        findings = impl.endpoint(admin, address if tries else None, token, redis_url, tls.tls())
+    if impl.report(findings, console(), as_json=json):
+        raise typer.Exit(1)
 
 
 @command("Operations")
@@ -191,10 +175,6 @@ def token(
     Example:
       baton token acme
     """
+    from baton.cli import token as impl
 
-    def run() -> None:
-        from baton.cli import token as impl
-
-        impl.show(tenant, as_json=json)
-
-    finish(run)
+    impl.show(tenant, as_json=json)

@@ -7,7 +7,6 @@ import typer
 
 from baton.cli.command import command
 from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout, Token
-from baton.cli.running import finish
 from baton.cli.sampling_options import GroupedCommand, SamplingOptions, takes_sampling
 from baton.cli.tls_options import TlsOptions, takes_tls
 
@@ -37,25 +36,21 @@ def generate(
       baton generate "The date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
       baton generate "A name: " --beam-width 4 --n 2 --json
     """
+    from baton.cli import generate as impl
+    from baton.cli.session import session
 
-    def run() -> None:
-        from baton.cli import generate as impl
-        from baton.cli.session import session
-
-        params = sampling.params()
-        if not json:
-            impl.check_printable(params)
-        text = sys.stdin.read() if prompt == "-" else prompt
-        with session(address, timeout, token, tls.tls()) as client:
-            generation = client.generate(text, params, priority=sampling.priority)
-            if json:
-                print(impl.as_json(generation, params))
-                return
-            finished = impl.show(generation, params)
-            if stats:
-                print(impl.stats_line(finished), file=sys.stderr)
-
-    finish(run)
+    params = sampling.params()
+    if not json:
+        impl.check_printable(params)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with session(address, timeout, token, tls.tls()) as client:
+        generation = client.generate(text, params, priority=sampling.priority)
+        if json:
+            print(impl.as_json(generation, params))
+            return
+        finished = impl.show(generation, params)
+        if stats:
+            print(impl.stats_line(finished), file=sys.stderr)
 
 
 @command("Requests", click_class=GroupedCommand)
@@ -82,13 +77,9 @@ def chat(
       baton chat --system "You write Python."
       echo 'Write a function `get` that returns the value of the key.' | baton chat --temperature 0
     """
+    from baton.cli import chat as impl
+    from baton.cli.session import session
 
-    def run() -> None:
-        from baton.cli import chat as impl
-        from baton.cli.session import session
-
-        params = sampling.params()
-        with session(address, timeout, token, tls.tls()) as client:
-            impl.run(client, params, system, sampling.priority)
-
-    finish(run)
+    params = sampling.params()
+    with session(address, timeout, token, tls.tls()) as client:
+        impl.run(client, params, system, sampling.priority)

@@ -7,7 +7,6 @@ import typer
 
 from baton.cli.command import command
 from baton.cli.options import Json
-from baton.cli.running import finish
 
 
 @command("Analysis", extra="worker", subject="the simulator")
@@ -77,24 +76,20 @@ def simulate(
       baton simulate --trace conversation_trace.jsonl --prefill 8 --decode 8 --rate 4 --rate 6
       baton simulate --trace trace.csv --policy baton --policy round-robin --report out.html
     """
+    from baton_simulator import cli as impl
 
-    def run() -> None:
-        from baton_simulator import cli as impl
-
-        study = impl.study_of(
-            num_prefill=prefill,
-            num_decode=decode,
-            policies=policy or ["baton"],
-            rates=rate or [1.0],
-            slo_ttft=slo_ttft,
-            slo_itl=slo_itl,
-            deadlines=deadlines,
-            admission=admission,
-            latency_model=latency_model,
-            cache_blocks=cache_blocks,
-            block_size=block_size,
-        )
-        rows = impl.read_rows(trace, limit)
-        impl.run(study, rows, trace.name, report, as_json=json)
-
-    finish(run)
+    study = impl.study_of(
+        num_prefill=prefill,
+        num_decode=decode,
+        policies=policy or ["baton"],
+        rates=rate or [1.0],
+        slo_ttft=slo_ttft,
+        slo_itl=slo_itl,
+        deadlines=deadlines,
+        admission=admission,
+        latency_model=latency_model,
+        cache_blocks=cache_blocks,
+        block_size=block_size,
+    )
+    rows = impl.read_rows(trace, limit)
+    impl.run(study, rows, trace.name, report, as_json=json)

@@ -8,7 +8,7 @@ import typer
 
 from baton.cli.command import command
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json
-from baton.cli.running import console, finish
+from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
 
@@ -48,27 +48,23 @@ def explain(
       baton explain --request-id 8c2f0a6b1d3e4f57
       baton explain --request-id 8c2f0a6b1d3e4f57 --record placements.jsonl
     """
+    from baton.cli.session import admin_session
+    from baton_router.cli import explain as impl
 
-    def run() -> None:
-        from baton.cli.session import admin_session
-        from baton_router.cli import explain as impl
-
-        if (prompt is None) == (request_id is None):
-            raise InvalidArgumentError("prompt", "or --request-id is needed, and only one of them")
-        if record is not None:
-            found = impl.recorded(record, request_id)
-        else:
-            with admin_session(admin, 30.0, tls=tls.tls()) as client:
-                if request_id is not None:
-                    found = client.explain_request(request_id)
-                else:
-                    found = client.explain(sys.stdin.read() if prompt == "-" else prompt or "")
-        if json:
-            impl.print_json(found)
-        else:
-            impl.print_tables(found, console())
-
-    finish(run)
+    if (prompt is None) == (request_id is None):
+        raise InvalidArgumentError("prompt", "or --request-id is needed, and only one of them")
+    if record is not None:
+        found = impl.recorded(record, request_id)
+    else:
+        with admin_session(admin, 30.0, tls=tls.tls()) as client:
+            if request_id is not None:
+                found = client.explain_request(request_id)
+            else:
+                found = client.explain(sys.stdin.read() if prompt == "-" else prompt or "")
+    if json:
+        impl.print_json(found)
+    else:
+        impl.print_tables(found, console())
 
 
 @command("Analysis")
@@ -89,14 +85,10 @@ def replay(
       baton replay placements.jsonl --policy least-loaded
       baton replay placements.jsonl.2 placements.jsonl.1 placements.jsonl --json
     """
+    from baton_router.cli import replay as impl
 
-    def run() -> None:
-        from baton_router.cli import replay as impl
-
-        redecided = impl.redecide(files, impl.policy_of(policy))
-        if json:
-            impl.print_json(redecided)
-        else:
-            impl.print_table(redecided, console())
-
-    finish(run)
+    redecided = impl.redecide(files, impl.policy_of(policy))
+    if json:
+        impl.print_json(redecided)
+    else:
+        impl.print_table(redecided, console())
