@@ -1,6 +1,6 @@
 """Transports that a source offers, as messages and as plain data."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from baton.v1 import kv_transfer_pb2 as pb
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
@@ -30,9 +30,9 @@ class Description:
 def description_to_message(description: Description) -> pb.DescribeResponse:
     offers = [
         pb.KvOffer(connector=pb.CONNECTOR_GRPC),
-        _shm_offer(description.shm),
-        _nixl_offer(description.nixl),
-        _ipc_offer(description.ipc),
+        _offer(pb.CONNECTOR_SHM, description.shm),
+        _offer(pb.CONNECTOR_NIXL, description.nixl),
+        _offer(pb.CONNECTOR_CUDA_IPC, description.ipc),
     ]
     return pb.DescribeResponse(epoch=description.epoch, offers=offers)
 
@@ -60,42 +60,16 @@ def description_of(message: pb.DescribeResponse) -> Description:
     return Description(message.epoch, shm, nixl, ipc)
 
 
-def _shm_offer(shm: HandleEndpoint | str) -> pb.KvOffer:
-    if isinstance(shm, str):
-        return pb.KvOffer(connector=pb.CONNECTOR_SHM, problem=shm)
-    return pb.KvOffer(
-        connector=pb.CONNECTOR_SHM,
-        address=shm.address,
-        host=shm.host,
-        num_blocks=shm.num_blocks,
-    )
-
-
-def _nixl_offer(nixl: NixlOffer | str) -> pb.KvOffer:
-    if isinstance(nixl, str):
-        return pb.KvOffer(connector=pb.CONNECTOR_NIXL, problem=nixl)
-    return pb.KvOffer(
-        connector=pb.CONNECTOR_NIXL,
-        metadata=nixl.metadata,
-        num_blocks=[region.num_blocks for region in nixl.regions],
-        regions=[
-            pb.KvRegion(address=region.address, device=region.device) for region in nixl.regions
-        ],
-    )
-
-
-def _ipc_offer(ipc: IpcOffer | str) -> pb.KvOffer:
-    if isinstance(ipc, str):
-        return pb.KvOffer(connector=pb.CONNECTOR_CUDA_IPC, problem=ipc)
-    return pb.KvOffer(
-        connector=pb.CONNECTOR_CUDA_IPC,
-        host=ipc.host,
-        num_blocks=[region.num_blocks for region in ipc.regions],
-        regions=[
-            pb.KvRegion(handle=region.handle, offset=region.offset, device_uuid=region.device_uuid)
-            for region in ipc.regions
-        ],
-    )
+def _offer(
+    connector: pb.Connector.ValueType, offered: HandleEndpoint | NixlOffer | IpcOffer | str
+) -> pb.KvOffer:
+    """Returns a message with the fields of `offered`; of its regions, `num_blocks` stands apart."""
+    if isinstance(offered, str):
+        return pb.KvOffer(connector=connector, problem=offered)
+    fields = asdict(offered)
+    if "regions" in fields:
+        fields["num_blocks"] = [region.pop("num_blocks") for region in fields["regions"]]
+    return pb.KvOffer(connector=connector, **fields)
 
 
 def _region(message: pb.KvRegion, num_blocks: int) -> Region:
