@@ -3,13 +3,13 @@
 SiLU-and-multiply, and its clamped form of gpt-oss.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
-from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed
 from baton_kernels.variant import Variant
 
 FP_FUSION: Final = True
@@ -46,53 +46,22 @@ def _clamped_swiglu_kernel(
     tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), inside)
 
 
-def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """Returns silu(gate) * up, computed in float32: `[num_rows, width]`.
 
     Args:
         gate_up: `[num_rows, 2 * width]`, the gate first; rows may be strided.
-        out: `[num_rows, width]` to write to; allocated if None.
     """
-    out = _empty_out(gate_up, out)
-    num_rows, width = out.shape
-    if num_rows:
-        _silu_and_multiply_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
-            gate_up,
-            out,
-            gate_up.stride(0),
-            out.stride(0),
-            width,
-            BLOCK=_BLOCK,
-            num_warps=_NUM_WARPS,
-            enable_fp_fusion=FP_FUSION,
-        )
-    return out
+    return _launch(_silu_and_multiply_kernel, gate_up)
 
 
-def clamped_swiglu(
-    gate_up: torch.Tensor, steepness: float, limit: float, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def clamped_swiglu(gate_up: torch.Tensor, steepness: float, limit: float) -> torch.Tensor:
     """Returns gate * sigmoid(steepness * gate) * (up + 1) with gate clamped to at most `limit` and
     up to [-limit, limit], computed in float32: `[num_rows, width]`.
 
     Args: as in `silu_and_multiply`.
     """
-    out = _empty_out(gate_up, out)
-    num_rows, width = out.shape
-    if num_rows:
-        _clamped_swiglu_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
-            gate_up,
-            out,
-            gate_up.stride(0),
-            out.stride(0),
-            width,
-            steepness,
-            limit,
-            BLOCK=_BLOCK,
-            num_warps=_NUM_WARPS,
-            enable_fp_fusion=FP_FUSION,
-        )
-    return out
+    return _launch(_clamped_swiglu_kernel, gate_up, steepness, limit)
 
 
 def reference_silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
@@ -108,17 +77,19 @@ def reference_clamped_swiglu(gate_up: torch.Tensor, steepness: float, limit: flo
     return gate * torch.sigmoid(steepness * gate) * (up + 1)
 
 
-def _empty_out(gate_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Checks both tensors; returns `out`, allocated if None."""
+def _launch(kernel: Any, gate_up: torch.Tensor, *parameters: float) -> torch.Tensor:
     num_rows, twice = gate_up.shape
     if twice % 2:
         raise ValueError(f"gate_up has {twice} columns; must have gate and up, equally many each")
-    if out is None:
-        out = torch.empty(num_rows, twice // 2, dtype=gate_up.dtype, device=gate_up.device)
     check_dtype("gate_up", gate_up, *FLOATS)
     check_packed("gate_up", gate_up)
-    check_shape("out", out, (num_rows, twice // 2))
-    check_packed("out", out)
+    width = twice // 2
+    out = torch.empty(num_rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    if num_rows:
+        kernel[(num_rows, triton.cdiv(width, _BLOCK))](
+            gate_up, out, gate_up.stride(0), out.stride(0), width, *parameters,
+            BLOCK=_BLOCK, num_warps=_NUM_WARPS, enable_fp_fusion=FP_FUSION,
+        )  # fmt: skip
     return out
 
 
@@ -133,7 +104,6 @@ def _variant(dtype: torch.dtype, is_clamped: bool) -> Variant:
             "gate_up_stride": "i32",
             "out_stride": "i32",
             "width": "i32:16",
-            "BLOCK": "constexpr",
         }
         | ({"steepness": "fp32", "limit": "fp32"} if is_clamped else {}),
         constants={"BLOCK": _BLOCK},

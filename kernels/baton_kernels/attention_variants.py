@@ -96,7 +96,7 @@ def _attention(
             f"{types} {head_dim} x {group}{' sm_80' * (capability == 80)}"
         ),
         kernel=kernel,
-        signature=_signature(kernel, constants, query, cache),
+        signature=_signature(kernel, query, cache),
         constants=_taken(kernel, constants),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -119,7 +119,7 @@ def _merge(head_dim: int, **rule: None) -> Variant:
     return Variant(
         name=f"merge of attention {'' if rule else 'with sinks '}bf16 {head_dim}",
         kernel=merge_kernel,
-        signature=_signature(merge_kernel, constants, _BF16, _BF16),
+        signature=_signature(merge_kernel, _BF16, _BF16),
         constants=_taken(merge_kernel, constants),
         num_warps=MERGE_WARPS,
         num_stages=3,
@@ -130,14 +130,11 @@ def _taken(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in constants.items() if name in kernel.arg_names}
 
 
-def _signature(
-    kernel: Any, constants: dict[str, Any], query: torch.dtype, cache: torch.dtype
-) -> dict[str, str]:
+def _signature(kernel: Any, query: torch.dtype, cache: torch.dtype) -> dict[str, str]:
     """Returns the types of the kernel's arguments; all remaining ones are int32 plan arrays."""
     types = _SCALARS | dict.fromkeys(_FLOATS, "*fp32")
     types |= dict.fromkeys(("query", "out"), f"*{TRITON_TYPES[query]}")
     types |= dict.fromkeys(("keys", "values"), f"*{TRITON_TYPES[cache]}")
-    types |= dict.fromkeys(constants, "constexpr")
     return {name: types.get(name, "*i32") for name in kernel.arg_names}
 
 

@@ -121,8 +121,6 @@ _SIGNATURE: Final = {
     "has_any": "*i32",
     "num_words": "i32",
     "vocab_size": "i32:16",
-    "NUM_TILES": "constexpr",
-    "WORDS": "constexpr",
 }
 VARIANTS: Final = (
     Variant(
@@ -132,7 +130,7 @@ VARIANTS: Final = (
     Variant(
         "restrict, where nothing is left",
         _unmask_kernel,
-        _SIGNATURE | {"BLOCK_TILES": "constexpr"},
+        _SIGNATURE,
         {"NUM_TILES": 32, "BLOCK_TILES": 32, "WORDS": _WORDS},
         _NUM_WARPS,
         1,

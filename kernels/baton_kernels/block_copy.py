@@ -106,7 +106,7 @@ VARIANTS: Final = (
         name="copy_blocks",
         kernel=_copy_kernel,
         signature=dict.fromkeys(("source", "target"), "*i32")
-        | {"pairs": "*i64", "TILE": "constexpr"}
+        | {"pairs": "*i64"}
         | dict.fromkeys(("source_stride", "target_stride", "num_units"), "i32"),
         constants={"TILE": _TILE},
         num_warps=_NUM_WARPS,

@@ -237,8 +237,7 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Var
         | dict.fromkeys(("key_cache", "value_cache"), f"*{cache}")
         | dict.fromkeys(("key_scales", "value_scales"), scales)
         | dict.fromkeys(strides, "i32")
-        | {"slots": "*i64"}
-        | dict.fromkeys(constants, "constexpr"),
+        | {"slots": "*i64"},
         constants=constants,
         num_warps=_NUM_WARPS,
         num_stages=1,

@@ -90,14 +90,13 @@ def variants(module: str) -> tuple[Variant, ...]:
 def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
     """Returns Triton's compiled kernel. As in launches, pointers and strides are multiples of 16,
     and so are arguments whose signature has Triton's mark, as in `i32:16`."""
+    types = variant.signature | dict.fromkeys(variant.constants, "constexpr")
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(variant.kernel.arg_names)
-        if variant.signature[name].startswith("*")
-        or variant.signature[name].endswith(":16")
-        or "stride" in name
+        if types[name].startswith("*") or types[name].endswith(":16") or "stride" in name
     }
-    signature = {name: kind.removesuffix(":16") for name, kind in variant.signature.items()}
+    signature = {name: kind.removesuffix(":16") for name, kind in types.items()}
     return triton.compile(
         ASTSource(variant.kernel, signature, variant.constants, aligned),
         target=GPUTarget("cuda", capability, 32),

@@ -111,8 +111,7 @@ def _variant(
         name=f"choose_experts {name} {choices} of {num_experts}{kind}",
         kernel=_choose_kernel,
         signature={"logits": f"*{name}", "chosen": "*i32", "weights": "*fp32"}
-        | {"logits_stride": "i32", "num_experts": "i32"}
-        | dict.fromkeys(constants, "constexpr"),
+        | {"logits_stride": "i32", "num_experts": "i32"},
         constants=constants,
         num_warps=_NUM_WARPS,
         num_stages=1,

@@ -109,7 +109,6 @@ def expert_linear(
     weight: torch.Tensor,
     routing: Routing,
     bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns each pair's row times its expert's weight, plus its bias, `[num_pairs, num_columns]`,
     in the order of the tokens; each row is bitwise the same in any batch.
@@ -120,12 +119,10 @@ def expert_linear(
         weight: `[num_experts, num_columns, depth]` of the dtype of `x`, contiguous.
         routing: routing of these tokens to these experts.
         bias: `[num_experts, num_columns]` of any float type, contiguous.
-        out: output tensor; allocated if None.
     """
     num_experts, num_columns, depth = weight.shape
-    if out is None:
-        out = torch.empty(routing.num_pairs, num_columns, dtype=x.dtype, device=x.device)
-    _check(x, weight, routing, bias, out)
+    _check(x, weight, routing, bias)
+    out = torch.empty(routing.num_pairs, num_columns, dtype=x.dtype, device=x.device)
     if routing.num_pairs:
         grid = (triton.cdiv(num_columns, _BLOCK_COLUMNS), len(routing.experts))
         _experts_kernel[grid](
@@ -139,25 +136,20 @@ def expert_linear(
     return out
 
 
-def combine_experts(
-    x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Returns the weighted sum of each token's expert results: `[num_tokens, width]`.
 
     Args:
         x: `[num_pairs, width]`, as `expert_linear` returns it.
         weights: `[num_tokens, experts_per_token]` of any float type, contiguous.
-        out: output tensor; allocated if None.
     """
     num_tokens, choices = weights.shape
     width = x.shape[1]
-    out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device) if out is None else out
     check_dtype("x", x, *FLOATS)
     check_shape("x", x, (num_tokens * choices, width))
     check_packed("x", x)
     check_packed("weights", weights, 2)
-    check_shape("out", out, (num_tokens, width))
-    check_packed("out", out)
+    out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
         _combine_kernel[(num_tokens, triton.cdiv(width, _COMBINE_BLOCK))](
             x, weights, out, x.stride(0), out.stride(0), width,
@@ -186,11 +178,7 @@ def reference_combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.T
 
 
 def _check(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, routing: Routing, bias: torch.Tensor | None
 ) -> None:
     num_experts, num_columns, depth = weight.shape
     check_dtype("x", x, *FLOATS)
@@ -203,9 +191,7 @@ def _check(
             f"of their {routing.num_pairs} experts' results"
         )
     check_shape("x", x, (len(x), depth))
-    check_shape("out", out, (routing.num_pairs, num_columns))
-    for name, tensor in (("x", x), ("out", out)):
-        check_packed(name, tensor)
+    check_packed("x", x)
     if bias is not None:
         check_shape("bias", bias, (num_experts, num_columns))
         check_packed("bias", bias, 2)
@@ -235,8 +221,7 @@ def _variant(dtype: torch.dtype) -> Variant:
         | dict.fromkeys(("pairs", "experts"), "*i32")
         | dict.fromkeys(strides, "i32")
         | dict.fromkeys(("num_columns", "depth"), "i32:16")
-        | dict.fromkeys(("num_pairs", "num_experts", "pairs_per_row"), "i32")
-        | dict.fromkeys(constants, "constexpr"),
+        | dict.fromkeys(("num_pairs", "num_experts", "pairs_per_row"), "i32"),
         constants=constants,
         needs_mma="bf16" if dtype == torch.bfloat16 else None,
         **_stages(dtype),
@@ -248,8 +233,7 @@ def _combine_variant(dtype: torch.dtype) -> Variant:
         name=f"combine_experts {TRITON_TYPES[dtype]}",
         kernel=_combine_kernel,
         signature=dict.fromkeys(("x", "weights", "out"), f"*{TRITON_TYPES[dtype]}")
-        | {"x_stride": "i32", "out_stride": "i32", "width": "i32:16"}
-        | {"CHOICES": "constexpr", "BLOCK": "constexpr"},
+        | {"x_stride": "i32", "out_stride": "i32", "width": "i32:16"},
         constants={"CHOICES": 8, "BLOCK": _COMBINE_BLOCK},
         num_warps=4,
         num_stages=1,

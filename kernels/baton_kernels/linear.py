@@ -122,12 +122,7 @@ def _sum_kernel(
     tl.store(out + row * out_stride + columns, total.to(out.dtype.element_ty), inside)
 
 
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns x @ weight.T + bias, each row bitwise the same in any batch:
     `[num_rows, num_columns]`. Sums are in float32; float32 inputs are not rounded to TF32.
 
@@ -135,12 +130,11 @@ def linear(
         x: `[num_rows, depth]`; rows may be strided.
         weight: `[num_columns, depth]` of the dtype of `x`; rows may be strided.
         bias: `[num_columns]` of any float type.
-        out: output tensor; allocated if None.
     """
     num_rows, depth = x.shape
     num_columns = len(weight)
-    out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device) if out is None else out
-    _check(x, weight, bias, out)
+    _check(x, weight, bias)
+    out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
     num_splits, split_depth = splits(num_columns, depth, x.dtype)
     num_tiles = triton.cdiv(num_rows, _block(x.dtype)) * triton.cdiv(num_columns, _block(x.dtype))
     if not num_rows:
@@ -192,16 +186,12 @@ def reference_linear(
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def _check(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
-    num_rows, depth = x.shape
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     check_dtype("x", x, *FLOATS)
     check_dtype("weight", weight, x.dtype)
-    check_shape("weight", weight, (len(weight), depth))
-    check_shape("out", out, (num_rows, len(weight)))
-    for name, tensor in (("x", x), ("weight", weight), ("out", out)):
-        check_packed(name, tensor)
+    check_shape("weight", weight, (len(weight), x.shape[1]))
+    check_packed("x", x)
+    check_packed("weight", weight)
     if bias is not None:
         check_shape("bias", bias, (len(weight),))
         check_packed("bias", bias)
@@ -235,8 +225,7 @@ def _variant(dtype: torch.dtype, is_partial: bool) -> Variant:
         signature=dict.fromkeys(("x", "weight", "bias"), f"*{name}")
         | {"out": "*fp32" if is_partial else f"*{name}", "num_rows": "i32"}
         | dict.fromkeys(strides, "i32")
-        | dict.fromkeys(("num_columns", "depth", "split_depth"), "i32:16")
-        | dict.fromkeys(constants, "constexpr"),
+        | dict.fromkeys(("num_columns", "depth", "split_depth"), "i32:16"),
         constants=constants,
         needs_mma="bf16" if dtype == torch.bfloat16 else None,
         **_stages(dtype),
@@ -249,8 +238,7 @@ def _sum_variant(dtype: torch.dtype) -> Variant:
         kernel=_sum_kernel,
         signature={"parts": "*fp32", "num_rows": "i32", "num_columns": "i32:16"}
         | dict.fromkeys(("bias", "out"), f"*{TRITON_TYPES[dtype]}")
-        | {"out_stride": "i32"}
-        | dict.fromkeys(("NUM_SPLITS", "HAS_BIAS", "BLOCK"), "constexpr"),
+        | {"out_stride": "i32"},
         constants={"NUM_SPLITS": 4, "HAS_BIAS": True, "BLOCK": _SUM_BLOCK},
         num_warps=4,
         num_stages=1,

@@ -50,37 +50,29 @@ def _rms_norm_kernel(
     tl.store(out + row * out_stride + columns, scaled.to(out.dtype.element_ty), inside)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight of each row, with sums in float32.
 
     Args:
         x: `[num_rows, width]`, rows may be strided.
         weight: `[width]`, of any float type.
-        out: output tensor, may be `x` itself; allocated if None.
     """
-    return _launch(x, None, weight, eps, out)
+    return _launch(x, None, weight, eps)
 
 
 def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor | None = None,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Adds `x` to `residual` in place and returns the norm of the sum.
 
     Args:
         x, residual: `[num_rows, width]` of one dtype; rows may be strided.
         weight: `[width]`.
-        out: output tensor, may be `x` itself; allocated if None.
     """
     check_shape("residual", residual, tuple(x.shape))
     check_dtype("residual", residual, x.dtype)
     check_packed("residual", residual)
-    return _launch(x, residual, weight, eps, out)
+    return _launch(x, residual, weight, eps)
 
 
 def reference_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -89,22 +81,16 @@ def reference_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 
 def _launch(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor | None,
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     num_rows, width = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     check_dtype("x", x, *FLOATS)
     check_packed("x", x)
     check_shape("weight", weight, (width,))
     check_packed("weight", weight)
-    check_shape("out", out, (num_rows, width))
-    check_packed("out", out)
     if width > MAX_WIDTH:
         raise ValueError(f"x has rows of {width}; a norm spans at most {MAX_WIDTH}")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows:
         stream = out if residual is None else residual
         _rms_norm_kernel[(num_rows,)](
@@ -142,7 +128,7 @@ def _variant(
         signature=dict.fromkeys(("x", "residual", "out"), pointer)
         | {"weight": f"*{TRITON_TYPES[weight]}"}
         | dict.fromkeys(("x_stride", "residual_stride", "out_stride"), "i32")
-        | {"width": "i32:16", "eps": "fp32", "HAS_RESIDUAL": "constexpr", "BLOCK": "constexpr"},
+        | {"width": "i32:16", "eps": "fp32"},
         constants={"HAS_RESIDUAL": has_residual, "BLOCK": shape["BLOCK"]},
         num_warps=shape["num_warps"],
         num_stages=shape["num_stages"],

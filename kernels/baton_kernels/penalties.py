@@ -179,7 +179,7 @@ _OF_HISTORY: Final = {
     "num_prompt_tokens": "*i64",
     "counts": "*i32",
 }
-_SIZES: Final = {"capacity": "i32:16", "vocab_size": "i32:16", "BLOCK": "constexpr"}
+_SIZES: Final = {"capacity": "i32:16", "vocab_size": "i32:16"}
 _OF_SCORES: Final = {"scores": "*fp32", "scores_stride": "i32"} | dict.fromkeys(
     ("repetition", "presence", "frequency"), "*fp32"
 )

@@ -306,8 +306,7 @@ def _variant(
         | dict.fromkeys(("key_cache", "value_cache"), f"*{cache}")
         | dict.fromkeys(("key_scales", "value_scales"), scales)
         | dict.fromkeys((*strides, *block_strides), "i32")
-        | {"slots": "*i64", "positions": "*i64", "table": "*fp32", "eps": "fp32"}
-        | dict.fromkeys(constants, "constexpr"),
+        | {"slots": "*i64", "positions": "*i64", "table": "*fp32", "eps": "fp32"},
         constants=constants,
         num_warps=_num_warps(constants),
         num_stages=1,

@@ -160,8 +160,7 @@ def _variant(dtype: torch.dtype) -> Variant:
         signature={"logits": f"*{TRITON_TYPES[dtype]}", "stride": "i32", "temperatures": "*fp32"}
         | {"strip_maxima": "*fp32", "vocab_size": "i32:16"}
         | dict.fromkeys(("tile_maxima", "tile_sums", "tile_masses"), "*fp32")
-        | {"tile_tokens": "*i32"}
-        | dict.fromkeys(constants, "constexpr"),
+        | {"tile_tokens": "*i32"},
         constants=constants,
         num_warps=_NUM_WARPS,
         num_stages=1,
@@ -173,8 +172,7 @@ def _logprob_variant(dtype: torch.dtype) -> Variant:
         name=f"sample, logprob {TRITON_TYPES[dtype]}",
         kernel=_logprob_kernel,
         signature={"logits": f"*{TRITON_TYPES[dtype]}", "stride": "i32", "token_ids": "*i64"}
-        | {"tile_maxima": "*fp32", "tile_sums": "*fp32", "out": "*fp32"}
-        | {"NUM_TILES": "constexpr", "BLOCK_TILES": "constexpr"},
+        | {"tile_maxima": "*fp32", "tile_sums": "*fp32", "out": "*fp32"},
         constants={"NUM_TILES": 32, "BLOCK_TILES": 32},
         num_warps=1,
         num_stages=1,

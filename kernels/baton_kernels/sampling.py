@@ -345,8 +345,7 @@ def _variants(dtype: torch.dtype) -> tuple[Variant, Variant]:
             signature=common
             | {key: ROW_SIGNATURE[key] for key in ("temperatures", "top_ks", "top_ps", "min_ps")}
             | {"strip_maxima": "*fp32"}
-            | _NEAR_SIGNATURE
-            | dict.fromkeys(gather, "constexpr"),
+            | _NEAR_SIGNATURE,
             constants=gather,
             num_warps=_GATHER_WARPS,
             num_stages=3,
@@ -358,8 +357,7 @@ def _variants(dtype: torch.dtype) -> tuple[Variant, Variant]:
             | ROW_SIGNATURE
             | {"tile_maxima": "*fp32", "tile_tokens": "*i32", "tile_masses": "*fp32"}
             | _NEAR_SIGNATURE
-            | {"out": "*i64", "left_over": "*i32"}
-            | dict.fromkeys(draw, "constexpr"),
+            | {"out": "*i64", "left_over": "*i32"},
             constants=draw,
             num_warps=_DRAW_WARPS,
             num_stages=3,

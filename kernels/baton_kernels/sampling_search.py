@@ -163,8 +163,7 @@ def _variant(dtype: torch.dtype) -> Variant:
         kernel=_search_kernel,
         signature={"logits": f"*{TRITON_TYPES[dtype]}", "stride": "i32", "vocab_size": "i32:16"}
         | ROW_SIGNATURE
-        | {"tile_maxima": "*fp32", "left_over": "*i32", "out": "*i64"}
-        | dict.fromkeys(constants, "constexpr"),
+        | {"tile_maxima": "*fp32", "left_over": "*i32", "out": "*i64"},
         constants=constants,
         num_warps=_NUM_WARPS,
         num_stages=3,

@@ -191,8 +191,7 @@ def _ban_variant(width: int) -> Variant:
         kernel=_ban_kernel,
         signature={"scores": "*fp32", "scores_stride": "i32", "num_bans": "i32", "width": "i32"}
         | dict.fromkeys(("rows", "tokens", "prefix_lengths", "batch_slots", "lengths"), "*i64")
-        | {"prefixes": "*i32", "token_ids": "*i32", "capacity": "i32:16"}
-        | dict.fromkeys(constants, "constexpr"),
+        | {"prefixes": "*i32", "token_ids": "*i32", "capacity": "i32:16"},
         constants=constants,
         num_warps=_NUM_WARPS,
         num_stages=1,
@@ -204,7 +203,7 @@ VARIANTS: Final = (
         name="add_biases",
         kernel=_bias_kernel,
         signature={"scores": "*fp32", "scores_stride": "i32", "rows": "*i64", "tokens": "*i64"}
-        | {"values": "*fp32", "num_biases": "i32", "BLOCK": "constexpr"},
+        | {"values": "*fp32", "num_biases": "i32"},
         constants={"BLOCK": _BLOCK},
         num_warps=_NUM_WARPS,
         num_stages=1,

@@ -10,8 +10,8 @@ class Variant:
 
     name: str
     kernel: Any  # the triton.jit function
-    signature: dict[str, str]  # argument name -> Triton type ("*bf16", "i32", "constexpr")
-    constants: dict[str, object]  # constexpr arguments
+    signature: dict[str, str]  # name of an argument -> Triton type ("*bf16", "i32")
+    constants: dict[str, object]  # constexpr arguments, which `signature` need not have
     num_warps: int
     num_stages: int
     least_capability: int = 80  # fp8 e4m3 needs 90

@@ -27,7 +27,7 @@ def _hoarding_kernel(x, out, SIZE: tl.constexpr):  # noqa: N803
 HOARDING = Variant(
     name="hoarding",
     kernel=_hoarding_kernel,
-    signature={"x": "*fp32", "out": "*fp32", "SIZE": "constexpr"},
+    signature={"x": "*fp32", "out": "*fp32"},
     constants={"SIZE": 8192},
     num_warps=1,
     num_stages=1,

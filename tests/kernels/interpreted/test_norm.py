@@ -10,7 +10,7 @@ from tests.support.kernels.comparison import (
     assert_close,
     each_case,
     pairwise,
-    poisoned,
+    poisoned_memory,
     random,
 )
 
@@ -23,9 +23,9 @@ CASES = pairwise(
 def test_rms_norm_matches_float64(case: dict) -> None:
     x = random(case["num_rows"], case["width"], dtype=case["dtype"])
     weight = random(case["width"], dtype=case["dtype"])
-    out = poisoned(*x.shape, dtype=case["dtype"])
     given = apart(x) if case["is_apart"] else x
-    assert rms_norm(given, weight, case["eps"], out) is out
+    with poisoned_memory():
+        out = rms_norm(given, weight, case["eps"])
     assert_close(out, reference_rms_norm(x.double(), weight.double(), case["eps"]))
 
 
@@ -43,13 +43,6 @@ def test_add_rms_norm_sums_into_residual_and_normalises_it(case: dict) -> None:
 def test_rms_norm_takes_weight_of_other_dtype() -> None:
     x, weight = random(3, 80, dtype=torch.bfloat16), 1 + torch.randn(80)
     assert_close(rms_norm(x, weight, 1e-6), reference_rms_norm(x.double(), weight.double(), 1e-6))
-
-
-def test_rms_norm_may_write_into_its_input() -> None:
-    x = random(3, 80, dtype=torch.float32)
-    weight = torch.ones(80)
-    expected = rms_norm(x, weight, 1e-6)
-    assert torch.equal(rms_norm(x, weight, 1e-6, out=x), expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

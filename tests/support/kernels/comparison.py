@@ -3,6 +3,7 @@
 import itertools
 import random as random_module
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ Device = torch.device | str
 def poisoned(*shape: int, dtype: torch.dtype, device: Device = "cpu") -> torch.Tensor:
     """All NaN, so that what a kernel does not write is seen."""
     return torch.full(shape, torch.nan, dtype=torch.float32, device=device).to(dtype)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fills what torch allocates with NaN, so that what a kernel does not write is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def random(*shape: int, dtype: torch.dtype, device: Device = "cpu") -> torch.Tensor:
