@@ -258,10 +258,8 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        request, failover = (
-            rpc.request(*args, **kwargs),
-            Failover(self._routers, rpc.failover_codes),
-        )
+        request = rpc.request(*args, **kwargs)
+        failover = Failover(self._routers, rpc.failover_codes)
         while True:
             call = rpc.method(self._connections[failover.router])
             try:
@@ -348,10 +346,8 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        request, failover = (
-            rpc.request(*args, **kwargs),
-            Failover(self._routers, rpc.failover_codes),
-        )
+        request = rpc.request(*args, **kwargs)
+        failover = Failover(self._routers, rpc.failover_codes)
         while True:
             call: Any = rpc.method(self._connections[failover.router])
             try:

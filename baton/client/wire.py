@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
@@ -41,6 +41,8 @@ from baton.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    _Data = TypeVar("_Data", bound=DataclassInstance)
 
 
 def generate_request(
@@ -126,34 +128,20 @@ def set_role_request(worker: str, role: str) -> admin.SetRoleRequest:
 
 
 def accepted_of(message: pb.Accepted) -> Accepted:
-    placement = _placement(message.placement)
-    return Accepted(message.request_id, message.num_prompt_tokens, placement, message.seed)
+    return _plain(Accepted, message, placement=_placement(message.placement))
 
 
 def explanation_of(message: admin.ExplainPlacementResponse) -> Explanation:
-    placement = _placement(message.placement)
-    return Explanation(
-        message.request_id, message.num_tokens, message.policy, placement, message.reason
-    )
+    return _plain(Explanation, message, placement=_placement(message.placement))
 
 
 def _placement(message: pb.Placement) -> Placement:
-    candidates = tuple(map(_candidate, message.candidates))
-    return Placement(
-        message.prefill_worker, message.decode_worker, candidates, message.prefix_source
-    )
+    return _plain(Placement, message, candidates=tuple(map(_candidate, message.candidates)))
 
 
 def _candidate(message: pb.PlacementCandidate) -> Candidate:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
-    return Candidate(
-        message.worker,
-        role,
-        dict(message.terms),
-        message.excluded,
-        message.num_cached_tokens,
-        message.computes_prompt,
-    )
+    return _plain(Candidate, message, role=role, terms=dict(message.terms))
 
 
 def chunk_of(message: pb.TokenChunk) -> Chunk:
@@ -178,12 +166,12 @@ def _top_of(message: pb.TopLogprobs) -> dict[int, float]:
 
 
 def finished_of(message: pb.Finished) -> Finished:
-    return Finished(
+    return _plain(
+        Finished,
+        message,
         reason=_finish_reason(message.reason),
-        stop_string=message.stop_string,
-        usage=Usage(**_same_fields(Usage, message.usage)),
+        usage=_plain(Usage, message.usage),
         timings=_timings(message.timings),
-        sequence_index=message.sequence_index,
         score=message.score if message.HasField("score") else None,
     )
 
@@ -208,8 +196,7 @@ def tokens_of(message: pb.TokenizeResponse) -> Tokens:
 
 
 def model_of(message: pb.GetModelResponse) -> Model:
-    fields = _same_fields(Model, message)
-    return Model(**{**fields, "eos_token_ids": tuple(message.eos_token_ids)})
+    return _plain(Model, message, eos_token_ids=tuple(message.eos_token_ids))
 
 
 def workers_of(message: admin.ListWorkersResponse) -> list[Worker]:
@@ -219,7 +206,7 @@ def workers_of(message: admin.ListWorkersResponse) -> list[Worker]:
 def _worker(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
-    return Worker(**{**_same_fields(Worker, message), "role": role, "state": state})
+    return _plain(Worker, message, role=role, state=state)
 
 
 def requests_of(message: admin.ListRequestsResponse) -> list[RequestInfo]:
@@ -228,12 +215,13 @@ def requests_of(message: admin.ListRequestsResponse) -> list[RequestInfo]:
 
 def _request_info(message: admin.RequestInfo) -> RequestInfo:
     has_token = message.HasField("time_to_first_token")
-    own = {
-        "age": _seconds(message.age),
-        "phase": _lower(admin.RequestPhase.Name, message.phase, "REQUEST_PHASE_"),
-        "time_to_first_token": _seconds(message.time_to_first_token) if has_token else None,
-    }
-    return RequestInfo(**{**_same_fields(RequestInfo, message), **own})
+    return _plain(
+        RequestInfo,
+        message,
+        age=_seconds(message.age),
+        phase=_lower(admin.RequestPhase.Name, message.phase, "REQUEST_PHASE_"),
+        time_to_first_token=_seconds(message.time_to_first_token) if has_token else None,
+    )
 
 
 def role_balance_of(message: admin.GetRoleBalanceResponse) -> RoleBalance:
@@ -241,12 +229,12 @@ def role_balance_of(message: admin.GetRoleBalanceResponse) -> RoleBalance:
     if message.HasField("proposal"):
         role = _lower(pb.WorkerRole.Name, message.proposal.role, "WORKER_ROLE_")
         proposal = RoleFlip(message.proposal.worker, role)
-    return RoleBalance(**{**_same_fields(RoleBalance, message), "proposal": proposal})
+    return _plain(RoleBalance, message, proposal=proposal)
 
 
 def load_of(message: admin.GetLoadResponse) -> Load:
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
-    return Load(**{**_same_fields(Load, message), "state": state})
+    return _plain(Load, message, state=state)
 
 
 def info_of(message: admin.GetInfoResponse) -> Info:
@@ -255,13 +243,14 @@ def info_of(message: admin.GetInfoResponse) -> Info:
         versions=dict(message.versions),
         unix_time=message.unix_time_ms / 1000,
         redis=_lower(admin.RedisState.Name, message.redis, "REDIS_STATE_"),
-        worker=None if worker is None else WorkerFacts(**_same_fields(WorkerFacts, worker)),
+        worker=None if worker is None else _plain(WorkerFacts, worker),
     )
 
 
-def _same_fields(kind: type["DataclassInstance"], message: ProtoMessage) -> dict[str, Any]:
-    """Returns the fields of `message` that the data class has, by name."""
-    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
+def _plain(kind: type["_Data"], message: ProtoMessage, **given: Any) -> "_Data":
+    """Returns a data class with the `given` fields, and all others as `message` has them."""
+    names = {field.name for field in dataclasses.fields(kind)} - given.keys()
+    return kind(**{name: getattr(message, name) for name in names}, **given)
 
 
 def _seconds(duration: Duration) -> float:

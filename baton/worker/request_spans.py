@@ -7,7 +7,6 @@ computed or fetched for it, the request waits; so its spans leave no gap.
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Self
 
 from opentelemetry import context as otel_context
@@ -54,12 +53,7 @@ class RequestSpans:
         self._stream.watcher = self
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, *_: object) -> None:
         self._stream.watcher = None
         if self._decode is not None:
             self._decode.end(error)

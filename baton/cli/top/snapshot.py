@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from baton.client.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
@@ -69,12 +68,7 @@ class SnapshotReader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         async with AsyncExitStack() as stack:
             for client in (self._router, *self._workers.values()):
                 stack.push_async_callback(client.close)

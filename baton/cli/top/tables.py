@@ -1,34 +1,11 @@
 """Tables of a snapshot, as rows of text."""
 
+from collections.abc import Callable, Mapping
+
 from rich.text import Text
 
-from baton.cli.top.snapshot import Snapshot, WorkerSnapshot
-from baton.client.client import RequestInfo
-
-WORKER_COLUMNS = (
-    "worker",
-    "role",
-    "state",
-    "running",
-    "waiting",
-    "KV in use",
-    "cached",
-    "leases",
-    "tokens/s",
-    "KV in/s",
-    "preempted/s",
-)
-REQUEST_COLUMNS = (
-    "request",
-    "age",
-    "phase",
-    "prompt",
-    "output",
-    "first token",
-    "prefill",
-    "decode",
-    "migrations",
-)
+from baton.cli.top.snapshot import Rates, Snapshot, WorkerSnapshot
+from baton.client.client import Load, RequestInfo
 
 _BAR_WIDTH = 16
 _STYLES = {
@@ -56,16 +33,6 @@ def headline(snapshot: Snapshot, address: str) -> Text:
     )
 
 
-def worker_rows(snapshot: Snapshot) -> list[list[Text]]:
-    """Returns the values of `WORKER_COLUMNS` for each worker, in the order of their ids."""
-    return [_worker_row(worker) for worker in snapshot.workers]
-
-
-def request_rows(snapshot: Snapshot) -> list[list[Text]]:
-    """Returns the values of `REQUEST_COLUMNS` for each request, the oldest first."""
-    return [_request_row(request) for request in snapshot.requests]
-
-
 def in_bytes(number: float) -> str:
     """Returns a size with its unit, such as "12.3 MB"."""
     unit = 0
@@ -82,36 +49,59 @@ def bar(part: float, whole: float, width: int = _BAR_WIDTH) -> Text:
     return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {share:4.0%}")
 
 
+def _state(shown: WorkerSnapshot) -> Text:
+    worker, load = shown.worker, shown.load
+    if load is not None and load.state == "starting":
+        return Text(f"{load.phase} {load.progress:.0%}", "yellow")
+    return Text(worker.state, _STYLES.get(worker.state, ""))
+
+
+_OF_WORKER: Mapping[str, Callable[[WorkerSnapshot], Text]] = {
+    "worker": lambda shown: Text(shown.worker.id),
+    "role": lambda shown: Text(shown.worker.role),
+    "state": _state,
+}
+_OF_LOAD: Mapping[str, Callable[[Load, Rates], Text]] = {
+    "running": lambda load, _: Text(str(load.num_running)),
+    "waiting": lambda load, _: Text(str(load.num_waiting), "yellow" if load.num_waiting else ""),
+    "KV in use": lambda load, _: bar(load.num_held_blocks, load.num_blocks),
+    "cached": lambda load, _: Text(str(load.num_cached_blocks)),
+    "leases": lambda load, _: Text(str(load.num_leases)),
+    "tokens/s": lambda _, rates: Text(f"{rates.tokens:,.0f}"),
+    "KV in/s": lambda _, rates: Text(in_bytes(rates.transferred_bytes)),
+    "preempted/s": lambda _, rates: Text(
+        f"{rates.preemptions:.1f}", "red" if rates.preemptions else ""
+    ),
+}
+_OF_REQUEST: Mapping[str, Callable[[RequestInfo], Text]] = {
+    "request": lambda request: Text(request.request_id),
+    "age": lambda request: Text(f"{request.age:.1f} s"),
+    "phase": lambda request: Text(request.phase, _STYLES.get(request.phase, "")),
+    "prompt": lambda request: Text(str(request.num_prompt_tokens)),
+    "output": lambda request: Text(str(request.num_output_tokens)),
+    "first token": lambda request: Text(
+        "" if request.time_to_first_token is None else f"{request.time_to_first_token:.3f} s"
+    ),
+    "prefill": lambda request: Text(request.prefill_worker),
+    "decode": lambda request: Text(request.decode_worker),
+    "migrations": lambda request: Text(str(request.num_migrations or "")),
+}
+WORKER_COLUMNS = (*_OF_WORKER, *_OF_LOAD)
+REQUEST_COLUMNS = tuple(_OF_REQUEST)
+
+
+def worker_rows(snapshot: Snapshot) -> list[list[Text]]:
+    """Returns the values of `WORKER_COLUMNS` for each worker, in the order of their ids."""
+    return list(map(_worker_row, snapshot.workers))
+
+
+def request_rows(snapshot: Snapshot) -> list[list[Text]]:
+    """Returns the values of `REQUEST_COLUMNS` for each request, the oldest first."""
+    return [[cell(request) for cell in _OF_REQUEST.values()] for request in snapshot.requests]
+
+
 def _worker_row(shown: WorkerSnapshot) -> list[Text]:
-    worker, load, rates = shown.worker, shown.load, shown.rates
-    cells = [Text(worker.id), Text(worker.role), Text(worker.state, _STYLES.get(worker.state, ""))]
-    if load is None:
-        return [*cells, *(Text("-", "dim") for _ in WORKER_COLUMNS[len(cells) :])]
-    if load.state == "starting":
-        cells[2] = Text(f"{load.phase} {load.progress:.0%}", "yellow")
-    return [
-        *cells,
-        Text(str(load.num_running)),
-        Text(str(load.num_waiting), "yellow" if load.num_waiting else ""),
-        bar(load.num_held_blocks, load.num_blocks),
-        Text(str(load.num_cached_blocks)),
-        Text(str(load.num_leases)),
-        Text(f"{rates.tokens:,.0f}"),
-        Text(in_bytes(rates.transferred_bytes)),
-        Text(f"{rates.preemptions:.1f}", "red" if rates.preemptions else ""),
-    ]
-
-
-def _request_row(request: RequestInfo) -> list[Text]:
-    first = request.time_to_first_token
-    return [
-        Text(request.request_id),
-        Text(f"{request.age:.1f} s"),
-        Text(request.phase, _STYLES.get(request.phase, "")),
-        Text(str(request.num_prompt_tokens)),
-        Text(str(request.num_output_tokens)),
-        Text("" if first is None else f"{first:.3f} s"),
-        Text(request.prefill_worker),
-        Text(request.decode_worker),
-        Text(str(request.num_migrations) if request.num_migrations else ""),
-    ]
+    cells = [cell(shown) for cell in _OF_WORKER.values()]
+    if shown.load is None:
+        return [*cells, *(Text("-", "dim") for _ in _OF_LOAD)]
+    return [*cells, *(cell(shown.load, shown.rates) for cell in _OF_LOAD.values())]

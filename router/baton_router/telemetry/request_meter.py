@@ -6,7 +6,6 @@ and bounds. Knows nothing of how metrics are exposed.
 
 import time
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 from baton.serving.deadline import Clock
@@ -68,12 +67,7 @@ class MeteredRequest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, *_: object) -> None:
         error_type = "" if error is None else code_of(error)
         duration = self._meter.clock() - self._arrived
         self._meter.duration.at(*self._labels, error_type).observe(duration)
