@@ -274,8 +274,7 @@ class LocalCluster:
         """Returns whether the router answers this process, whose connections to a router that was
         there before are in backoff."""
         try:
-            client = Client(self.address, timeout=ANSWER_TIMEOUT, tls=self._router.tls)
-            with client:
+            with Client(self.address, timeout=ANSWER_TIMEOUT, tls=self._router.tls) as client:
                 client.get_model()
         except UnauthenticatedError:
             return True

@@ -17,7 +17,6 @@ from baton_kernels.cache_write import (
     CacheBlocks,
     check_cache,
     num_written,
-    reference_write_kv,
     scales_of,
     slot_offset,
     store_scaled,
@@ -155,17 +154,20 @@ def rotate_and_write(
         query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     block_size = check_cache(key, value, cache, slots)
     _check(query, key, value, positions, rotation, norms, query_out)
-    num_tokens, num_heads, _ = query.shape
-    constants = _constants(query, key, rotation, norms is not None, block_size)
+    num_tokens, num_heads, head_dim = query.shape
+    rotary_dim = 2 * rotation.table.shape[-1]
+    constants = _constants(num_heads, key.shape[1], head_dim, rotary_dim, block_size)
+    constants |= {"IS_ADJACENT": rotation.is_adjacent, "HAS_NORM": norms is not None}
     programs_of = constants["BLOCK_HEADS"]
     num_programs = triton.cdiv(num_heads, programs_of) + triton.cdiv(key.shape[1], programs_of)
-    query_norm, key_norm, eps = (query, key, 0.0) if norms is None else _parts(norms)
+    head_norms = norms or HeadNorms(query, key, 0.0)  # read only with `HAS_NORM`
     if num_tokens:
         _rotate_and_write_kernel[(num_tokens, num_programs)](
             query, key, value, query.stride(0), key.stride(0), value.stride(0),
             query_out, query_out.stride(0),
             cache.key, cache.value, cache.key.stride(0), cache.value.stride(0),
-            *scales_of(cache), slots, positions, rotation.table, query_norm, key_norm, eps,
+            *scales_of(cache), slots, positions, rotation.table,
+            head_norms.query, head_norms.key, head_norms.eps,
             **constants,
             num_warps=_num_warps(constants),
             enable_fp_fusion=FP_FUSION,
@@ -194,27 +196,6 @@ def reference_rotate(
         )
     x, y = turned.chunk(2, dim=-1)
     return torch.cat([x * cos - y * sin, y * cos + x * sin, rest], -1)
-
-
-def reference_rotate_and_write(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    rotation: Rotation,
-    cache: CacheBlocks,
-    slots: torch.Tensor,
-    norms: HeadNorms | None = None,
-) -> torch.Tensor:
-    """Computes `rotate_and_write` in torch."""
-    query_norm, key_norm, eps = (None, None, 0.0) if norms is None else _parts(norms)
-    turned = reference_rotate(key.float(), positions, rotation, key_norm, eps)
-    reference_write_kv(turned, value, cache, slots)
-    return reference_rotate(query.float(), positions, rotation, query_norm, eps).to(query.dtype)
-
-
-def _parts(norms: HeadNorms) -> tuple[torch.Tensor, torch.Tensor, float]:
-    return norms.query, norms.key, norms.eps
 
 
 def _check(
@@ -249,18 +230,6 @@ def _check(
 
 
 def _constants(
-    query: torch.Tensor, key: torch.Tensor, rotation: Rotation, has_norm: bool, block_size: int
-) -> dict[str, Any]:
-    return _layout(
-        query.shape[1],
-        key.shape[1],
-        query.shape[2],
-        2 * rotation.table.shape[-1],
-        block_size,
-    ) | {"IS_ADJACENT": rotation.is_adjacent, "HAS_NORM": has_norm}
-
-
-def _layout(
     num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int
 ) -> dict[str, Any]:
     return {
@@ -293,7 +262,7 @@ def _variant(
     cache_dtype = cache_dtype or dtype
     rows, cache = TRITON_TYPES[dtype], TRITON_TYPES[cache_dtype]
     scales = "*fp32" if cache_dtype == torch.float8_e4m3fn else f"*{cache}"
-    constants = _layout(32, 8, head_dim, rotary_dim or head_dim, 16)
+    constants = _constants(32, 8, head_dim, rotary_dim or head_dim, 16)
     constants |= {"IS_ADJACENT": is_adjacent, "HAS_NORM": has_norm}
     tensors = ("query", "key", "value", "query_out", "query_norm", "key_norm")
     strides = ("query_stride", "key_stride", "value_stride", "query_out_stride")

@@ -216,9 +216,7 @@ class Sampler:
         scores = logits.log_softmax(-1, dtype=torch.float32)
         rows = self._columns.rows(batch_slots, lengths, self._columns.uses.take(batch_slots))
         self._chooser.process(scores, rows, self._columns, token_ids)
-        for batch_slot in np.unique(
-            batch_slots
-        ).tolist():  # beams move between slots, with their tokens
+        for batch_slot in set(batch_slots.tolist()):  # beams move between slots, with their tokens
             self._chooser.forget(batch_slot)
         ids = largest(scores, min(k, scores.shape[-1]))
         return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
