@@ -111,7 +111,9 @@ def choose(
         plan.sample_lengths,
     )
     logits = chain.logits[torch.from_numpy(columns[batch_slots, lengths - 1]).long()]
-    tokens = sampler.sample(logits, batch_slots, plan.sample_indices, lengths, columns).token_ids
+    tokens = (
+        sampler.choose(logits, batch_slots, plan.sample_indices, lengths, columns).fetch().token_ids
+    )
     for chunk in plan.chunks:
         for row in range(chunk.first_row, chunk.first_row + chunk.num_drafts):
             draft = int(columns[batch_slots[row], lengths[row]])

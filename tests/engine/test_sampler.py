@@ -54,14 +54,14 @@ def sample(
     for batch_slot, (params, _) in enumerate(rows):
         sampler.assign(batch_slot, params, NUM_PROMPT_TOKENS)
     batch_slots = np.arange(len(rows))
-    return sampler.sample(
+    return sampler.choose(
         logits,
         batch_slots,
         np.array(sequence_indices or [0] * len(rows)),
         NUM_PROMPT_TOKENS + np.array([position for _, position in rows], np.int64),
         histories_of(len(rows), logits.shape[-1]) if histories is None else histories,
         None if is_allowed is None else (batch_slots, bitmask_of(is_allowed)),
-    )
+    ).fetch()
 
 
 def chosen(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
@@ -267,14 +267,18 @@ def test_sampler_rows_are_independent(batch_slots, seed, dtype, density):
     lengths = NUM_PROMPT_TOKENS + random.integers(0, 30, num_rows)
     masked = np.flatnonzero(random.random(num_rows) < 0.5)
     bitmask = bitmask_of(random.random((len(masked), 40)) < density)
-    together = sampler.sample(logits, owners, indices, lengths, histories, (masked, bitmask))
+    together = sampler.choose(
+        logits, owners, indices, lengths, histories, (masked, bitmask)
+    ).fetch()
     for i in range(num_rows):
         one = slice(i, i + 1)
         at = np.flatnonzero(masked == i)
         allowed = (np.zeros(1, np.int64), bitmask[at]) if at.size else None
         past = histories.copy()
         past[owners[i], lengths[i] :] = 39
-        alone = sampler.sample(logits[one], owners[one], indices[one], lengths[one], past, allowed)
+        alone = sampler.choose(
+            logits[one], owners[one], indices[one], lengths[one], past, allowed
+        ).fetch()
         assert alone.token_ids[0] == together.token_ids[i]
         assert 0 <= alone.token_ids[0] < 40
         if alone.logprobs is not None:
@@ -294,7 +298,7 @@ def test_sampler_slot_keeps_nothing_of_its_former_sequence():
     for best in (EOS, 4, 5, 6, 7):
         logits = torch.zeros(1, 9)
         logits[0, [best, 1]] = torch.tensor([1.0, 2.0])
-        got = sampler.sample(logits, zero, zero, zero + 1, np.full((1, 3), 7, np.int32))
+        got = sampler.choose(logits, zero, zero, zero + 1, np.full((1, 3), 7, np.int32)).fetch()
         assert got.token_ids.tolist() == [best]
         assert got.logprobs is None
 
@@ -356,9 +360,9 @@ def test_draws_follow_the_softmax(draw, over):
     sampler.assign(0, params, 1)
     zeros, counter = np.zeros(NUM_DRAWS, np.int64), np.arange(NUM_DRAWS)
     indices, positions = (zeros, counter) if over == "positions" else (counter, zeros)
-    got = sampler.sample(
+    got = sampler.choose(
         logits.expand(NUM_DRAWS, -1), zeros, indices, 1 + positions, np.zeros((1, 1), np.int32)
-    )
+    ).fetch()
     expected = processed_by_transformers(logits, params, [0]).double().softmax(-1)[0] * NUM_DRAWS
     counts = torch.bincount(torch.from_numpy(got.token_ids), minlength=24)
     assert p_value(counts, expected) > 1e-4
@@ -380,10 +384,10 @@ def test_draws_under_grammar_and_penalties_follow_their_softmax():
     expected[[3, 5, 1]] -= torch.tensor([0.5 + 3 * 0.25, 0.75, 0.75])
     expected[~torch.from_numpy(is_allowed)] = -torch.inf
     zeros = np.zeros(NUM_DRAWS, np.int64)
-    got = sampler.sample(
+    got = sampler.choose(
         logits.expand(NUM_DRAWS, -1), zeros, np.arange(NUM_DRAWS), zeros + 7, history,
         (np.arange(NUM_DRAWS), bitmask_of(is_allowed[None]).repeat(NUM_DRAWS, 0)),
-    )  # fmt: skip
+    ).fetch()  # fmt: skip
     counts = torch.bincount(torch.from_numpy(got.token_ids), minlength=24)
     assert p_value(counts, (expected / 1.3).double().softmax(-1) * NUM_DRAWS) > 1e-4
 
@@ -457,10 +461,10 @@ def test_bitmask_bits_map_to_their_tokens(vocab_size, as_tensor):
     bitmask.flags.writeable = False
     mask = torch.from_numpy(bitmask.copy()) if as_tensor else bitmask
     zeros = np.zeros(vocab_size, np.int64)
-    got = sampler.sample(
+    got = sampler.choose(
         torch.zeros(vocab_size, vocab_size), zeros, zeros, zeros + 1, np.zeros((1, 9), np.int32),
         (np.arange(vocab_size)[::-1], mask),
-    )  # fmt: skip
+    ).fetch()  # fmt: skip
     assert got.token_ids.tolist() == list(range(vocab_size))[::-1]
 
 
@@ -651,8 +655,8 @@ def test_bad_tokens_longer_than_the_history_do_not_match():
     sampler.assign(0, SamplingParams(bad_token_ids=((4, 4, 7), (1, 4, 7), (4, 6))), 1)
     zero, logits = np.zeros(1, np.int64), torch.arange(9.0)[None].clamp_max(7)
     history = np.array([[4, 4, 4]], np.int32)
-    assert sampler.sample(logits, zero, zero, zero + 1, history).token_ids.tolist() == [7]
-    assert sampler.sample(logits, zero, zero, zero + 2, history).token_ids.tolist() == [8]
+    assert sampler.choose(logits, zero, zero, zero + 1, history).fetch().token_ids.tolist() == [7]
+    assert sampler.choose(logits, zero, zero, zero + 2, history).fetch().token_ids.tolist() == [8]
 
 
 def test_sampler_ignores_token_ids_beyond_the_vocabulary():

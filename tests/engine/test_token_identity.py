@@ -368,9 +368,9 @@ def test_random_numbers_count_from_the_start_of_the_output(checkpoints, oracle):
     for batch_slot in range(NUM_TOKENS):
         sampler.assign(batch_slot, RANDOM, len(prompt))
     history = np.tile(np.array(prompt + result.token_ids, np.int32), (NUM_TOKENS, 1))
-    sampled = sampler.sample(
+    sampled = sampler.choose(
         logits, batch_slots, np.zeros_like(batch_slots), len(prompt) + batch_slots, history
-    )
+    ).fetch()
     assert tuple(sampled.token_ids.tolist()) == result.token_ids
 
 

@@ -83,9 +83,9 @@ class Pair:
         at, logits = np.array(batch_slots), self.logits(len(batch_slots))
         indices = self.dice.integers(0, 3, len(at))
         allowed = self.allowed(at)
-        expected = self.on_cpu.sample(logits, at, indices, lengths, self.tokens, allowed)
+        expected = self.on_cpu.choose(logits, at, indices, lengths, self.tokens, allowed).fetch()
         given = logits.to(self.device)
-        found = self.on_kernels.sample(given, at, indices, lengths, known, allowed)
+        found = self.on_kernels.choose(given, at, indices, lengths, known, allowed).fetch()
         assert found.token_ids.tolist() == expected.token_ids.tolist()
         if expected.logprobs is not None:
             np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)

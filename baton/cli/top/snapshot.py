@@ -122,10 +122,10 @@ def _rates(before: Snapshot | None, worker: Worker, load: Load | None, moment: f
     last = known.get((worker.id, worker.epoch))
     if before is None or last is None or load is None:
         return Rates()
-    former, now, seconds = last, load, moment - before.moment
+    seconds = moment - before.moment
 
     def rate(name: str) -> float:
-        return float(getattr(now, name) - getattr(former, name)) / seconds
+        return float(getattr(load, name) - getattr(last, name)) / seconds
 
     return Rates(
         rate("num_computed_tokens"), rate("num_transferred_bytes"), rate("num_preemptions")

@@ -33,7 +33,7 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Result of `Sampler.sample`.
+    """Chosen tokens on the host: what `Choice.fetch` returns.
 
     Attributes:
         token_ids: `[num_rows]`.
@@ -155,20 +155,6 @@ class Sampler:
         if self._chooser.keeps_history:
             return False
         return bool(np.any(self._columns.uses[batch_slots] & HISTORY))
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        batch_slots: Int64Array,
-        sequence_indices: Int64Array,
-        lengths: Int64Array,
-        token_ids: Int32Array,
-        allowed: tuple[Int64Array, Bitmask] | None = None,
-    ) -> Sampled:
-        """Calls `choose` and waits for the result."""
-        return self.choose(
-            logits, batch_slots, sequence_indices, lengths, token_ids, allowed
-        ).fetch()
 
     def choose(
         self,

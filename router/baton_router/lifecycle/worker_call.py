@@ -48,7 +48,7 @@ class WorkerCall:
     async def open(self, call: Any) -> Received:
         """Waits for the first message of `call`, which is `admitted`, or its failure."""
         self._call = call
-        with stage("admit", {"baton.worker": self.member.record.id}) as span:
+        with stage("admit", {"baton.worker": self._name}) as span:
             kind, received = await self.read()
             if kind in ("failed", "lease_ended"):
                 failed(span, received.error)

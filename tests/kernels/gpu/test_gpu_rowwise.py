@@ -10,7 +10,7 @@ from baton_kernels.activation import (
     silu_and_multiply,
 )
 from baton_kernels.norm import add_rms_norm, reference_rms_norm, rms_norm
-from tests.support.kernels.comparison import FLOATS, assert_close, poisoned_memory, random
+from tests.support.kernels.comparison import FLOATS, assert_close, on_poisoned_memory, random
 
 pytestmark = pytest.mark.gpu
 DTYPES = pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -23,12 +23,10 @@ def test_rms_norm_matches_float64(
 ) -> None:
     x, stream = (random(num_rows, width, dtype=dtype, device=gpu) for _ in range(2))
     weight = random(width, dtype=dtype, device=gpu)
-    with poisoned_memory():
-        out = rms_norm(x, weight, 1e-5)
+    out = on_poisoned_memory(rms_norm, x, weight, 1e-5)
     assert_close(out, reference_rms_norm(x.double(), weight.double(), 1e-5))
     total = x.double() + stream.double()
-    with poisoned_memory():
-        out = add_rms_norm(x, stream, weight, 1e-5)
+    out = on_poisoned_memory(add_rms_norm, x, stream, weight, 1e-5)
     assert_close(stream, total)
     assert_close(out, reference_rms_norm(stream.double(), weight.double(), 1e-5))
 
@@ -48,9 +46,7 @@ def test_gated_activation_matches_float64(
     gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype
 ) -> None:
     gate_up = random(num_rows, 2 * width, dtype=dtype, device=gpu)
-    with poisoned_memory():
-        out = silu_and_multiply(gate_up)
+    out = on_poisoned_memory(silu_and_multiply, gate_up)
     assert_close(out, reference_silu_and_multiply(gate_up.double()))
-    with poisoned_memory():
-        out = clamped_swiglu(gate_up, 1.702, 1.5)
+    out = on_poisoned_memory(clamped_swiglu, gate_up, 1.702, 1.5)
     assert_close(out, reference_clamped_swiglu(gate_up.double(), 1.702, 1.5))

@@ -16,8 +16,8 @@ from tests.support.kernels.comparison import (
     apart,
     assert_close,
     each_case,
+    on_poisoned_memory,
     pairwise,
-    poisoned_memory,
     random,
 )
 
@@ -33,8 +33,7 @@ GATES = {
 def test_gated_activation_matches_float64(gate: str, case: dict) -> None:
     kernel, reference = GATES[gate]
     gate_up = 3 * random(case["num_rows"], 2 * case["width"], dtype=case["dtype"])
-    with poisoned_memory():
-        out = kernel(apart(gate_up) if case["is_apart"] else gate_up)
+    out = on_poisoned_memory(kernel, apart(gate_up) if case["is_apart"] else gate_up)
     assert_close(out, reference(gate_up.double()))
 
 

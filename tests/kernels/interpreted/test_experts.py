@@ -15,8 +15,8 @@ from tests.support.kernels.comparison import (
     FLOATS,
     assert_close,
     each_case,
+    on_poisoned_memory,
     pairwise,
-    poisoned_memory,
     random,
 )
 
@@ -47,8 +47,7 @@ def test_expert_linear_matches_float64(case: dict) -> None:
     shape = (case["num_experts"], case["num_columns"], case["depth"])
     weight = random(*shape, dtype=dtype)
     bias = random(*shape[:2], dtype=dtype) if case["has_bias"] else None
-    with poisoned_memory():
-        out = expert_linear(x, weight, route(chosen, case["num_experts"]), bias)
+    out = on_poisoned_memory(expert_linear, x, weight, route(chosen, case["num_experts"]), bias)
     exact = None if bias is None else bias.double()
     assert_close(out, reference_expert_linear(x.double(), weight.double(), chosen, exact))
 
@@ -86,8 +85,7 @@ def test_combine_experts_matches_float64(case: dict) -> None:
     num_pairs = case["num_tokens"] * case["choices"]
     x = random(num_pairs, case["width"], dtype=case["dtype"])
     weights = torch.rand(case["num_tokens"], case["choices"]).to(case["dtype"])
-    with poisoned_memory():
-        out = combine_experts(x, weights)
+    out = on_poisoned_memory(combine_experts, x, weights)
     assert_close(out, reference_combine_experts(x.double(), weights.double()))
 
 

@@ -2,8 +2,7 @@
 
 import itertools
 import random as random_module
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,12 +25,13 @@ def poisoned(*shape: int, dtype: torch.dtype, device: Device = "cpu") -> torch.T
     return torch.full(shape, torch.nan, dtype=torch.float32, device=device).to(dtype)
 
 
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Fills what torch allocates with NaN, so that what a kernel does not write is seen."""
+def on_poisoned_memory(kernel: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+    """The kernel's result, with NaN for what it does not write of the memory that torch gives."""
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    try:
+        return kernel(*given)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def random(*shape: int, dtype: torch.dtype, device: Device = "cpu") -> torch.Tensor:

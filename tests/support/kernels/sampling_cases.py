@@ -81,7 +81,7 @@ def chosen_by_the_cpu(
     for batch_slot, each in enumerate(params):
         sampler.assign(batch_slot, each, 0)
     history = np.zeros((num_rows, 1), np.int32)
-    sampled = sampler.sample(
+    sampled = sampler.choose(
         logits.cpu(), np.arange(num_rows), indices.numpy(), positions.numpy(), history
-    )
+    ).fetch()
     return torch.from_numpy(sampled.token_ids)
