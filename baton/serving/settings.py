@@ -52,6 +52,7 @@ class ServingSettings(BaseSettings):
         frozen=True,
         cli_exit_on_error=False,
         cli_implicit_flags=True,
+        cli_hide_none_type=True,
         cli_kebab_case=True,
         cli_show_env_vars=True,
     )
