@@ -101,7 +101,11 @@ class Member:
     ) -> prefill_pb2.PrefillResult:
         """A prefill that nobody fetches."""
         request = self.prefill_request(prompt, source, **fields)
-        events = await rest_of(self.prefill.Prefill(request, timeout=TIMEOUT))
+        call = self.prefill.Prefill(request, timeout=TIMEOUT)
+        try:
+            events = await rest_of(call)
+        finally:
+            call.cancel()  # which gRPC omits where a first read is cancelled as it begins to wait
         (result,) = (e.result for e in events if e.HasField("result"))
         return result
 
