@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +61,7 @@ async def said_by(
         UnavailableError("no worker is there"),
         Disconnect(after=6),
     ]
-    async with faulty_router(cluster.address, faults, time.monotonic) as (proxy, address):
+    async with faulty_router(cluster, faults) as (proxy, address):
         process = await asyncio.create_subprocess_exec(
             *map(str, command),
             address,
@@ -87,7 +86,7 @@ async def said_by(
 
 def check_manners(proxy: FaultyRouter) -> None:
     """Refused twice and lost once, then answered, called off, and late."""
-    assert len(proxy.seen) == 6
+    assert len(proxy.seen) == 6, [(call.seconds_left, call.request) for call in proxy.seen]
     first, _, lost, resumed, *_ = proxy.seen
     # It asks again when it was told to, and no sooner.
     assert proxy.times[1] - proxy.times[0] >= RETRY_AFTER

@@ -1,13 +1,15 @@
 """Router with faults, for tests of clients: rejects calls and breaks streams as a failing router
 does, and forwards the others to a real one."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from baton.cli.local_cluster import LocalCluster
 from baton.serving.interceptors import ErrorInterceptor
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import (
@@ -15,6 +17,7 @@ from baton.v1.inference_pb2_grpc import (
     InferenceStub,
     add_InferenceServicer_to_server,
 )
+from tests.support.cluster.watch import until_nothing_is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Disconnection after so many messages, as of a router that dies."""
+    """Disconnection after so many messages, as of a router that dies: the real one, which stands
+    for the next one as well, has ended the request before the client notices."""
 
     after: int
 
@@ -48,18 +52,18 @@ class FaultyRouter(InferenceServicer):
         num_left: of those that were called off by the client before they had ended.
     """
 
-    def __init__(self, router: Any, faults: list[Fault], clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: LocalCluster, router: Any, faults: list[Fault]) -> None:
         self.seen: list[Seen] = []
         self.times: list[float] = []
         self.num_left = 0
+        self._cluster = cluster
         self._router = router
         self._faults = faults
-        self._clock = clock
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateResponse]:
-        self.times.append(self._clock())
+        self.times.append(time.monotonic())
         metadata = dict(context.invocation_metadata())
         self.seen.append(Seen(request, metadata, context.time_remaining()))
         fault = self._faults.pop(0) if self._faults else None
@@ -72,6 +76,8 @@ class FaultyRouter(InferenceServicer):
                 yield response
                 num_sent += 1
                 if isinstance(fault, Disconnect) and num_sent >= fault.after:
+                    call.cancel()
+                    await until_nothing_is_held(self._cluster)
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
             is_over = True
         finally:
@@ -81,11 +87,11 @@ class FaultyRouter(InferenceServicer):
 
 @asynccontextmanager
 async def faulty_router(
-    router: str, faults: list[Fault], clock: Callable[[], float]
+    cluster: LocalCluster, faults: list[Fault]
 ) -> AsyncIterator[tuple[FaultyRouter, str]]:
-    """Yields a proxy of the router at this address, and the proxy's address."""
-    async with grpc.aio.insecure_channel(router) as channel:
-        proxy = FaultyRouter(InferenceStub(channel), faults, clock)
+    """Yields a proxy of the cluster's router, and the proxy's address."""
+    async with grpc.aio.insecure_channel(cluster.address) as channel:
+        proxy = FaultyRouter(cluster, InferenceStub(channel), faults)
         server = grpc.aio.server(interceptors=[ErrorInterceptor()])
         add_InferenceServicer_to_server(proxy, server)
         port = server.add_insecure_port("127.0.0.1:0")
