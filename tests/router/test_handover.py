@@ -1,4 +1,4 @@
-"""What runs on a decode worker that drains goes on with another one, and prefixes are lent."""
+"""Live migration from a draining decode worker, and remote prefixes."""
 
 import asyncio
 from typing import Any
@@ -185,7 +185,7 @@ async def test_prefix_lease_lasts_until_prompt_is_begun():
     assert (seen.text, seen.accepted.placement.prefix_source) == ("abcde", "d0")
 
 
-@pytest.mark.parametrize("script", [[NotFoundError("nothing is cached")], [Forever()]])
+@pytest.mark.parametrize("script", [[NotFoundError("nothing is cached")], [Forever()], []])
 async def test_lifecycle_prefills_without_lease_when_holder_refuses(script):
     computing, holder = prefill(first(), RELEASED), lender(*script)
     async with fleet_of(computing, holder) as fleet:

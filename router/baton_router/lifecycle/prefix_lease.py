@@ -43,6 +43,9 @@ class PrefixLease:
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             logger.debug("%s grants no prefix lease: %s", self._holder.record.id, error)
             return None
+        if response is grpc.aio.EOF:
+            logger.debug("%s grants no prefix lease, and no reason", self._holder.record.id)
+            return None
         return worker_wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
 
     def end(self) -> None:
