@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 import torch
@@ -352,9 +353,10 @@ class AsyncEngine:
         try:
             self.engine.add_request(request, grammar)
         except Exception as error:
-            logger.warning("request %s was not added", request.request_id, exc_info=True)
-            known = error if isinstance(error, BatonError) else InternalError(str(error))
-            self._call_soon(lambda: stream.push(known))
+            if not isinstance(error, BatonError):
+                logger.exception("request %s was not added", request.request_id)
+                error = InternalError(f"the request was not added: {error}")
+            self._call_soon(partial(stream.push, error))
 
     def _run(self) -> None:
         try:
