@@ -33,7 +33,7 @@ PRIVATE_FILE = re.compile(
 PLAIN = {"bucket", "budget", "circuit", "gate", "recent", "targets", "turns", "way"}
 """Words that are private as the name of a class alone."""
 
-SUBJECT = re.compile(r"(?=.{1,65}$)[a-z][\w./, -]*: \S.*")
+SUBJECT = re.compile(r"(?=.{1,65}$)[a-z][\w./-]*: \S.*")
 UNCHECKED = "0ee588928726"
 """The last commit that is older than the check of subjects."""
 
@@ -78,8 +78,12 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
 
 
 def name_findings(path: str, source: str) -> Iterator[str]:
-    """One sentence for each violation in the names of a file's tests."""
-    for node in ast.walk(ast.parse(source)):
+    """One sentence for each violation in the names of a file's tests, and in its first word."""
+    tree = ast.parse(source)
+    first = (ast.get_docstring(tree) or "A").split()[0].strip("`,.:")
+    if first in NOT_FIRST:
+        yield f"{path}:1: docstring begins with {first!r}; begin with a noun"
+    for node in ast.walk(tree):
         if not (isinstance(node, FUNCTION) and node.name.startswith("test_")):
             continue
         if (length := len(node.name)) > MAX_TEST_NAME:

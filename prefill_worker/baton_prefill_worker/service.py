@@ -28,8 +28,8 @@ from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.wire import first_token_to_message, lease_id_of
-from baton_prefill_worker.lease_keeper import LeaseRetention
-from baton_prefill_worker.prefix_pull import fetch_prefix, source_of
+from baton_prefill_worker.lease_retention import LeaseRetention
+from baton_prefill_worker.prefix_fetch import fetch_prefix, source_of
 
 
 class PrefillService(pb_grpc.PrefillServicer):

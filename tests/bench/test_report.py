@@ -1,4 +1,4 @@
-"""What benchmarks print."""
+"""Reports of benchmarks."""
 
 import json
 from itertools import count

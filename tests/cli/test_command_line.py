@@ -1,4 +1,4 @@
-"""What the command says without a cluster."""
+"""Command line without a cluster: help, errors, exit codes."""
 
 import re
 import subprocess

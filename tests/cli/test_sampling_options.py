@@ -1,4 +1,4 @@
-"""What a command line says about sampling, and what becomes of it."""
+"""Sampling options of the command line, and the parameters they become."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What routers tell each other, and whose turn it is, over a real Redis."""
+"""Gossip and distributed locks of routers, over a real Redis."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What Baton takes of a Redis, against what `docs/operations.md` tells people to have."""
+"""Memory and traffic of a Redis, against the bounds in `docs/operations.md`."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a process counts of its dealings with Redis."""
+"""Metrics of a process's round trips to Redis."""
 
 import asyncio
 

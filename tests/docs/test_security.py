@@ -1,4 +1,4 @@
-"""Whether every promise of docs/security.md names tests that are there."""
+"""Promises of docs/security.md: each names tests that exist."""
 
 import re
 

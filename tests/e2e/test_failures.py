@@ -1,4 +1,4 @@
-"""What dies, falls silent or is told to go, and what the others and the clients see of it."""
+"""Death, silence and shutdown of processes, as the others and the clients see them."""
 
 import asyncio
 import os

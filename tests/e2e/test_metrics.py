@@ -1,4 +1,4 @@
-"""What processes tell of themselves, told by what they were asked to do."""
+"""Metrics of a running cluster, against the requests that it was given."""
 
 import asyncio
 import json

@@ -17,9 +17,9 @@ from baton.client.types import FinishReason, Placement
 from baton.errors import InternalError
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.sampling_modes import CODE, SEEDED, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.scraped import scrape
 from tests.support.cluster.watch import load_of, until_nothing_is_held
-from tests.support.cluster.ways import CODE, SEEDED, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.wide import listed, name_of, restored
 from tests.support.waiting import until_observed
 
@@ -330,7 +330,7 @@ async def test_router_closes_connections_to_dead_workers(client, pair):
 
 @pytest.mark.slow
 async def test_requests_of_every_kind_survive_their_decode_worker(client, pair):
-    """All ten do in tests/worker/test_ways_through_faults.py."""
+    """All ten do in tests/worker/test_sampling_modes.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     running = {}
     # The one whose worker is killed begins last, so that it has not ended by then.

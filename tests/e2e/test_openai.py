@@ -1,4 +1,4 @@
-"""What OpenAI's own client gets of a router: what gRPC's gets, in the shapes it knows."""
+"""OpenAI's own client against a router: the answers of gRPC, in OpenAI's shapes."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

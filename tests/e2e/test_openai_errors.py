@@ -1,4 +1,4 @@
-"""What OpenAI's client is told where its requests come to nothing, and what is left of them."""
+"""Errors that OpenAI's client gets, and the state after them."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
-"""Handovers and lent prefixes between processes that read each other's blocks by NIXL.
+"""Live migration and remote prefixes between processes that read each other's blocks by NIXL.
 
-What is tested is what `test_handing_over` and `test_prefix_sharing` test; here nothing else brings
-any block, so that one that NIXL does not bring is computed, which they notice.
+The cases are those of `test_live_migration` and `test_prefix_sharing`; here no other connector
+brings blocks, so that one that NIXL does not bring is computed, which they notice.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
-from tests.e2e.test_handing_over import (
+from tests.e2e.test_live_migration import (
     killed_amid_its_drain,
     test_cancelled_requests_leave_nothing_during_a_drain,
     test_drain_migrates_many_requests_without_recomputation,
@@ -55,5 +55,5 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
 
 @pytest.mark.parametrize("delay", [0.005, 0.02])
 async def test_drain_over_nixl_survives_a_kill(client, pair, delay):
-    """Two of the moments that `test_handing_over` has."""
+    """Two of the moments that `test_live_migration` has."""
     await killed_amid_its_drain(client, pair, delay)

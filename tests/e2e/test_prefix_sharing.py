@@ -1,4 +1,4 @@
-"""What one worker has cached, and another computes no more."""
+"""Remote prefix fetch between real workers."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What a request is refused for, and how it ends."""
+"""Refusals and endings of requests."""
 
 import grpc
 import psutil

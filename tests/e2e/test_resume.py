@@ -11,9 +11,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import UnavailableError
 from tests.support.cluster.checkpoints import prompt_of
-from tests.support.cluster.second_router import SecondRouter, second_router
-from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.ways import (
+from tests.support.cluster.sampling_modes import (
     CODE,
     GREEDY,
     SEEDED,
@@ -21,6 +19,8 @@ from tests.support.cluster.ways import (
     answer_of,
     check_same,
 )
+from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 from tests.support.waiting import until_observed
 
@@ -42,7 +42,7 @@ async def client(pair: LocalCluster, other_router: SecondRouter) -> AsyncIterato
 
 
 async def test_requests_of_every_kind_survive_their_router(client, pair):
-    """All ten do in tests/worker/test_ways_through_faults.py."""
+    """All ten do in tests/worker/test_sampling_modes.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     running = {name: client.generate(CODE, params) for name, params in THREE_WAYS.items()}
     for generation in running.values():

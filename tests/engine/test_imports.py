@@ -1,4 +1,4 @@
-"""What an engine needs at run time, so that it runs where little else is installed."""
+"""Imports of the engine at run time: it runs where little else is installed."""
 
 import subprocess
 import sys

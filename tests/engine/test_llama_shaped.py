@@ -1,4 +1,4 @@
-"""Which decoders our own forms know, and what is said of the others."""
+"""Recognition of models for the fused modules, and the reasons given for others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which masks are recognised, and that all others are refused."""
+"""Recognition of mask rules; all others are refused."""
 
 from collections.abc import Callable
 from typing import Any

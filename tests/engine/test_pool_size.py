@@ -1,4 +1,4 @@
-"""How many blocks there are: of given bytes, of a GPU's, and for the longest sequence."""
+"""Size of KV pools: from bytes, from a GPU's memory, for the longest sequence."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What changes logits changes them as in transformers, in any batch, after any preemption."""
+"""Logits processors: as in transformers, in any batch, after any preemption."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What cannot be served is refused, at load or on request, in a sentence that says why."""
+"""Refusals of models at load and of requests, each with its reason."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What an engine says that it has computed is what it has."""
+"""Work meter of the engine, against the work that was done."""
 
 from baton.engine.metering.work_meter import WorkDone
 from baton.models import locate

@@ -1,4 +1,4 @@
-"""Whether every object of every preset is one that Kubernetes, or whose kind it is, takes."""
+"""Objects of every preset, validated against Kubernetes' schemas and those of their kinds."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""Whether what an object of the chart refers to by name is there, or is said to be needed."""
+"""References by name between objects of the chart: each is there, or said to be needed."""
 
 import re
 

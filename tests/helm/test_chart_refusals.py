@@ -1,4 +1,4 @@
-"""Whether wrong values are refused by a message that names the key."""
+"""Refusals of wrong values, by a message that names the key."""
 
 import helm_python as helm
 import pytest

@@ -1,4 +1,4 @@
-"""Whether pods fit the restricted pod security standard, and secrets stay where they are."""
+"""Security of pods and secrets: the restricted standard, secrets only named."""
 
 import json
 

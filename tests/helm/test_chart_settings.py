@@ -1,4 +1,4 @@
-"""Whether processes understand what the chart tells them, and are given the time that they take."""
+"""Settings that the chart passes to processes, and the time limits it sets them."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""What Prometheus says to the rules: that they are well-formed, and when they fire."""
+"""Recording and alert rules in Prometheus: syntax, and when they fire."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What is built once for all tests of what is shipped."""
+"""Artifacts that are built once for all tests of packages and images."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What the images are, as far as the Dockerfile says it."""
+"""Properties of the images, as far as the Dockerfile says them."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What the images install: by hashes, in the ranges of pyproject.toml, and nothing too much."""
+"""Locked dependencies of the images: by hashes, in the ranges of pyproject.toml, no more."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""What the compiler makes of the deterministic mode: the same arithmetic in prefill and decode."""
+"""Compiled code of the deterministic mode: the same arithmetic in prefill and decode."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What every connector does alike. A new one is one more row of `CONNECTORS`."""
+"""Conformance of connectors. A new one is one more row of `CONNECTORS`."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

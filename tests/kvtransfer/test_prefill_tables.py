@@ -1,5 +1,6 @@
-"""What the scheduler says of a prefill is enough to stream its blocks from: those that a claimant
-needs hold what was computed into them, from when they are filled until the lease is over."""
+"""Block tables of a prefill, as the scheduler reports them: enough to stream its blocks from.
+Those that a claimant needs keep what was computed into them, from the moment they are filled to
+the end of the lease."""
 
 from collections.abc import Iterator
 from random import Random

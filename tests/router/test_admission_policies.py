@@ -1,4 +1,4 @@
-"""Who is let in, by name of policy."""
+"""Admission policies, by name."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the client sees of the workers' events, in every order in which they may come."""
+"""Assembly of the client's events from the workers', in every order of arrival."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""When a decode worker computes a prompt itself, and what becomes of such a request."""
+"""Conditional disaggregation: decode workers that compute a prompt themselves."""
 
 from dataclasses import replace
 

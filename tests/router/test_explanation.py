@@ -1,4 +1,4 @@
-"""Why a placement came out as it did, and that asking changes nothing."""
+"""Explanations of placements, which change nothing."""
 
 from dataclasses import replace
 

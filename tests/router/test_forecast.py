@@ -1,4 +1,4 @@
-"""What is expected of a request that asks, and what is learned from those that were answered."""
+"""Forecasts of admission, and what they learn from ended requests."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

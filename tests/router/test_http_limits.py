@@ -1,4 +1,4 @@
-"""What the HTTP front takes of its clients, by real connections to a real server."""
+"""Limits of the HTTP front, by real connections to a real server."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What OpenAI's clients are refused before any worker is asked, by the name of the field."""
+"""Refusals of OpenAI requests before any worker is called, by the name of the field."""
 
 import json
 from collections.abc import AsyncIterator

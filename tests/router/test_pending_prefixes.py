@@ -1,4 +1,4 @@
-"""What workers are about to hold, against the plainest count of it."""
+"""Pending prefixes of workers, against a plain count."""
 
 from contextlib import ExitStack
 

@@ -1,4 +1,4 @@
-"""What the terms of the default policy say."""
+"""Terms of the default placement policy."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What holds for every policy, and what each one is for."""
+"""Placement policies: common properties, and the purpose of each."""
 
 from dataclasses import replace
 

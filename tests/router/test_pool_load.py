@@ -1,4 +1,4 @@
-"""How hard the pools are pressed, from what they were given to do."""
+"""Load of both pools, from the work that they were given."""
 
 import pytest
 

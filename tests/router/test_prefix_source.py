@@ -1,4 +1,4 @@
-"""Who gives whom the beginning of a prompt, and when that is worth it."""
+"""Choice of a prefix source, and when a fetch is worth its cost."""
 
 from dataclasses import replace
 

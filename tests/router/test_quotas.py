@@ -1,4 +1,4 @@
-"""What a tenant may take, and the file that says so."""
+"""Quotas of tenants, and the file that sets them."""
 
 from pathlib import Path
 

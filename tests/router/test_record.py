@@ -1,4 +1,4 @@
-"""What is recorded can be decided again, and writing it down harms nothing."""
+"""Recorded placements: replayable, and harmless to write."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What a request does after setbacks: pure decisions, and what they add up to."""
+"""Recovery after failures: pure decisions, and their bounds."""
 
 import pytest
 from hypothesis import given

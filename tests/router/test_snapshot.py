@@ -1,4 +1,4 @@
-"""What a fleet keeps from one snapshot to the next is what it would make anew."""
+"""Snapshots of a fleet: what is kept from one to the next equals a new one."""
 
 from contextlib import ExitStack
 

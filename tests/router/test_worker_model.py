@@ -1,4 +1,4 @@
-"""What the router learns of its workers is what they are like."""
+"""Cost rates that the router learns, against those of its workers."""
 
 import random
 from dataclasses import replace

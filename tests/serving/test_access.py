@@ -1,4 +1,4 @@
-"""Which role may call what: over real connections, with certificates of every role."""
+"""Access control by role: real connections, certificates of every role."""
 
 import re
 from collections.abc import AsyncIterator

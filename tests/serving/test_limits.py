@@ -1,4 +1,4 @@
-"""What a gRPC server takes of one client, and what it says of more."""
+"""Limits of a gRPC server for one client, and the errors beyond them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Whether the list of ports is that of the settings. `tests/e2e/test_edges.py` has the edges."""
+"""Network topology: ports are those of the settings; see also `tests/e2e/test_connections.py`."""
 
 from baton.serving.network_topology import CONNECTIONS, PORTS, PROCESSES, WORKERS
 from baton_decode_worker.settings import DecodeSettings

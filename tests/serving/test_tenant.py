@@ -1,4 +1,4 @@
-"""Whose a call is, by certificate, by token, or nobody's in particular."""
+"""Tenant of a call: by certificate, by token, or anonymous."""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What reads bytes that come from elsewhere, each as a function of those bytes alone.
+"""Fuzz targets: readers of bytes from elsewhere, each a function of those bytes alone.
 
-A target may refuse its input by raising a `BatonError`, or by whatever else its room does with what
-it cannot read; anything else that it raises is a bug. Each has seeds: valid inputs to begin from.
+A target may refuse its input by raising a `BatonError`, or by the error that its package raises for
+what it cannot read; anything else that it raises is a bug. Each has seeds: valid inputs.
 """
 
 import asyncio

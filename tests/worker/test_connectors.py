@@ -1,4 +1,4 @@
-"""How the blocks come makes no difference to what becomes of them."""
+"""Connectors between real workers: the same answers by each."""
 
 import grpc
 import pytest

@@ -149,7 +149,7 @@ async def test_prefill_worker_computes_when_prefix_source_is_invalid(checkpoint,
 
 
 async def test_prefix_lease_serves_one_worker_tenant_and_fetch(checkpoint, monkeypatch):
-    monkeypatch.setattr("baton_prefill_worker.prefix_pull.FETCH_TIMEOUT", 0.3)
+    monkeypatch.setattr("baton_prefill_worker.prefix_fetch.FETCH_TIMEOUT", 0.3)
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members

@@ -1,4 +1,4 @@
-"""What both workers refuse before anything is computed, and what they say of themselves."""
+"""Refusals of both workers before anything is computed, and their descriptions of themselves."""
 
 from baton.engine.config import EngineConfig
 from baton.engine.scheduler.scheduling.policy import POLICIES

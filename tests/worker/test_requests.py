@@ -1,4 +1,4 @@
-"""What a request carries to the engine, and what either worker makes of a grammar."""
+"""Fields of a request that reach the engine, and grammars on either worker."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: while it loads, as it works, and in one role after the other."""
+"""Metrics of a worker: while it loads, as it works, and in one role after the other."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a worker makes of its settings together."""
+"""Settings of a worker, in combination."""
 
 import pytest
 

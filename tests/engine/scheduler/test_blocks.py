@@ -1,4 +1,4 @@
-"""Whose blocks they are: sharing, copying on write, windows, reservations, and the accounts."""
+"""Ownership of blocks: sharing, copy-on-write, windows, reservations, accounting."""
 
 import hypothesis.strategies as st
 import pytest

@@ -1,4 +1,4 @@
-"""What is found again: hits of full and windowed groups, whole prompts, and what is not found."""
+"""Prefix hits of full and windowed groups, of whole prompts, and misses."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What goes to host memory, and comes back."""
+"""Swap of blocks to host memory and back."""
 
 import pytest
 

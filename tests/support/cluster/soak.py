@@ -24,8 +24,8 @@ from baton.sampling import SamplingParams
 from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import REDIS, Network
+from tests.support.cluster.sampling_modes import CODE, WAYS
 from tests.support.cluster.watch import held
-from tests.support.cluster.ways import CODE, WAYS
 from tests.support.proxy import corrupted, duplicated, once, reordered, truncated
 
 IN_FLIGHT = 20

@@ -1,4 +1,4 @@
-"""What transformers itself generates: greedy, float32, one prompt at a time."""
+"""Oracle: greedy generation by transformers itself, float32, one prompt at a time."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What transformers generates if its attention sees K and V as an fp8 (e4m3) cache holds them.
+"""Oracle of fp8 (e4m3) caches: transformers, with K and V in attention as such a cache has them.
 
 Knows nothing of ours: the numbers of e4m3 are listed here from its definition.
 """

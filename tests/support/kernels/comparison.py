@@ -1,4 +1,4 @@
-"""What tests of kernels share: tolerances, poisoned outputs, combinations. Runs on any device."""
+"""Shared parts of kernel tests: tolerances, poisoned outputs, combinations. Runs on any device."""
 
 import itertools
 import random as random_module

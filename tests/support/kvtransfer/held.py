@@ -1,4 +1,4 @@
-"""What a process holds that a handoff could leave behind."""
+"""Resources of a process that a handoff could leave behind."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What one engine makes of the prompts that tests hand over."""
+"""Reference: one engine's answers to the prompts that tests hand over."""
 
 import random
 from typing import Any

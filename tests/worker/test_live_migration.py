@@ -104,7 +104,7 @@ async def test_live_migration_moves_every_kind_of_cache(checkpoint, family, conn
             assert crew.members[1].num_computed_tokens - before == len(rest)
 
 
-@pytest.mark.slow  # without drafts: test_ways_through_faults.py
+@pytest.mark.slow  # without drafts: test_sampling_modes.py
 @pytest.mark.parametrize("way", WAYS)
 async def test_live_migration_resumes_every_sampling_mode_with_drafts(checkpoint, way):
     model, params = checkpoint("tiny"), WAYS[way]

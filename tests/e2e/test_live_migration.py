@@ -16,8 +16,8 @@ from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.sampling_modes import CODE, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.watch import loads, until_nothing_is_held
-from tests.support.cluster.ways import CODE, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.wide import listed, name_of
 from tests.support.waiting import until_observed
 
@@ -107,7 +107,7 @@ async def test_drain_migrates_many_requests_without_recomputation(client, pair):
 
 
 async def test_drain_migrates_requests_of_every_kind(client, pair):
-    """All ten are in tests/worker/test_ways_through_faults.py."""
+    """All ten are in tests/worker/test_sampling_modes.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     # The slowest to begin comes first, so that none has ended once all have begun.
     slow_first = reversed(THREE_WAYS.items())

@@ -28,7 +28,7 @@ WAYS = {
 }
 
 # Those that an end-to-end test of a disturbance keeps; all of them meet it in one process, in
-# tests/worker/test_ways_through_faults.py.
+# tests/worker/test_sampling_modes.py.
 THREE_WAYS = {name: WAYS[name] for name in ("seeded", "several", "grammar")}
 
 Answer = tuple[list[Completion], list[TokenLogprobs]]

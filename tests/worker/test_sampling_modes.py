@@ -12,7 +12,7 @@ import pytest
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton_router.placement.decision import DEFAULT_RULES, Rules
 from tests.support.cluster.checkpoints import prompt_of
-from tests.support.cluster.ways import (
+from tests.support.cluster.sampling_modes import (
     CODE,
     SEEDED,
     Answer,

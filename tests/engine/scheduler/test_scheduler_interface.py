@@ -1,4 +1,4 @@
-"""What a scheduler is told and asked, beside its steps."""
+"""Interface of the scheduler beside its steps."""
 
 from threading import Thread
 

@@ -1,4 +1,4 @@
-"""Who connects to whom in a running cluster, against the list that firewalls are made from."""
+"""Connections of a running cluster, against the list that firewall rules are made from."""
 
 import asyncio
 import time

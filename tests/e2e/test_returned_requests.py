@@ -12,8 +12,8 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton_router.lifecycle.recovery import MAX_RETURNS
 from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.sampling_modes import CODE, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.watch import loads, until_nothing_is_held
-from tests.support.cluster.ways import CODE, THREE_WAYS, answer_of, check_same
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -41,7 +41,7 @@ NUM_DECODE = pytest.mark.parametrize(
 
 @NUM_DECODE
 async def test_requests_of_every_kind_survive_being_returned(crowded):
-    """All ten do in tests/worker/test_ways_through_faults.py."""
+    """All ten do in tests/worker/test_sampling_modes.py."""
     cluster, client = crowded
     before = num_returns(cluster)
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}

@@ -1,4 +1,4 @@
-"""Who is let in by a router with tenants: by token and for how much, over gRPC and HTTP."""
+"""Access to a router with tenants: tokens, quotas and rate limits, over gRPC and HTTP."""
 
 import asyncio
 import urllib.request
