@@ -1,6 +1,5 @@
 """KV transfer client: the claimant fetches the blocks of a lease into its own pools."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -201,14 +200,23 @@ class KvFetcher:
 
 
 async def _loss(call: Any) -> NoReturn:
-    """Raises the error of `call` once the source is lost, which a read of the source's memory may
-    not notice."""
-    lost = asyncio.Event()
-    call.add_done_callback(lambda _: lost.set())
-    await lost.wait()
-    async for _ in call:
-        pass
+    """Raises the error of `call` once it has ended, which a read of the source's memory may not
+    notice."""
+    await _raise_for_status(call)
     raise UnavailableError("the source ended the transfer amid a read")
+
+
+async def _raise_for_status(call: Any) -> None:
+    """Waits for the end of `call` and raises its error, if it has one. Reads no message: another
+    task may be reading them."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code,
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            details=await call.details(),
+        )
 
 
 def _fetch(channel: grpc.aio.Channel) -> Any:

@@ -1,5 +1,6 @@
 """Agents that read each other's pools: when there is one, and what it makes of what it is told."""
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -7,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
+from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from baton.v1.kv_transfer_pb2 import DescribeResponse
-from baton_kvtransfer import sources
+from baton_kvtransfer import client, sources
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
@@ -20,6 +21,7 @@ from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from baton_kvtransfer.offers import Description, description_of, description_to_message
+from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     LAYOUT,
@@ -116,6 +118,33 @@ async def test_nixl_refuses_broken_offer_and_accepts_next(how):
         with both_sides() as (other, _):
             receiver = await reader.attach(await other.offer())
             await reads(receiver, reader)
+
+
+@pytest.mark.slow
+async def test_fetch_fails_as_its_lease_if_a_read_ends_last(monkeypatch):
+    """The read ends while the end of the call is being noticed."""
+    calls = []
+
+    async def run_until(work, stop):
+        stopping = asyncio.create_task(stop)
+        await work
+        await calls[0].code()
+        stopping.cancel()
+        await asyncio.wait({stopping})
+
+    def fetch_of(channel, real=client._fetch):
+        return lambda *args, **options: calls.append(real(channel)(*args, **options)) or calls[0]
+
+    monkeypatch.setattr(client, "_fetch", fetch_of)
+    monkeypatch.setattr(client, "run_until", run_until)
+    async with transfer(connector="nixl") as ends:
+        fetch = ends.fetcher.fetch(ends.handle(1), allocation((5,)), TIMEOUT)
+        fetching = asyncio.create_task(fetch)
+        with ends.lease(1) as lease:
+            await until(lambda: lease.is_claimed, within=5.0)
+            lease.advance(((1,),), 1)
+            await until(lambda: contents(ends.target, (5,)) == contents(ends.source, (1,)))
+        assert isinstance(await failure_of(fetching), NotFoundError)
 
 
 @pytest.mark.slow
