@@ -48,6 +48,9 @@ _TYPES: dict[grpc.StatusCode, type[BatonError]] = {
 }
 
 
+# Details by `grpc.aio` of a call that this process has cancelled: a reader may get an error of it.
+_CANCELLED_HERE = "Locally cancelled by application!"
+
 _LOSSES = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.INTERNAL,
@@ -117,10 +120,16 @@ def is_from_server(rpc_error: grpc.RpcError) -> bool:
     return any(key == DETAILS_KEY for key, _ in _metadata(rpc_error))
 
 
+def is_cancelled_here(rpc_error: grpc.RpcError) -> bool:
+    """Returns whether this process has cancelled the call, which tells nothing of the peer."""
+    return rpc_error.details() == _CANCELLED_HERE
+
+
 def is_loss(rpc_error: grpc.RpcError) -> bool:
     """Returns whether the peer died, fell silent, or its connection broke: gRPC itself raised the
     error, not a server."""
-    return rpc_error.code() in _LOSSES and not is_from_server(rpc_error)
+    is_of_grpc = not (is_from_server(rpc_error) or is_cancelled_here(rpc_error))
+    return is_of_grpc and rpc_error.code() in _LOSSES
 
 
 def has_ended(rpc_error: grpc.RpcError) -> bool:

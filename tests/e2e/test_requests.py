@@ -158,7 +158,7 @@ async def test_request_id_is_unique_in_flight_and_reusable_after(client, cluster
         await client.abort("twin")
         with pytest.raises(CancelledError):
             await first.text()
-    for _ in range(20):
+    for _ in range(100):  # a cancelled call says nothing of its worker
         again = client.generate(prompt_of(30), SamplingParams(max_tokens=30), request_id="twin")
         assert (await anext(again)).position == 0
         await client.abort("twin")

@@ -5,7 +5,7 @@ import pytest
 from grpc_status import rpc_status
 
 from baton import errors
-from baton.rpc_errors import error_of
+from baton.rpc_errors import error_of, is_cancelled_here, is_loss
 from baton.serving.errors import MAX_MESSAGE_CHARS, UNEXPECTED, status_of
 
 ROUND_TRIPS = [
@@ -122,3 +122,11 @@ def test_unreadable_status_details_are_ignored():
         grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), metadata, "gone"
     )
     assert str(error_of(rpc_error)) == "gone"
+
+
+def test_call_cancelled_here_tells_nothing_of_the_peer():
+    none, details = grpc.aio.Metadata(), grpc.aio._call._LOCAL_CANCELLATION_DETAILS
+    error = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, none, none, details)
+    assert is_cancelled_here(error)
+    assert not is_loss(error)
+    assert is_loss(grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, none, none, "closed"))

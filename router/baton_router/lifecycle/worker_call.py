@@ -14,7 +14,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of, has_ended, is_loss
+from baton.rpc_errors import error_of, has_ended, is_cancelled_here, is_loss
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.stages import failed, stage
 from baton_router.failure import AttemptFailure, FailureKind
@@ -66,19 +66,20 @@ class WorkerCall:
         try:
             message: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            return self._classify(error)
+            return self._cancelled() if is_cancelled_here(error) else self._classify(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return "ended", self._broken(
-                UnavailableError(f"the call to {self._name} was cancelled")
-            )
+            return self._cancelled()
         if message is grpc.aio.EOF:
             early = InternalError(f"{self._name} ended its answer before it was complete")
             return "ended", self._broken(early)
         kind = message.WhichOneof("event")
         return ("failed", self._given_back()) if kind == "preempted" else (kind, message)
+
+    def _cancelled(self) -> Received:
+        return "ended", self._broken(UnavailableError(f"the call to {self._name} was cancelled"))
 
     def _given_back(self) -> AttemptFailure:
         """Returns the failure for a request given back; `BROKEN` if that was not permitted."""
