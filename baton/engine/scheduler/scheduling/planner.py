@@ -12,7 +12,7 @@ from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.scheduling.waiting_queue import order_of
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton.engine.scheduler.sequences.config import PreemptionCosts, SchedulerConfig
+from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import (
     KvSource,
     Purpose,
@@ -25,18 +25,20 @@ _Ranks = npt.NDArray[np.float64]
 
 
 class Planner:
-    """Planner: turns the request states into a step, under the budgets of `config`.
-
-    Attributes:
-        chunker, admission, preemptor: its parts, which count what they do.
-    """
+    """Planner: turns the request states into a step, under the budgets of `config`."""
 
     def __init__(
-        self, config: SchedulerConfig, policy: Policy, states: RequestStates, costs: PreemptionCosts
+        self,
+        config: SchedulerConfig,
+        policy: Policy,
+        states: RequestStates,
+        chunker: Chunker,
+        admission: Admission,
+        preemptor: Preemptor,
     ) -> None:
-        self.chunker = Chunker(config, states)
-        self.admission = Admission(config, states, self.chunker)
-        self.preemptor = Preemptor(config, states, costs)
+        self._chunker = chunker
+        self._admission = admission
+        self._preemptor = preemptor
         self._config = config
         self._policy = policy
         self._states = states
@@ -52,21 +54,21 @@ class Planner:
             case DecodeOrder.FIRST:
                 self._add_decodes(step)
                 self._add_special(step)
-                self.admission.add_new(step)
+                self._admission.add_new(step)
             case DecodeOrder.LAST:
                 self._add_special(step)
-                self.admission.add_new(step)
+                self._admission.add_new(step)
                 self._add_decodes(step)
             case DecodeOrder.BY_RANK:
                 self._add_special(step, np.sort(self._batch_slots.rank[self._states.decoding]))
                 self._add_decodes(step)
-                self.admission.add_new(step)
+                self._admission.add_new(step)
         if step.num_preempted:
             step.keep_decodes(self._batch_slots.is_decoding[step.decode_slots])
         if step.is_empty and step.num_preempted:
             self._add_special(step)  # skipped sequences may use the freed blocks
         if step.is_empty and not step.resumed:
-            self.preemptor.break_stall(step)
+            self._preemptor.break_stall(step)
         return step
 
     def follow(self, plan: StepPlan) -> Step | None:
@@ -127,9 +129,9 @@ class Planner:
     def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
         """Adds the next chunk of a sequence, as far as budgets and free blocks allow."""
         if step.num_tokens > 0:
-            chunk = self.chunker.next(step, sequence, start, step.num_tokens)
+            chunk = self._chunker.next(step, sequence, start, step.num_tokens)
             if chunk is not None and self._kv.grow(sequence, chunk.end):
-                self.chunker.add(step, chunk)
+                self._chunker.add(step, chunk)
 
     # Plain decodes, as arrays.
 
@@ -155,7 +157,7 @@ class Planner:
             for batch_slot in due.tolist():
                 sequence = columns.owners[batch_slot]
                 if sequence is not None and columns.is_decoding[batch_slot]:
-                    self.preemptor.grow(step, sequence, sequence.num_computed_tokens + 1)
+                    self._preemptor.grow(step, sequence, sequence.num_computed_tokens + 1)
             if step.num_preempted != preempted:
                 left = columns.is_decoding[batch_slots]
                 batch_slots, starts = batch_slots[left], starts[left]
@@ -177,13 +179,13 @@ class Planner:
             if request.steps_together and all(map(_is_level, request.sequences)):
                 self._add_beams(step, request, budget)
             elif budget > 0:
-                chunk = self.chunker.next(step, sequence, sequence.num_computed_tokens, budget)
+                chunk = self._chunker.next(step, sequence, sequence.num_computed_tokens, budget)
                 if chunk is None or not chunk.num_tokens:
                     continue
                 if chunk.num_drafts and not self._kv.grow(sequence, chunk.end):
                     chunk.drop_drafts()  # drafts never preempt a sequence
-                if self.preemptor.grow(step, sequence, chunk.end):
-                    self.chunker.add(step, chunk)
+                if self._preemptor.grow(step, sequence, chunk.end):
+                    self._chunker.add(step, chunk)
 
     def _add_beams(self, step: Step, request: Request, budget: int) -> None:
         """Adds all beams of a request, which take a step together or not at all."""
@@ -192,7 +194,7 @@ class Planner:
         if len(members) > budget or not step.takes_reads(num_reads):
             return
         for sequence in members:
-            if not self.preemptor.grow(step, sequence, sequence.num_tokens):
+            if not self._preemptor.grow(step, sequence, sequence.num_tokens):
                 return
         for sequence in members:
             step.add(PlannedRange(sequence, sequence.num_computed_tokens, sequence.num_tokens))

@@ -21,10 +21,13 @@ from baton.engine.scheduler.kv.encoder_cache import EncoderCache
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
 from baton.engine.scheduler.kv.memory_report import MemoryReport, report_memory
 from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.scheduling.admission import Admission
+from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
 from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.scheduling.preemptor import Preemptor
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
@@ -63,7 +66,12 @@ class Scheduler:
         self._states = RequestStates(
             self.batch_slots, self._kv, EncoderCache(config.encoder_cache_tokens)
         )
-        self._planner = Planner(config, self._policy, self._states, self.costs)
+        self._chunker = Chunker(config, self._states)
+        self._admission = Admission(config, self._states, self._chunker)
+        self._preemptor = Preemptor(config, self._states, self.costs)
+        self._planner = Planner(
+            config, self._policy, self._states, self._chunker, self._admission, self._preemptor
+        )
         self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
         self._cancelled: deque[str] = deque()
         self._num_arrived = 0
@@ -137,10 +145,10 @@ class Scheduler:
 
     def pause(self) -> None:
         """Admits no new request from now on; requests that have begun continue."""
-        self._planner.admission.is_paused = True
+        self._admission.is_paused = True
 
     def resume(self) -> None:
-        self._planner.admission.is_paused = False
+        self._admission.is_paused = False
 
     def shutdown(self) -> list[Request]:
         """Ends all requests, and admits none any more. Returns those that were here."""
@@ -182,7 +190,7 @@ class Scheduler:
         num_tokens = sequence.request.num_external_tokens
         num_pulled = num_tokens - (sequence.num_cached_tokens or 0)
         self._num_pulled_tokens += num_pulled
-        self._planner.admission.num_hit_tokens += num_pulled
+        self._admission.num_hit_tokens += num_pulled
         sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
         self._kv.prefixes.commit(sequence)
         self._states.run(sequence)
@@ -307,7 +315,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """True if `schedule` could do anything: a sequence runs, waits or must be reported."""
         states = self._states
-        waits = len(states.waiting) > 0 and not self._planner.admission.is_paused
+        waits = len(states.waiting) > 0 and not self._admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
         return runs or waits or bool(states.released or self._cancelled)
 
@@ -329,7 +337,7 @@ class Scheduler:
         ]
 
     def stats(self) -> SchedulerStats:
-        states, planner = self._states, self._planner
+        states, preemptor, admission = self._states, self._preemptor, self._admission
         pools = [group.pool for group in self._kv.groups]
         return SchedulerStats(
             num_waiting=len(states.waiting) + len(states.preempted),
@@ -341,12 +349,12 @@ class Scheduler:
             num_cached_blocks=sum(pool.num_cached_blocks for pool in pools),
             num_blocks=sum(pool.num_blocks for pool in pools),
             num_step_tokens=self._num_step_tokens,
-            num_preemptions=planner.preemptor.num_preemptions,
-            num_swaps=planner.preemptor.num_swaps,
-            num_returns=planner.preemptor.num_returns,
-            num_hit_tokens=planner.admission.num_hit_tokens,
-            num_prompt_tokens=planner.admission.num_prompt_tokens,
-            num_drafted_tokens=planner.chunker.num_drafted_tokens,
+            num_preemptions=preemptor.num_preemptions,
+            num_swaps=preemptor.num_swaps,
+            num_returns=preemptor.num_returns,
+            num_hit_tokens=admission.num_hit_tokens,
+            num_prompt_tokens=admission.num_prompt_tokens,
+            num_drafted_tokens=self._chunker.num_drafted_tokens,
             num_accepted_tokens=self._output_processor.num_accepted_tokens,
             num_computed_tokens=self._num_computed_tokens,
             num_pulled_tokens=self._num_pulled_tokens,
