@@ -54,10 +54,15 @@ def defined_name(node: ast.AST) -> str:
     return ""
 
 
+def file_findings(path: str) -> Iterator[str]:
+    """One sentence if the name of a file is a private word."""
+    if PRIVATE_FILE.fullmatch(Path(path).stem.removeprefix("test_")):
+        yield f"{path}: the file's name is a private word; use one of docs/glossary.md"
+
+
 def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
     """One sentence for each violation in a file."""
-    if PRIVATE_FILE.fullmatch(Path(path).stem):
-        yield f"{path}: the file's name is a private word; use one of docs/glossary.md"
+    yield from file_findings(path)
     words = {name.lower().replace(" ", "_") for name in private} - PLAIN
     for node in ast.walk(ast.parse(source)):
         line = getattr(node, "lineno", 1)
@@ -78,7 +83,9 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
 
 
 def name_findings(path: str, source: str) -> Iterator[str]:
-    """One sentence for each violation in the names of a file's tests, and in its first word."""
+    """One sentence for each violation in the names of a test file and its tests, and in its first
+    word."""
+    yield from file_findings(path)
     tree = ast.parse(source)
     first = (ast.get_docstring(tree) or "A").split()[0].strip("`,.:")
     if first in NOT_FIRST:

@@ -49,6 +49,7 @@ def test_findings_accept_nouns():
         ("Workers are listed by role", True),
         ("router:list workers by role", True),
         ("Router: list workers by role", True),
+        ("router, client: list workers by role", True),
     ],
 )
 def test_subjects_are_an_area_and_a_summary(subject, is_wrong):
@@ -63,6 +64,18 @@ def test_name_findings_name_test_and_reason(name, finding):
     (found,) = name_findings("tests/a.py", f"async def test_{name}(): ...")
     assert found.startswith(f"tests/a.py:1: test_{name} ")
     assert finding in found
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "finding"),
+    [
+        ("tests/test_turns.py", "", "private word"),
+        ("tests/support/shapes.py", "", "private word"),
+        ("tests/a.py", '"""What waits."""', "begins with 'What'"),
+    ],
+)
+def test_name_findings_name_file_and_first_word(path, source, finding):
+    assert finding in next(name_findings(path, source))
 
 
 def test_name_findings_accept_units():

@@ -17,7 +17,7 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.sampling import SamplingParams
-from tests.support.cluster import shapes
+from tests.support.cluster import named_clusters
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import Pools
 from tests.support.cluster.watch import load_of, until_nothing_is_held
@@ -50,7 +50,7 @@ ELASTIC = {
 @pytest.fixture(scope="module")
 def elastic() -> Iterator[Pools]:
     """The shape `rolling`, whose two routers see to the roles of its workers."""
-    with shapes.rolling(worker_drain_s=30.0, **ELASTIC) as running:
+    with named_clusters.rolling(worker_drain_s=30.0, **ELASTIC) as running:
         yield running
 
 

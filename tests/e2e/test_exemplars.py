@@ -8,9 +8,9 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.sampling import SamplingParams
+from tests.support.cluster.named_clusters import Traced
 from tests.support.cluster.prometheus import prometheus
 from tests.support.cluster.scraped import scrape_all
-from tests.support.cluster.shapes import Traced
 from tests.support.cluster.wide import name_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]

@@ -13,8 +13,8 @@ from baton.client.client import AsyncClient
 from baton.client.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.named_clusters import Networked
 from tests.support.cluster.network import REDIS, Network
-from tests.support.cluster.shapes import Networked
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import listed, name_of, restored
 from tests.support.proxy import Damage, corrupted, duplicated, ended, once, reordered, truncated

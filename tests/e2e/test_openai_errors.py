@@ -19,8 +19,8 @@ from baton.cli.ports import HOST, free_port
 from baton.client.client import AsyncClient
 from baton.errors import NotFoundError
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.named_clusters import tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router
-from tests.support.cluster.shapes import tenants_file
 from tests.support.cluster.watch import held, load_of, loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 from tests.support.waiting import until_observed

@@ -20,7 +20,7 @@ from tests.e2e.test_prefix_sharing import (
     test_prefill_computes_only_new_tokens_of_the_next_turn,
     test_prefix_is_fetched_from_a_busy_worker_or_recomputed,
 )
-from tests.support.cluster import shapes
+from tests.support.cluster import named_clusters
 from tests.support.cluster.wide import restored
 
 __all__ = [
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 @pytest.fixture(scope="module")
 def over_nixl() -> Iterator[LocalCluster]:
     """The shape `pair`, whose workers know no other way."""
-    with shapes.pair(kv_connector="nixl") as running:
+    with named_clusters.pair(kv_connector="nixl") as running:
         yield running
 
 

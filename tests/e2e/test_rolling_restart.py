@@ -17,7 +17,7 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-from tests.support.cluster import shapes
+from tests.support.cluster import named_clusters
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import (
     Question,
@@ -77,7 +77,7 @@ async def test_redis_and_worker_restart_under_load_loses_no_request(rolling_shap
 @pytest.mark.nightly
 async def test_stream_resumes_elsewhere_after_router_drain_timeout():
     long = clear_question(LONG)
-    with shapes.rolling(drain_timeout_s=0.5) as running:
+    with named_clusters.rolling(drain_timeout_s=0.5) as running:
         async with AsyncClient(running.addresses) as client:
             generation = client.generate(list(long.prompt), long.params)
             for _ in range(3):

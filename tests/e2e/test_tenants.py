@@ -9,8 +9,8 @@ from baton.client.client import AsyncClient
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.named_clusters import tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router
-from tests.support.cluster.shapes import tenants_file
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 

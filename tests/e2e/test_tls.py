@@ -24,8 +24,8 @@ from baton.errors import PermissionDeniedError, UnauthenticatedError, Unavailabl
 from baton.models import locate
 from baton.serving.access import WORKER_NAME
 from tests.support.cluster.checkpoints import is_greedy
+from tests.support.cluster.named_clusters import Secured, issued, tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router
-from tests.support.cluster.shapes import Secured, issued, tenants_file
 from tests.support.serving.replacing import replace
 from tests.support.waiting import until
 

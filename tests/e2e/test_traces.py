@@ -19,8 +19,8 @@ from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.named_clusters import Traced, tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router
-from tests.support.cluster.shapes import Traced, tenants_file
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS, name_of
 from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collector_that

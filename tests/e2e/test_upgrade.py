@@ -14,7 +14,7 @@ from baton.cli.process import Process
 from baton.client.client import AsyncClient, Client
 from baton.sampling import SamplingParams
 from baton.version import version
-from tests.support.cluster import release, shapes
+from tests.support.cluster import named_clusters, release
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import (
     Pools,
@@ -74,7 +74,7 @@ def collector() -> Iterator[Collector]:
 async def test_rolling_upgrade_under_load_loses_no_request(
     first, newer, collector, questions, long
 ):
-    with shapes.rolling(worker_drain_s=1.0) as running:
+    with named_clusters.rolling(worker_drain_s=1.0) as running:
         early, late = (of_role(running, role) for role in roles_from(first))
         async with under_load(running, questions, NUM_READERS) as tally:
             async with going_on(running, long) as answers:

@@ -12,18 +12,18 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
-from tests.support.cluster import shapes
+from tests.support.cluster import named_clusters
 from tests.support.cluster.wide import restored
 
 _SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "single_shape": shapes.single,
-    "secured_shape": shapes.secured,
-    "traced_shape": shapes.traced,
-    "narrow_shape": shapes.narrow,
-    "tight_shape": shapes.tight,
-    "pair_shape": shapes.pair,
-    "networked_shape": shapes.networked,
-    "rolling_shape": shapes.rolling,
+    "single_shape": named_clusters.single,
+    "secured_shape": named_clusters.secured,
+    "traced_shape": named_clusters.traced,
+    "narrow_shape": named_clusters.narrow,
+    "tight_shape": named_clusters.tight,
+    "pair_shape": named_clusters.pair,
+    "networked_shape": named_clusters.networked,
+    "rolling_shape": named_clusters.rolling,
 }
 _ORDER = list(_SHAPES)
 
@@ -105,12 +105,12 @@ def pair(pair_shape: LocalCluster) -> LocalCluster:
 
 
 @pytest.fixture(scope="session")
-def secured(secured_shape: shapes.Secured) -> LocalCluster:
+def secured(secured_shape: named_clusters.Secured) -> LocalCluster:
     return secured_shape.cluster
 
 
 @pytest.fixture
-def traced(traced_shape: shapes.Traced) -> LocalCluster:
+def traced(traced_shape: named_clusters.Traced) -> LocalCluster:
     return traced_shape.restored()
 
 

@@ -21,7 +21,7 @@ from baton.client.client import AsyncClient, Client
 from baton.cluster.redis import connect, transact
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
-from tests.support.cluster import shapes
+from tests.support.cluster import named_clusters
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import REDIS, Network
 from tests.support.cluster.sampling_modes import CODE, WAYS
@@ -92,7 +92,7 @@ def _listed(counts: Counter[str]) -> str:
 def run(seconds: float, seed: int = 0) -> Report:
     """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
     in_place = ("decode-1",)
-    with shapes.networked(in_place, conditional_disaggregation=True) as shape:
+    with named_clusters.networked(in_place, conditional_disaggregation=True) as shape:
         soak = _Soak(shape.cluster, shape.network, random.Random(seed))
         return asyncio.run(soak.run(seconds))
 
