@@ -15,8 +15,8 @@ pytestmark = pytest.mark.e2e
 
 RUN_ELSEWHERE = {"make demo", ".venv/bin/baton up"}  # by tests/cli/test_demo.py and test_up.py
 # buf is a package of the extra `dev`.
-MARKS = {"curl": pytest.mark.system, "buf": pytest.mark.slow}
-PRINTED = ('"text":"self):\\n        ', "def get(self, key):\n", "self):\n", '"finished"')
+MARKS = {"buf": pytest.mark.slow}
+PRINTED = ("def get(self, key):\n", "self):\n", '"finished"')
 
 
 def run(cluster: LocalCluster, *command: str) -> str:
