@@ -120,7 +120,7 @@ def test_async_scheduling_changes_no_token_in_random_schedules(checkpoints, turn
     path = checkpoints["llama"]
     waiting, engine = (counting(path, async_scheduling=way, **settings) for way in (False, True))
     assert scheduled(engine, seed) == scheduled(waiting, seed)
-    assert engine.num_with_prompts > 5
+    assert engine.num_with_prompts > 0, "no step with a prompt was launched ahead"
     assert_idle(engine.engine)
 
 
