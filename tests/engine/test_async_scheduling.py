@@ -80,8 +80,8 @@ def test_async_scheduling_changes_no_token(checkpoints, family, changes):
 def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
     """Requests of all kinds that arrive at random, with prompts of any length; some are aborted."""
     dice, outputs = random.Random(seed), {}
-    arrivals = sorted((dice.randrange(40), i) for i in range(16))
-    leaving = {dice.randrange(16): dice.randrange(10) for _ in range(3)}
+    arrivals = sorted((dice.randrange(40), i) for i in range(32))
+    leaving = {dice.randrange(32): dice.randrange(10) for _ in range(3)}
     updates: dict[str, list[Any]] = {}
     for step in range(1000):
         while arrivals and arrivals[0][0] <= step:
@@ -101,7 +101,7 @@ def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
     for name, seen in updates.items():
         if int(name.split()[-1]) not in leaving:
             outputs[name] = output_of([u for u in seen if u.token_id is not None])
-    assert len(outputs) >= 13
+    assert len(outputs) >= 29
     return outputs
 
 
@@ -120,7 +120,7 @@ def test_async_scheduling_changes_no_token_in_random_schedules(checkpoints, turn
     path = checkpoints["llama"]
     waiting, engine = (counting(path, async_scheduling=way, **settings) for way in (False, True))
     assert scheduled(engine, seed) == scheduled(waiting, seed)
-    assert engine.num_with_prompts > 0, "no step with a prompt was launched ahead"
+    assert engine.num_with_prompts > 5
     assert_idle(engine.engine)
 
 
