@@ -23,6 +23,7 @@ from baton.engine.assembly import (
 from baton.engine.cache.kv_pool import KvLayout
 from baton.engine.cache.swap_costs import CostMeter
 from baton.engine.config import EngineConfig
+from baton.engine.device_stream import stream_of
 from baton.engine.memory.pool_size import peak_blocks
 from baton.engine.messages import (
     Completion,
@@ -68,7 +69,8 @@ class Engine:
         self._scheduler = make_scheduler(config, loaded)
         backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
-        self._clock = StepClock(is_on_gpu=device.type == "cuda")
+        stream = stream_of(device)
+        self._clock = StepClock(is_on_gpu=stream.is_asynchronous)
         self._runner = ModelRunner(
             loaded.model,
             loaded.attention,
@@ -79,6 +81,7 @@ class Engine:
             device,
             graphs=backend.graphs(loaded.model, loaded.attention, device),
             clock=self._clock,
+            stream=stream,
         )
         self._drafter: Drafter = NgramDrafter()
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
@@ -87,7 +90,7 @@ class Engine:
         self._leaving: set[str] = set()
         self._flushed = False
         configured = config.async_scheduling
-        self._is_async = device.type == "cuda" if configured is None else configured
+        self._is_async = stream.is_asynchronous if configured is None else configured
         self._ahead: tuple[StepPlan, Launched] | None = None
 
     @classmethod

@@ -1,26 +1,26 @@
 """Model runner: moves blocks, builds the flat batch, runs the model, samples. Decides nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch, uploader
+from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.device_stream import DeviceStream, Launch, stream_of, uploader
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.metering.step_times import StepClock
 from baton.engine.models.cuda_graphs import DecodeGraphs
-from baton.engine.sampling.sampler import Sampler, score
+from baton.engine.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Sequence
-
-_NOTHING = StepResult(np.zeros(0, np.int64))
 
 
 class DecoderModel(Protocol):
@@ -45,7 +45,8 @@ class ModelInputs:
     """Inputs of the model for one step.
 
     Attributes:
-        token_ids, positions: `[num_tokens]`.
+        token_ids: `[num_tokens]`, without those that the step before is choosing.
+        positions: `[num_tokens]`.
         logit_rows: `[num_rows]`, tokens whose logits are needed.
     """
 
@@ -63,27 +64,50 @@ class Encoder(Protocol):
     def forget(self, content_hash: bytes) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """Results of a step, all but `token_ids` on their way to the host.
+
+    Attributes:
+        token_ids: `[num_rows]` on the device, for the step behind; None if the step chooses none.
+        has_grammar: whether a grammar restricted any of the tokens.
+        beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
+        scores: of prompt tokens, by the index of their chunk.
+    """
+
+    token_ids: torch.Tensor | None = None
+    choice: Choice | None = None
+    has_grammar: bool = False
+    beams: tuple[torch.Tensor, ...] = ()
+    scores: tuple[tuple[int, DeviceScores], ...] = ()
+
+
 class Launched:
     """Step that is launched on the device, without waiting for its tokens.
 
-    Attributes:
-        batch_slots: the slot of each token, `[num_rows]`.
-        token_ids: `[num_rows]` on the device; None if the step chooses none.
+    `batch_slots`: the slot of each token, `[num_rows]`.
     """
 
     def __init__(
         self,
         batch_slots: Int64Array,
-        token_ids: torch.Tensor | None,
-        fetch: Callable[[], StepResult],
+        launch: Launch[_Computed],
+        result: Callable[[_Computed], StepResult],
     ) -> None:
         self.batch_slots = batch_slots
-        self.token_ids = token_ids
-        self._fetch = fetch
+        self._launch = launch
+        self._result = result
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens on the device, `[num_rows]`, for work that is launched behind the step."""
+        token_ids = self._launch.value.token_ids
+        assert token_ids is not None, "a step behind one without tokens"
+        return token_ids
 
     def fetch(self) -> StepResult:
-        """Waits for the result. Call once."""
-        return self._fetch()
+        """Waits until the device has done the step, and returns its result. Call once."""
+        return self._result(self._launch.wait())
 
 
 class ModelRunner:
@@ -101,14 +125,16 @@ class ModelRunner:
         encoder: Encoder | None = None,
         graphs: DecodeGraphs | None = None,
         clock: StepClock | None = None,
+        stream: DeviceStream | None = None,
     ) -> None:
-        """Takes a `model` that already uses `attention`; reports times to `clock`."""
+        """Takes a `model` that already uses `attention`; reports times to `clock`; computes on
+        `stream`, by default the device's."""
         self._model = model
         self._attention = attention
         self._cache = cache
         self._batch_slots = batch_slots
         self._sampler = sampler
-        self._device = device
+        self._stream = stream or stream_of(device)
         self._upload = uploader(device)
         self._encoder = encoder
         self._graphs = graphs
@@ -124,48 +150,69 @@ class ModelRunner:
         batch_slots = plan.sample_slots
         return not (self._sampler.needs_history(batch_slots) or self._grammars.applies(batch_slots))
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan, previous: Launched | None = None) -> Launched:
-        """Launches a plan on the device. Does not wait if the plan only samples tokens.
+        """Launches a plan on the device, without waiting for it.
 
         Args:
             previous: the step before, if its tokens are not in the `BatchSlots` arrays yet.
         """
+        for sequence in plan.new_slots:
+            request = sequence.request
+            self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
+            self._grammars.assign(sequence.batch_slot, request)
+        inputs = None
+        if plan.num_tokens and not self._may_replay(plan):
+            with self._clock.forward():
+                inputs = self.inputs(plan, is_ahead=previous is not None)
+        launch = self._stream.launch(partial(self._compute, plan, inputs, previous))
+        return Launched(plan.sample_slots, launch, partial(self._result, plan))
+
+    @torch.inference_mode()
+    def _compute(
+        self, plan: StepPlan, inputs: ModelInputs | None, previous: Launched | None
+    ) -> _Computed:
+        """Runs a plan on the device: its work in the order of the stream."""
         with self._clock.forward():
             if plan.has_memory_operations:
                 self._move_blocks(plan)
-            for sequence in plan.new_slots:
-                request = sequence.request
-                self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
-                self._grammars.assign(sequence.batch_slot, request)
             self._encode(plan)
             if not plan.num_tokens:
-                return Launched(plan.sample_slots, None, lambda: _NOTHING)
-            logits = self._forward(plan, previous)
+                return _Computed()
+            logits = self._replay(plan, previous) if inputs is None else None
+            if logits is None:
+                inputs = inputs or self.inputs(plan, is_ahead=previous is not None)
+                logits = self._forward(plan, inputs, previous)
         with self._clock.sample():
-            if len(logits) == len(plan.sample_rows):
-                return self._sample(plan, logits)
-            result = self._choose(plan, logits)
-            return Launched(plan.sample_slots, None, lambda: result)
+            return self._choose(plan, logits)
 
-    def _forward(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor:
-        """Returns the logits that the plan asks for, from a CUDA graph if possible."""
-        if self._graphs is not None and plan.is_pure_decode:
-            ragged = RaggedBatch.of_decodes(
-                plan.decode_slots, plan.decode_starts, self._batch_slots.block_tables
-            )
-            token_ids = self._token_ids(ragged, plan.decode_slots, plan.decode_starts, previous)
-            replayed = self._graphs.run(token_ids, self._upload(plan.decode_starts), ragged)
-            if replayed is not None:
-                return replayed
-        inputs = self.inputs(plan, previous)
-        return self._model.forward(
-            inputs.token_ids, inputs.positions, inputs.batch, inputs.logit_rows
+    def _may_replay(self, plan: StepPlan) -> bool:
+        return self._graphs is not None and plan.is_pure_decode
+
+    def _replay(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor | None:
+        """Returns the logits of decodes from a CUDA graph; None if none fits."""
+        assert self._graphs is not None, "a replay without graphs"
+        batch_slots, starts = plan.decode_slots, plan.decode_starts
+        ragged = RaggedBatch.of_decodes(batch_slots, starts, self._batch_slots.block_tables)
+        token_ids = (
+            self._given(batch_slots, starts)
+            if previous is None
+            else self._tokens_of(previous, batch_slots)
         )
+        return self._graphs.run(token_ids, self._upload(starts), ragged)
 
-    def inputs(self, plan: StepPlan, previous: Launched | None = None) -> ModelInputs:
+    def _forward(
+        self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
+    ) -> torch.Tensor:
+        token_ids = inputs.token_ids
+        if previous is not None and len(plan.decode_slots):
+            chosen = self._tokens_of(previous, plan.decode_slots)
+            token_ids = torch.cat([chosen, token_ids]) if len(token_ids) else chosen
+        return self._model.forward(token_ids, inputs.positions, inputs.batch, inputs.logit_rows)
+
+    def inputs(self, plan: StepPlan, *, is_ahead: bool = False) -> ModelInputs:
         """Returns the model's inputs: the step's tokens, the attention batch, and the slots of new
-        K and V. The plan computes at least one token."""
+        K and V. The plan computes at least one token; `is_ahead`: those of its decodes are not
+        known yet."""
         batch_slots, starts = plan.decode_slots, plan.decode_starts
         tables = self._batch_slots.block_tables
         if not plan.chunks:
@@ -185,34 +232,21 @@ class ModelRunner:
         rows = plan.sample_rows
         if plan.chunks:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
+        num_unknown = len(batch_slots) if is_ahead else 0
         return ModelInputs(
-            self._token_ids(ragged, batch.token_slots, batch.positions, previous),
+            self._given(batch.token_slots[num_unknown:], batch.positions[num_unknown:]),
             self._upload(batch.positions),
             batch,
             self._upload(rows),
         )
 
-    def _token_ids(
-        self,
-        ragged: RaggedBatch,
-        batch_slots: Int64Array,
-        positions: Int64Array,
-        previous: Launched | None,
-    ) -> torch.Tensor:
-        """Returns token ids from the batch slots, those of decodes from the step before."""
-        num_chosen = 0 if previous is None else ragged.num_decodes
-        given = self._batch_slots.token_ids[
-            batch_slots[num_chosen:], positions[num_chosen:]
-        ].astype(np.int64)
-        if previous is None or not num_chosen:
-            return self._upload(given)
-        chosen = self._tokens_of(previous, batch_slots[:num_chosen])
-        return torch.cat([chosen, self._upload(given)]) if given.size else chosen
+    def _given(self, batch_slots: Int64Array, positions: Int64Array) -> torch.Tensor:
+        """Returns the token ids that the batch slots have at these positions."""
+        return self._upload(self._batch_slots.token_ids[batch_slots, positions].astype(np.int64))
 
     def _tokens_of(self, step: Launched, batch_slots: Int64Array) -> torch.Tensor:
         """Returns the tokens that a step has chosen for these slots, which are some of its own in
-        its order. Does not wait."""
-        assert step.token_ids is not None, "a step behind one without tokens"
+        its order."""
         if len(batch_slots) == len(step.batch_slots):
             return step.token_ids
         return step.token_ids[self._upload(np.flatnonzero(np.isin(step.batch_slots, batch_slots)))]
@@ -237,50 +271,32 @@ class ModelRunner:
         for request_id, encoder_input in plan.encoder.to_compute:
             self._encoder.encode(request_id, encoder_input)
 
-    def _choose(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
-        """Returns the result of a plan with ranges: samples, beam candidates and prompt scores."""
+    def _choose(self, plan: StepPlan, logits: torch.Tensor) -> _Computed:
+        """Computes what the plan asks of its logits: tokens, beam candidates and prompt scores."""
         num_sampled, num_beams = len(plan.sample_rows), len(plan.beam_rows)
-        result = _NOTHING
+        first_scored, to_host = num_sampled + num_beams, self._stream.to_host
+        computed = _Computed()
         if num_sampled:
-            result = self._sample(plan, logits[:num_sampled]).fetch()
+            columns = self._batch_slots.token_ids
+            allowed = self._grammars.fill(plan.sample_slots, plan.sample_lengths, columns)
+            choice = self._sampler.choose(
+                logits[:num_sampled],
+                plan.sample_slots,
+                plan.sample_indices,
+                plan.sample_lengths,
+                columns,
+                allowed,
+            )
+            computed = _Computed(choice.token_ids, choice.copied(to_host), allowed is not None)
         if num_beams:
-            result = self._beam_candidates(
-                plan, logits[num_sampled : num_sampled + num_beams], result
-            )
-        if len(logits) > num_sampled + num_beams:
-            scores = self._score(plan, logits[num_sampled + num_beams :])
-            result = replace(result, prompt_logprobs=scores)
-        return result
+            beams = self._beam_candidates(plan, logits[num_sampled:first_scored])
+            computed = replace(computed, beams=tuple(map(to_host, beams)))
+        if len(logits) > first_scored:
+            scores = self._score(plan, logits[first_scored:])
+            computed = replace(computed, scores=tuple(scores))
+        return computed
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> Launched:
-        columns, batch_slots, lengths = (
-            self._batch_slots.token_ids,
-            plan.sample_slots,
-            plan.sample_lengths,
-        )
-        allowed = self._grammars.fill(batch_slots, lengths, columns)
-        choice = self._sampler.choose(
-            logits, batch_slots, plan.sample_indices, lengths, columns, allowed
-        )
-
-        def fetch() -> StepResult:
-            chosen = choice.fetch()
-            endings: dict[int, str | None] = {}
-            if allowed is not None:
-                endings = self._grammars.accept(batch_slots, lengths, columns, chosen.token_ids)
-            return StepResult(
-                chosen.token_ids,
-                chosen.logprobs,
-                chosen.top_ids,
-                chosen.top_logprobs,
-                endings=endings,
-            )
-
-        return Launched(batch_slots, choice.token_ids, fetch)
-
-    def _beam_candidates(
-        self, plan: StepPlan, logits: torch.Tensor, result: StepResult
-    ) -> StepResult:
+    def _beam_candidates(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[torch.Tensor]:
         token_ids, scores = self._sampler.beam_candidates(
             logits,
             plan.beam_slots,
@@ -288,32 +304,60 @@ class ModelRunner:
             self._batch_slots.token_ids,
             plan.num_beam_candidates,
         )
-        logprobs = None
+        yield token_ids
+        yield scores
         if any(s.sequence.request.params.logprobs for s in plan.chunks if s.sequence.request.beams):
-            chosen = torch.from_numpy(token_ids).to(logits.device)
-            logprobs = logits.log_softmax(-1, dtype=torch.float32).gather(-1, chosen).cpu().numpy()
-        return replace(result, beam_token_ids=token_ids, beam_scores=scores, beam_logprobs=logprobs)
+            yield logits.log_softmax(-1, dtype=torch.float32).gather(-1, token_ids)
 
-    def _score(self, plan: StepPlan, logits: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Returns log-probabilities of prompt tokens, by the index of their range."""
-        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
+    def _score(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[tuple[int, DeviceScores]]:
+        """Yields the scores of prompt tokens, with the index of their chunk."""
         row = 0
         for i, chunk in enumerate(plan.chunks):
             if chunk.scored:
                 targets = chunk.sequence.tokens[chunk.scored.start : chunk.scored.stop]
                 k = chunk.sequence.request.params.prompt_logprobs or 0
                 found = score(logits[row : row + len(targets)], targets.astype(np.int64), k)
-                scores[i] = tuple(
-                    TokenLogprobs(logprob, tuple(ids), tuple(logprobs))
-                    for logprob, ids, logprobs in zip(
-                        found.logprobs.tolist(),
-                        found.top_ids.tolist(),
-                        found.top_logprobs.tolist(),
-                        strict=True,
-                    )
-                )
+                yield i, found.copied(self._stream.to_host)
                 row += len(targets)
-        return scores
+
+    def _result(self, plan: StepPlan, computed: _Computed) -> StepResult:
+        """Returns the result of a step that the device has done."""
+        result = StepResult(np.zeros(0, np.int64))
+        if computed.choice is not None:
+            chosen = computed.choice.fetch()
+            endings: dict[int, str | None] = {}
+            if computed.has_grammar:
+                columns = self._batch_slots.token_ids
+                endings = self._grammars.accept(
+                    plan.sample_slots, plan.sample_lengths, columns, chosen.token_ids
+                )
+            result = StepResult(
+                chosen.token_ids,
+                chosen.logprobs,
+                chosen.top_ids,
+                chosen.top_logprobs,
+                endings=endings,
+            )
+        if computed.beams:
+            token_ids, scores, *logprobs = (beams.numpy() for beams in computed.beams)
+            result = replace(
+                result,
+                beam_token_ids=token_ids,
+                beam_scores=scores,
+                beam_logprobs=logprobs[0] if logprobs else None,
+            )
+        if computed.scores:
+            scored = {i: _token_logprobs(scores.fetch()) for i, scores in computed.scores}
+            result = replace(result, prompt_logprobs=scored)
+        return result
+
+
+def _token_logprobs(scores: Scores) -> tuple[TokenLogprobs, ...]:
+    columns = (scores.logprobs, scores.top_ids, scores.top_logprobs)
+    return tuple(
+        TokenLogprobs(logprob, tuple(ids), tuple(logprobs))
+        for logprob, ids, logprobs in zip(*(c.tolist() for c in columns), strict=True)
+    )
 
 
 def _scored_rows(plan: StepPlan) -> Int64Array:

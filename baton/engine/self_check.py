@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import Attention, RaggedBatch, uploader
+from baton.engine.attention.interface import Attention, RaggedBatch
 from baton.engine.cache.kv_pool import KvCache
+from baton.engine.device_stream import uploader
 from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.runner import DecoderModel
 from baton.errors import UnsupportedModelError

@@ -45,8 +45,8 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
         source, target: uint8 `[num_blocks, block_bytes]`, blocks contiguous, of a multiple of 16
             bytes. At least one is on the device; the other may be in pinned host memory. They may
             be the same tensor.
-        pairs: int64 `[num_pairs, 2]`: (block of `source`, block of `target`). On the device, or
-            pinned.
+        pairs: int64 `[num_pairs, 2]`: (block of `source`, block of `target`). On the device: host
+            memory may be freed and reused before the kernel has read it.
     """
     block_bytes = source.shape[-1]
     check_shape("target", target, (len(target), block_bytes))
@@ -55,7 +55,8 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
     check_packed("pairs", pairs, 2)
     for name, pool in (("source", source), ("target", target)):
         _check_pool(name, pool)
-    _check_reach(source=source, target=target, pairs=pairs)
+    if not INTERPRETED.value:
+        _check_reach(source=source, target=target, pairs=pairs)
     if len(pairs) and block_bytes:
         _copy_kernel[(len(pairs), triton.cdiv(block_bytes, 4 * _TILE))](
             source.view(torch.int32),
@@ -87,18 +88,18 @@ def _check_pool(name: str, pool: torch.Tensor) -> None:
             )
 
 
-def _check_reach(**tensors: torch.Tensor) -> None:
-    """Raises `ValueError` unless the device can access every tensor."""
-    if INTERPRETED.value:
-        return
-    if not any(tensors[name].is_cuda for name in ("source", "target")):
+def _check_reach(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
+    """Raises `ValueError` unless the kernel can access every tensor for as long as it runs."""
+    if not (source.is_cuda or target.is_cuda):
         raise ValueError("source and target are both in host memory; copy those with torch")
-    for name, tensor in tensors.items():
-        if not tensor.is_cuda and not tensor.is_pinned():
+    for name, pool in (("source", source), ("target", target)):
+        if not pool.is_cuda and not pool.is_pinned():
             raise ValueError(
                 f"{name} is in pageable memory, which the GPU cannot reach: allocate it with "
                 "pin_memory=True"
             )
+    if not pairs.is_cuda:
+        raise ValueError("pairs is in host memory, which may be reused before the kernel reads it")
 
 
 VARIANTS: Final = (

@@ -525,7 +525,7 @@ def test_top_logprobs_are_capped_at_the_vocabulary():
 def test_score_returns_log_probabilities(k, dtype):
     logits = logits_of(7, 30).to(dtype)
     targets = np.arange(7) * 4
-    scores = score(logits, targets, k)
+    scores = score(logits, targets, k).fetch()
     expected = logits.double().log_softmax(-1)
     np.testing.assert_allclose(scores.logprobs, expected[range(7), targets], rtol=0, atol=1e-5)
     assert scores.top_ids.shape == scores.top_logprobs.shape == (7, min(k, 30))
@@ -544,7 +544,7 @@ def test_beam_candidates_equal_those_of_transformers(variety):
     histories = histories_of(6, 70)
     lengths = NUM_PROMPT_TOKENS + 2 * np.arange(6)
     ids, scores = sampler.beam_candidates(logits, np.arange(6), lengths, histories, 8)
-    assert scores.dtype == np.float32
+    assert scores.dtype == torch.float32
     for i in range(6):
         logprobs = logits[i : i + 1].float().log_softmax(-1)
         past = histories[i, : lengths[i]].tolist()
@@ -595,7 +595,7 @@ def test_beam_candidates_are_padded_with_minus_infinity():
         torch.arange(6.0)[None], one - 1, one, np.zeros((1, 3), np.int32), 9
     )
     assert ids[0, :2].tolist() == [5, 4]
-    assert np.isfinite(scores[0]).tolist() == [True, True, False, False, False, False]
+    assert scores[0].isfinite().tolist() == [True, True, False, False, False, False]
 
 
 @given(

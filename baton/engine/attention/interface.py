@@ -5,18 +5,15 @@ There is no padding: the queries of all sequences, prefill chunks and decodes al
 models beyond a layer's number, scale and mask rule.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-
-Upload = Callable[["npt.NDArray[Any]"], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +118,3 @@ class Attention(Protocol):
         Returns `[num_tokens, num_heads, value_head_dim]`.
         """
         ...
-
-
-def uploader(device: torch.device) -> Upload:
-    """Returns a function from arrays to tensors on the device. On a CPU both share memory; to a
-    GPU, a pinned copy is transferred without waiting."""
-    if device.type == "cpu":
-        return torch.from_numpy
-    return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)

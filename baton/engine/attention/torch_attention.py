@@ -11,9 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from baton.engine.attention.interface import LayerAttention, RaggedBatch, Upload, uploader
+from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.cache.kv_pool import KvCache, KvLayout, LayerCache
 from baton.engine.cache.kv_scales import FP8
+from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 
 # Two groups are merged when the padding this adds, in scores computed, costs less than a call.

@@ -18,6 +18,7 @@ import torch
 from baton.engine.cache.block_copy import Places, Rows, as_rows, copy_rows, runs
 from baton.engine.cache.kv_scales import KvScales
 from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.device_stream import uploader
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +249,9 @@ def _copy_on_gpu(
     is_apart = origin.is_cuda and target.is_cuda and origin.device != target.device
     if collides or is_apart or origin.shape[1] % UNIT:
         return False
-    pairs = torch.tensor([sources, targets]).t().contiguous().pin_memory()
-    copy_blocks(origin, target, pairs)
+    # On the device, in the order of its stream: host memory would have to outlive the kernel.
+    upload = uploader(target.device if target.is_cuda else origin.device)
+    copy_blocks(origin, target, upload(np.stack([sources, targets], axis=1)))
     return True
 
 

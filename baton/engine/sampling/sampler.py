@@ -7,6 +7,7 @@ Two rules differ from transformers, so that `top_k=1` is greedy and rows are ind
 keeps exactly k tokens, and ties are ordered by token id.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.engine.attention.interface import uploader
+from baton.engine.device_stream import uploader
 from baton.engine.sampling.batch_state import (
     GRAMMAR,
     HISTORY,
@@ -62,8 +63,13 @@ class Choice:
     _scored_rows: Int64Array | None = None
     _scores: "DeviceScores | None" = None
 
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "Choice":
+        """Returns the choice with copies of its tensors."""
+        scores = self._scores and self._scores.copied(copy)
+        return Choice(copy(self.token_ids), self._scored_rows, scores)
+
     def fetch(self) -> Sampled:
-        """Waits for the device and returns the result on the host."""
+        """Returns the result on the host; waits for the device if the tensors are there."""
         token_ids = self.token_ids.cpu().numpy()
         if self._scored_rows is None or self._scores is None:
             return Sampled(token_ids)
@@ -81,14 +87,18 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class DeviceScores:
-    """`Scores` on the device."""
+    """`Scores` on the device, or as they are copied from it."""
 
     logprobs: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
 
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "DeviceScores":
+        """Returns the scores with copies of their tensors."""
+        return DeviceScores(copy(self.logprobs), copy(self.top_ids), copy(self.top_logprobs))
+
     def fetch(self) -> Scores:
-        """Waits for the device and returns the scores on the host."""
+        """Returns the scores on the host; waits for the device if the tensors are there."""
         columns = (self.logprobs, self.top_ids, self.top_logprobs)
         return Scores(*(column.cpu().numpy() for column in columns))
 
@@ -194,8 +204,8 @@ class Sampler:
         lengths: Int64Array,
         token_ids: Int32Array,
         k: int,
-    ) -> tuple[Int64Array, Float32Array]:
-        """Returns the `k` best next tokens of each row and their scores, best first:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the `k` best next tokens of each row and their scores, best first, on the device:
         `[num_rows, k]`. A score is the token's log-probability after the processors, as in
         transformers' beam search; -inf if fewer than `k` tokens are left. `k` is capped at the
         vocabulary size."""
@@ -205,10 +215,10 @@ class Sampler:
         for batch_slot in set(batch_slots.tolist()):  # beams move between slots, with their tokens
             self._chooser.forget(batch_slot)
         ids = largest(scores, min(k, scores.shape[-1]))
-        return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
+        return ids, scores.gather(-1, ids)
 
 
-def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:
+def score(logits: torch.Tensor, targets: Int64Array, k: int) -> DeviceScores:
     """Returns the log-probabilities of `targets` and of the `k` most likely tokens, in nats.
 
     Args:
@@ -216,7 +226,7 @@ def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:
         targets: `[num_rows]` token ids.
         k: 0 or more; capped at the vocabulary size.
     """
-    return _score(logits, to_tensor(targets, logits.device), k).fetch()
+    return _score(logits, to_tensor(targets, logits.device), k)
 
 
 def _score(logits: torch.Tensor, targets: torch.Tensor, k: int) -> DeviceScores:

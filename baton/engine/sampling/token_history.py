@@ -8,7 +8,7 @@ are uploaded before they are read.
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import uploader
+from baton.engine.device_stream import uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 
 _LEAST_CAPACITY = 1024

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import uploader
+from baton.engine.device_stream import uploader
 from baton.engine.sampling.batch_state import (
     BAD_TOKENS,
     BIAS,

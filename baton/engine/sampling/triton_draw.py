@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import uploader
+from baton.engine.device_stream import uploader
 from baton.engine.sampling.batch_state import Int64Array, Rows
 from baton_kernels.sampling import sample
 from baton_kernels.sampling_rows import SamplingRows

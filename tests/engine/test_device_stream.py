@@ -1,0 +1,123 @@
+"""Order of a step's work on a device that runs behind the host: what is announced is written, and
+tokens do not wait for the step behind theirs. The device computes only when somebody waits."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import baton.engine.engine
+from baton.cluster.prefix import hash_chain
+from baton.engine.cache import kv_pool
+from baton.engine.engine import Engine
+from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.sampling import SamplingParams
+from baton_kernels.block_copy import copy_blocks
+from tests.support.engine.deferred_stream import DeferredStream
+from tests.support.engine.engines import assert_idle, drain, load, output_of, request
+from tests.support.engine.kinds import KINDS
+from tests.support.engine.prompts import random_prompt
+
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    """The stream of every engine that the test makes."""
+    stream = DeferredStream()
+    monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device: stream)
+    return stream
+
+
+def written(engine: Engine, block_ids: Sequence[int]) -> list[bool]:
+    content = engine.cache.pools[0].content
+    return [bool(content[block_id].any()) for block_id in block_ids]
+
+
+def test_prefill_announces_only_blocks_that_are_written(checkpoints, stream):
+    """Also the blocks of chunks that choose no token."""
+    engine = load(checkpoints["llama"], block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
+    engine.add_request(request("a", random_prompt(70), GREEDY, purpose=Purpose.PREFILL))
+    num_computed = []
+    while engine.has_work:
+        for update in engine.step().updates:
+            num_computed.append(update.num_computed_tokens)
+            assert all(written(engine, update.block_ids[0][: num_computed[-1] // 4]))
+            if update.finish_reason is not None:
+                engine.release("a")
+    assert num_computed == [16, 32, 48, 64, 70]
+
+
+def test_step_lends_only_blocks_that_are_written(checkpoints, stream):
+    engine = load(checkpoints["llama"], block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
+    prompt = random_prompt(70)
+    hashes = hash_chain(engine.info.namespace.root(), prompt, 4)
+    engine.add_request(request("a", prompt, GREEDY))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        (found,) = engine.pin("lease", hashes)
+        assert all(written(engine, found))
+        engine.unpin("lease")
+        most = max(most, len(found))
+    assert most >= 16
+
+
+def test_tokens_do_not_wait_for_the_step_behind(checkpoints, stream):
+    engine = load(checkpoints["llama"])
+    for i in range(3):
+        engine.add_request(request(str(i), random_prompt(5 + i, seed=i), GREEDY))
+    num_behind = 0
+    while engine.has_work:
+        engine.step()
+        is_behind = engine._ahead is not None
+        assert stream.num_launched - stream.num_done == is_behind
+        num_behind += is_behind
+    assert num_behind >= 10
+
+
+ROOM = [{}, {"num_blocks": 64, "preemption": "swap", "swap_bytes": 2**20}]
+
+
+@pytest.mark.parametrize("changes", ROOM, ids=["roomy", "swapping"])
+def test_deferred_device_changes_no_token(checkpoints, monkeypatch, rng, changes):
+    path = checkpoints["llama"]
+    settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24, **changes}
+    prompts = {kind: random_prompt(3 + 7 * i % 40, seed=i) for i, kind in enumerate(KINDS)}
+
+    def outputs() -> dict[str, dict[int, tuple[int, ...]]]:
+        engine = load(path, **settings)
+        for kind, prompt in prompts.items():
+            engine.add_request(request(kind, prompt, KINDS[kind]))
+        found = {kind: output_of(updates) for kind, updates in drain(engine).items()}
+        assert_idle(engine)
+        return found
+
+    expected = outputs()
+    for dice in (None, rng):
+        stream = DeferredStream(dice)
+        monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device, s=stream: s)
+        assert outputs() == expected
+        assert stream.num_done == stream.num_launched
+
+
+def test_block_copies_read_their_pairs_on_the_device(monkeypatch):
+    """Host memory would be free again before the kernel reads it."""
+    copied, gpu = [], torch.device("cuda", 0)
+    monkeypatch.setattr("baton_kernels.block_copy.copy_blocks", lambda *args: copied.append(args))
+    with FakeTensorMode():
+        pool, uploaded = (torch.empty(6, n, dtype=torch.uint8, device=gpu) for n in (32, 2))
+        monkeypatch.setattr(kv_pool, "uploader", lambda device: {gpu: lambda _: uploaded}[device])
+        assert kv_pool._copy_on_gpu(pool, pool, [1, 2], [3, 4])
+    assert copied[0][2] is uploaded
+
+
+def test_copy_blocks_refuses_pairs_in_host_memory(monkeypatch):
+    monkeypatch.setattr("baton_kernels.block_copy.INTERPRETED", SimpleNamespace(value=False))
+    with FakeTensorMode():
+        pool = torch.empty(4, 32, dtype=torch.uint8, device="cuda")
+        pairs = torch.empty(1, 2, dtype=torch.int64)
+        with pytest.raises(ValueError, match="may be reused before the kernel reads"):
+            copy_blocks(pool, pool, pairs)
