@@ -384,7 +384,8 @@ class AsyncEngine:
         """Runs one step. Returns False if it could do nothing: only a command can change that."""
         output = self.engine.step()
         self.num_steps += 1
-        if output.updates or output.external or output.cache_events or output.preempted:
+        is_news = output.updates or output.external or output.preempted or output.failed
+        if is_news or output.cache_events:
             self._call_soon(self._deliver, output)
         return output.made_progress
 
@@ -412,6 +413,10 @@ class AsyncEngine:
                 stream.first_step = stream.first_step or output.times
                 if stream.watcher is not None:
                     stream.watcher.stepped(event, output.times)
+        for request_id, error in output.failed.items():
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.has_begun:
+                stream.push(error)
         if output.cache_events:
             self._on_cache_events(output.cache_events)
 

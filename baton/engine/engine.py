@@ -6,12 +6,15 @@ is one `step()`. `generate()` steps until a list of prompts is done; servers ste
 their own (`baton.engine.async_engine`).
 """
 
+import logging
 import os
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from baton.cluster.prefix import BlockHash
 from baton.engine.assembly import (
@@ -35,7 +38,7 @@ from baton.engine.messages import (
 from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.ranking import ranked
-from baton.engine.runner import Launched, ModelRunner
+from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.plan import StepPlan
@@ -50,6 +53,8 @@ from baton.sampling import SamplingParams, check_length, check_token_ids, check_
 if TYPE_CHECKING:
     from baton.engine.grammar.compiler import GrammarCompiler
     from baton.engine.grammar.state import CompiledGrammar
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | SequenceOf[int]
 
@@ -70,7 +75,7 @@ class Engine:
         backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
         stream = stream_of(device)
-        self._clock = StepClock(is_on_gpu=stream.is_asynchronous)
+        self._clock = StepClock(is_on_gpu=device.type == "cuda")
         self._runner = ModelRunner(
             loaded.model,
             loaded.attention,
@@ -144,10 +149,12 @@ class Engine:
 
     def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
         """Steps until no work is left, or can be done, and collects these requests' updates. Raises
-        `OverloadedError` if some of them cannot run."""
+        `OverloadedError` if some of them cannot run, or the device has too little memory."""
         made_progress = True
         while self.has_work and made_progress:
             output = self.step()
+            for request_id in output.failed.keys() & collected.keys():
+                raise output.failed[request_id]
             for update in output.updates:
                 if update.request_id in collected:
                     collected[update.request_id].append(update)
@@ -426,8 +433,11 @@ class Engine:
         start = time.perf_counter()
         plan, launched = self._ahead or self._launch()
         self._ahead = self._launch_ahead(plan, launched)
-        with self._clock.sample():
-            result = launched.fetch()
+        try:
+            with self._clock.sample():
+                result = launched.fetch()
+        except StepMemoryError as error:
+            return self._failed(plan, error, start)
         seconds = time.perf_counter() - start
         self._meter.note_step(plan.num_tokens, seconds)
         self._work.note_step(plan, seconds)
@@ -444,6 +454,27 @@ class Engine:
             made_progress=plan.made_progress,
             times=self._clock.note_step(start),
             preempted=plan.preempted,
+        )
+
+    def _failed(self, plan: StepPlan, error: StepMemoryError, started: float) -> StepOutput:
+        """Ends the requests of a step that has no result; the others continue."""
+        message = (
+            f"a step of {plan.num_tokens} tokens needs more memory than the device has left: lower "
+            f"--gpu-memory-utilization or --max-num-batched-tokens ({error})"
+        )
+        ended = [request.request_id for request in self._scheduler.fail(plan)]
+        self._leaving.difference_update(ended)
+        logger.warning("%s; it ends %s", message, ", ".join(ended) or "no request")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return StepOutput(
+            updates=(),
+            external=plan.external,
+            cache_events=self._scheduler.drain_events(),
+            made_progress=True,
+            times=self._clock.note_step(started),
+            preempted=plan.preempted,
+            failed={request_id: OverloadedError(message) for request_id in ended},
         )
 
     def _launch(self) -> tuple[StepPlan, Launched]:

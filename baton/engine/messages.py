@@ -1,6 +1,7 @@
 """Requests and updates of an engine. Plain data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace
 from baton.engine.metering.step_times import StepTimes
@@ -8,6 +9,7 @@ from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.errors import BatonError
 from baton.sampling import SamplingParams
 
 
@@ -115,6 +117,7 @@ class StepOutput:
         made_progress: False if only a command can change what the next step does.
         times: start, end and phases of the step.
         preempted: request id and handling of the KV of each preempted sequence.
+        failed: requests that the step has ended, with the error of each.
     """
 
     updates: tuple[SequenceUpdate, ...]
@@ -123,6 +126,7 @@ class StepOutput:
     made_progress: bool
     times: StepTimes
     preempted: tuple[tuple[str, Preemption], ...] = ()
+    failed: Mapping[str, BatonError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

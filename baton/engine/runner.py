@@ -73,6 +73,7 @@ class _Computed:
         has_grammar: whether a grammar restricted any of the tokens.
         beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
         scores: of prompt tokens, by the index of their chunk.
+        failure: why there are no results: the device had too little memory.
     """
 
     token_ids: torch.Tensor | None = None
@@ -80,6 +81,11 @@ class _Computed:
     has_grammar: bool = False
     beams: tuple[torch.Tensor, ...] = ()
     scores: tuple[tuple[int, DeviceScores], ...] = ()
+    failure: str | None = None
+
+
+class StepMemoryError(Exception):
+    """Lack of device memory for the model's part of a step. Its block moves are done."""
 
 
 class Launched:
@@ -99,6 +105,11 @@ class Launched:
         self._result = result
 
     @property
+    def failure(self) -> str | None:
+        """Why the step has no result, for work that is launched behind it."""
+        return self._launch.value.failure
+
+    @property
     def token_ids(self) -> torch.Tensor:
         """The tokens on the device, `[num_rows]`, for work that is launched behind the step."""
         token_ids = self._launch.value.token_ids
@@ -106,7 +117,10 @@ class Launched:
         return token_ids
 
     def fetch(self) -> StepResult:
-        """Waits until the device has done the step, and returns its result. Call once."""
+        """Waits until the device has done the step, and returns its result. Call once.
+
+        Raises `StepMemoryError`; then the step has no result, nor has one behind it.
+        """
         return self._result(self._launch.wait())
 
 
@@ -178,6 +192,17 @@ class ModelRunner:
             self._encode(plan)
             if not plan.num_tokens:
                 return _Computed()
+        try:
+            return self._generate(plan, inputs, previous)
+        except torch.OutOfMemoryError as error:
+            return _Computed(failure=str(error))
+
+    def _generate(
+        self, plan: StepPlan, inputs: ModelInputs | None, previous: Launched | None
+    ) -> _Computed:
+        if previous is not None and previous.failure is not None:
+            return _Computed(failure=previous.failure)
+        with self._clock.forward():
             logits = self._replay(plan, previous) if inputs is None else None
             if logits is None:
                 inputs = inputs or self.inputs(plan, is_ahead=previous is not None)
@@ -322,6 +347,8 @@ class ModelRunner:
 
     def _result(self, plan: StepPlan, computed: _Computed) -> StepResult:
         """Returns the result of a step that the device has done."""
+        if computed.failure is not None:
+            raise StepMemoryError(computed.failure)
         result = StepResult(np.zeros(0, np.int64))
         if computed.choice is not None:
             chosen = computed.choice.fetch()

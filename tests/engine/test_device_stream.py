@@ -1,6 +1,7 @@
 """Order of a step's work on a device that runs behind the host: what is announced is written, and
 tokens do not wait for the step behind theirs. The device computes only when somebody waits."""
 
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -12,12 +13,14 @@ import baton.engine.engine
 from baton.cluster.prefix import hash_chain
 from baton.engine.cache import kv_pool
 from baton.engine.engine import Engine
+from baton.engine.messages import SequenceUpdate
 from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from baton_kernels.block_copy import copy_blocks
 from tests.support.engine.deferred_stream import DeferredStream
 from tests.support.engine.engines import assert_idle, drain, load, output_of, request
-from tests.support.engine.kinds import KINDS
+from tests.support.engine.kinds import KINDS, transcript
 from tests.support.engine.prompts import random_prompt
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -121,3 +124,46 @@ def test_copy_blocks_refuses_pairs_in_host_memory(monkeypatch):
         pairs = torch.empty(1, 2, dtype=torch.int64)
         with pytest.raises(ValueError, match="may be reused before the kernel reads"):
             copy_blocks(pool, pool, pairs)
+
+
+@pytest.mark.parametrize("changes", ROOM, ids=["roomy", "swapping"])
+def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, rng, changes):
+    settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24, **changes}
+    engines = (load(checkpoints["llama"], **settings) for _ in range(2))
+    asked = [
+        request(kind, random_prompt(3 + 7 * i % 40, seed=i), params)
+        for i, (kind, params) in enumerate(KINDS.items())
+    ]
+    engine = next(engines)
+    for one in asked:
+        engine.add_request(one)
+    expected = {kind: transcript(updates) for kind, updates in drain(engine).items()}
+
+    stream = DeferredStream(rng)
+    monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device: stream)
+    engine = next(engines)
+    model, num_forwards = engine._runner._model, itertools.count()
+    forward = model.forward
+
+    def run_out_of_memory(*args):
+        if next(num_forwards) in (3, 7, 8, 20):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+        return forward(*args)
+
+    monkeypatch.setattr(model, "forward", run_out_of_memory)
+    updates: dict[str, list[SequenceUpdate]] = {}
+    failed: dict[str, BatonError] = {}
+    for _ in range(2):
+        for one in asked if not updates else [one for one in asked if one.request_id in failed]:
+            updates[one.request_id] = []
+            engine.add_request(one)
+        while engine.has_work:
+            output = engine.step()
+            failed |= output.failed
+            for update in output.updates:
+                updates[update.request_id].append(update)
+            engine.check_integrity()
+    assert {kind: transcript(of_one) for kind, of_one in updates.items()} == expected
+    assert 1 <= len(failed) < len(asked)
+    assert "20 GiB" in str(failed.popitem()[1])
+    assert_idle(engine)

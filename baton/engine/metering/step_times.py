@@ -7,7 +7,7 @@ step and to wait for it, sampling included: the thread cannot tell them apart.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 
@@ -64,27 +64,30 @@ class StepClock:
     def __init__(self, *, is_on_gpu: bool = False) -> None:
         self.spent = TimeSpent()
         self._is_on_gpu = is_on_gpu
+        self._is_running = False
         self._forward = 0.0
         self._sample = 0.0
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[None]:
         """Adds the time of the `with` block to forward."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._forward += time.perf_counter() - start
+        return self._measured(is_forward=True)
+
+    def sample(self) -> AbstractContextManager[None]:
+        """Adds the time of the `with` block, which chooses or awaits tokens, to sample."""
+        return self._measured(is_forward=self._is_on_gpu)
 
     @contextmanager
-    def sample(self) -> Iterator[None]:
-        """Adds the time of the `with` block, which chooses or awaits tokens, to sample."""
-        start = time.perf_counter()
+    def _measured(self, *, is_forward: bool) -> Iterator[None]:
+        """Measures a block. One inside another counts for that: waiting may run the work."""
+        if self._is_running:
+            yield
+            return
+        start, self._is_running = time.perf_counter(), True
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
-            if self._is_on_gpu:
+            seconds, self._is_running = time.perf_counter() - start, False
+            if is_forward:
                 self._forward += seconds
             else:
                 self._sample += seconds

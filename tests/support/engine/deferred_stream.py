@@ -1,21 +1,18 @@
 """Device stream on a CPU that computes as late, or as early, as a GPU may.
 
-Imports nothing but the standard library before a stream is made: `tests/support/deferred_site`
-installs it in the processes of a cluster.
+Imports nothing but the standard library: `tests/support/deferred_site` installs it in every process
+of a run of tests as it starts.
 """
 
 import os
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from random import Random
+from types import ModuleType
 from typing import Any
-
-VARIABLE = "BATON_TEST_DEVICE"
-
-
-def is_chosen() -> bool:
-    """Returns whether the environment asks for the deferred device."""
-    return os.environ.get(VARIABLE) == "deferred"
 
 
 class _Deferred:
@@ -85,3 +82,30 @@ class DeferredStream:
         finally:
             self._is_running = False
             self.num_done += 1
+
+
+def install() -> None:
+    """Makes every engine of this process compute on a deferred device, which is drawn to be as
+    slow as possible or sometimes faster."""
+    sys.meta_path.insert(0, _Installer())
+
+
+class _Installer(MetaPathFinder):
+    """Finder of the module of streams, which it changes as it is loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "baton.engine.device_stream":
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.loader is not None
+        load, dice = spec.loader.exec_module, Random(os.environ.get("BATON_TEST_SEED", "0"))
+
+        def exec_module(module: Any) -> None:
+            load(module)
+            module.stream_of = lambda _device: DeferredStream(dice if dice.random() < 0.5 else None)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

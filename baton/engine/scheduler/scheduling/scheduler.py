@@ -296,6 +296,16 @@ class Scheduler:
         self._states.refresh()
         return StepProgress(decoded, others)
 
+    def fail(self, plan: StepPlan) -> list[Request]:
+        """Ends the requests that a step computed, which has no result: in place of `apply`. Returns
+        them; one that ended since the plan was made is not among them."""
+        owners = self._states.batch_slots.owners
+        decoding = [owners[batch_slot] for batch_slot in plan.decode_slots.tolist()]
+        sequences = [s for s in decoding if s is not None]
+        sequences += [chunk.sequence for chunk in plan.chunks]
+        running = [s for s in sequences if s.status is SequenceStatus.RUNNING]
+        return self.abort(*dict.fromkeys(s.request.request_id for s in running))
+
     def reset_prefix_cache(self) -> int:
         """Drops every cached prefix. Returns how many blocks were cached."""
         return self._kv.prefixes.clear()
