@@ -523,12 +523,13 @@ def test_top_logprobs_are_capped_at_the_vocabulary():
 @pytest.mark.parametrize("k", [0, 1, 5, 99])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_score_returns_log_probabilities(k, dtype):
-    logits = logits_of(7, 30).to(dtype)
-    targets = np.arange(7) * 4
+    """Of more rows than are scored at once, too."""
+    logits = logits_of(150, 30).to(dtype)
+    targets = np.arange(150) * 4 % 30
     scores = score(logits, targets, k).fetch()
     expected = logits.double().log_softmax(-1)
-    np.testing.assert_allclose(scores.logprobs, expected[range(7), targets], rtol=0, atol=1e-5)
-    assert scores.top_ids.shape == scores.top_logprobs.shape == (7, min(k, 30))
+    np.testing.assert_allclose(scores.logprobs, expected[range(150), targets], rtol=0, atol=1e-5)
+    assert scores.top_ids.shape == scores.top_logprobs.shape == (150, min(k, 30))
     top = expected.sort(dim=-1, descending=True, stable=True)
     assert scores.top_ids.tolist() == top.indices[:, :k].tolist()
     np.testing.assert_allclose(scores.top_logprobs, top.values[:, :k], rtol=0, atol=1e-5)

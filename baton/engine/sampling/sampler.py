@@ -30,6 +30,8 @@ from baton.engine.sampling.torch_choice import TorchChooser
 from baton.sampling import SamplingParams
 
 Float32Array = npt.NDArray[np.float32]
+# Rows whose scores are computed at once: 20 bytes per row and token of the vocabulary.
+_SCORED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,13 @@ def score(logits: torch.Tensor, targets: Int64Array, k: int) -> DeviceScores:
         targets: `[num_rows]` token ids.
         k: 0 or more; capped at the vocabulary size.
     """
-    return _score(logits, to_tensor(targets, logits.device), k)
+    on_device = to_tensor(targets, logits.device)
+    slices = zip(logits.split(_SCORED_ROWS), on_device.split(_SCORED_ROWS), strict=True)
+    scores = [_score(*part, k) for part in slices]
+    if len(scores) == 1:
+        return scores[0]
+    columns = zip(*((s.logprobs, s.top_ids, s.top_logprobs) for s in scores), strict=True)
+    return DeviceScores(*map(torch.cat, columns))
 
 
 def _score(logits: torch.Tensor, targets: torch.Tensor, k: int) -> DeviceScores:
