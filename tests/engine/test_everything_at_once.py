@@ -142,7 +142,8 @@ def test_mixed_requests_equal_single_ones_under_any_policy(checkpoints, alone, w
 
 
 def test_stats_count_each_step_and_lifetime_totals(checkpoints):
-    engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=2, num_blocks=40)
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "num_blocks": 40}
+    engine = load(checkpoints["llama"], async_scheduling=False, **settings)
     long, short = random_prompt(40), random_prompt(4)
     engine.add_request(request("long", long, replace(GREEDY, max_tokens=5)))
     engine.add_request(request("short", short, replace(GREEDY, max_tokens=5)))
@@ -173,7 +174,8 @@ def test_stats_count_each_step_and_lifetime_totals(checkpoints):
 
 
 def test_stats_count_blocks_of_all_groups(checkpoints):
-    engine = load(checkpoints["gemma3"], max_num_batched_tokens=16, max_num_seqs=2)
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2}
+    engine = load(checkpoints["gemma3"], async_scheduling=False, **settings)
     assert engine.stats().num_blocks == 2 * 96
     engine.add_request(request("x", random_prompt(40), GREEDY))
     for _ in range(3):

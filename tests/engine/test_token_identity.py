@@ -144,7 +144,7 @@ def test_prompts_that_share_a_prefix_equal_transformers(checkpoints, oracle, fam
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
 def test_fully_cached_prompt_computes_one_token(checkpoints, oracle, family, num_cached_blocks):
     path, prompt = checkpoints[family], random_prompt(num_cached_blocks * BLOCK_SIZE)
-    engine = load(path)
+    engine = load(path, async_scheduling=False)
     expected = oracle(path, prompt, NUM_TOKENS)
     for num_cached in (0, len(prompt) - 1, len(prompt) - 1):
         engine.add_request(request("x", prompt, GREEDY))

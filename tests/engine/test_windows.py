@@ -54,7 +54,7 @@ def peaks(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("family", HYBRID)
 def test_long_prompt_holds_only_the_blocks_of_its_window(checkpoints, oracle, family):
     path, prompt, window = checkpoints[family], awkward_prompts()[-1], HYBRID[family]
-    engine = load_tight(path)
+    engine = load_tight(path, async_scheduling=False)
     full, windowed = engine.cache.pools
     assert (full.layout.window, windowed.layout.window) == (None, window)
     assert full.num_blocks >= MAX_LEN // BLOCK > windowed.num_blocks
