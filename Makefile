@@ -25,7 +25,7 @@ define run_lane
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference docs dist lock audit images clean
+.PHONY: help demo test test-full nightly nightly-tests deferred bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference docs dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,8 +55,19 @@ test-full: $(VENV)/.dev  ## slower tests, and those that need packages of the sy
 	$(call run_lane,$(FULL))
 
 nightly: export BATON_TEST_SEED := $(or $(BATON_TEST_SEED),$(shell $(PYTHON) -c "import random; print(random.randrange(2**32))"))
-nightly: $(VENV)/.dev  ## before a release: all families, images, browsers, soaks, random draws
+nightly:  ## before a release: all families, images, browsers, soaks, random draws, deferred
+	@$(MAKE) --no-print-directory --keep-going nightly-tests deferred
+
+nightly-tests: $(VENV)/.dev
 	$(call run_lane,$(NIGHTLY))
+
+# PYTHONPATH is that of every process of a cluster, too.
+deferred: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site
+deferred: $(VENV)/.dev  ## engines, workers and clusters on a CPU that computes as late as a GPU may
+	@status=0; \
+	$(BIN)/python -m pytest $(ON_ALL_CORES) -m 'not e2e and $(TEST)' \
+	  tests/engine tests/worker tests/kvtransfer || status=1; \
+	$(BIN)/python -m pytest -m 'e2e and $(TEST)' tests/e2e || status=1; exit $$status
 
 bare:  ## as root: demo and test in a root file system of Python and make; SUITE=bookworm
 	.ci/bare $(or $(SUITE),bookworm) demo test
