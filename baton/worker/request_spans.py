@@ -1,4 +1,4 @@
-"""Spans of one request on one worker: its waiting times, and the computation for it.
+"""Spans of one request on one worker: its call, its waiting times, and the computation for it.
 
 Made of the engine's step reports, and only for a request whose trace is sampled. While nothing is
 computed or fetched for it, the request waits; so its spans leave no gap.
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 from opentelemetry import context as otel_context
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from baton.engine.async_engine import SequenceStream
@@ -34,31 +34,40 @@ def request_spans(
 
 
 class RequestSpans:
-    """Watcher of a request's stream. Spans: `prefill.queue` or `decode.queue` until computation
-    begins, `prefill.chunk` for each chunk of the prompt, and `decode` from the step after the
-    prompt to the end of the call."""
+    """Watcher of a request's stream. Spans: `prefill.call` or `decode.call` from the request's
+    arrival to the end of the call, in which the block runs; as its children `prefill.queue` or
+    `decode.queue` until computation begins, `prefill.chunk` for each chunk of the prompt, and
+    `decode` from the step after the prompt to the end of the call."""
 
     def __init__(self, worker: str, request: EngineRequest, stream: SequenceStream) -> None:
         self._request = request
         self._stream = stream
-        self._context = otel_context.get_current()
         self._common = {"baton.worker": worker, "baton.attempt.id": request.request_id}
         self._covered_until = request.arrival_time
         self._prefills = request.purpose is Purpose.PREFILL or request.kv_source is KvSource.LOCAL
+        name = "prefill.call" if request.purpose is Purpose.PREFILL else "decode.call"
+        began = request.arrival_time
+        self._call = begun_stage(name, began, self._common, kind=SpanKind.SERVER)
+        self._context = set_span_in_context(self._call)
         self._num_computed: int | None = None
         self._is_fetching = False
         self._decode: _Decode | None = None
 
     def __enter__(self) -> Self:
         self._stream.watcher = self
+        self._attached = otel_context.attach(self._context)
         return self
 
     def __exit__(self, _type: object, error: BaseException | None, *_: object) -> None:
         self._stream.watcher = None
+        otel_context.detach(self._attached)
         if self._decode is not None:
             self._decode.end(error)
         elif error is not None and not self._is_fetching:
             self._wait_until(time.monotonic(), error)
+        if error is not None:
+            failed(self._call, error)
+        self._call.end()
 
     def allocated(self) -> None:
         self._wait_until(time.monotonic())

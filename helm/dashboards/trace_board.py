@@ -4,7 +4,8 @@ from grafana import Board, Panel, Row, TraceQuery
 from promql import TTFT, quantiles
 
 _OURS = 'resource.service.namespace = "baton"'
-_PARTS = 'name != "generate"'
+# Without the spans that cover those of their process.
+_PARTS = 'name !~ "generate|prefill.call|decode.call"'
 _TRANSFERS = 'name = "kv.transfer"'
 _FAILED = 'name = "generate" && status = error'
 

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind
 
 from baton.serving.telemetry.stages import stage
 from baton_kvtransfer.connector import Connector
@@ -13,7 +13,7 @@ def transfer_span(handle: Handle, claimant: str) -> AbstractContextManager[Span]
     """Returns the span `kv.transfer`: from the claim of a lease to its confirmation, which includes
     the wait for blocks that are still being computed."""
     told = {"baton.worker": claimant, "baton.transfer.source": handle.source_worker}
-    return stage("kv.transfer", told)
+    return stage("kv.transfer", told, kind=SpanKind.CLIENT)
 
 
 def note_report(span: Span, report: TransferReport, num_held: int) -> None:
@@ -32,4 +32,4 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
 def sending_span(claimant: str, connector: Connector) -> AbstractContextManager[Span]:
     """Returns the source's span `kv.send`, a child of the claimant's `kv.transfer`."""
     told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.value}
-    return stage("kv.send", told)
+    return stage("kv.send", told, kind=SpanKind.SERVER)

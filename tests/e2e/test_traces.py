@@ -32,8 +32,12 @@ SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 HANDED_OVER = (
     "generate",
     "tokenize",
-    "admit",
+    "admit.router",
     "place",
+    "admit.decode",
+    "decode.call",
+    "admit.prefill",
+    "prefill.call",
     "prefill.queue",
     "prefill.chunk",
     "kv.transfer",
@@ -41,6 +45,13 @@ HANDED_OVER = (
     "decode.queue",
     "decode",
 )
+# Calls between processes: the span of the callee, and that of its caller.
+EDGES = {
+    ("prefill.call", "admit.prefill"),
+    ("decode.call", "admit.decode"),
+    ("kv.send", "kv.transfer"),
+}
+CALLS = ("prefill.call", "decode.call")
 
 
 @pytest.fixture
@@ -59,10 +70,13 @@ def logged(cluster: LocalCluster, name: str) -> list[dict[str, str]]:
 
 
 def share_told(spans: list[ReceivedSpan]) -> float:
-    """How much of the time of the first span the others cover together."""
+    """How much of the time of the first span the others cover together, without those of whole
+    calls."""
     root, *others = spans
     covered, until = 0.0, root.start
     for span in others:
+        if span.name in CALLS:
+            continue
         begin, end = max(span.start, until), min(span.end, root.end)
         covered += max(0.0, end - begin)
         until = max(until, end)
@@ -70,14 +84,21 @@ def share_told(spans: list[ReceivedSpan]) -> float:
 
 
 def check_tree(spans: list[ReceivedSpan]) -> None:
-    """One root, and each other span is its child; but what the source of a transfer does, which is
-    part of that."""
+    """One root, whose children are the router's spans. Those of a worker are in its call, which is
+    a child of the router's wait for its admission, as the source of a transfer is of the claim."""
     root = spans[0]
-    assert (root.name, root.parent_id) == ("generate", "")
+    assert (root.name, root.parent_id, root.kind) == ("generate", "", "SERVER")
     ids = {span.span_id: span for span in spans}
     for span in spans[1:]:
         parent = ids[span.parent_id]
-        assert parent.name == ("kv.transfer" if span.name == "kv.send" else "generate")
+        if span.kind == "SERVER":
+            assert (span.name, parent.name) in EDGES
+            assert parent.kind == "CLIENT"
+        else:
+            assert (
+                parent.name == "generate" if span.service == root.service else parent.name in CALLS
+            )
+            assert parent.service == span.service
 
 
 def test_request_gives_one_trace_over_three_processes(traced, collector):
@@ -126,11 +147,9 @@ def test_span_attributes_split_their_duration(traced, collector):
     assert 0 <= transfer["baton.transfer.exposed_ms"] <= transfer.seconds * 1000
     (place,) = named(spans, "place")
     assert place["baton.placement.decode_worker"] == decode["baton.worker"]
-    assert {a["baton.worker"] for a in named(spans, "admit")} == {
-        "router",
-        place["baton.placement.prefill_worker"],
-        place["baton.placement.decode_worker"],
-    }
+    for role in ("prefill", "decode"):
+        (admit,) = named(spans, f"admit.{role}")
+        assert admit["baton.worker"] == place[f"baton.placement.{role}_worker"]
 
 
 def test_killed_worker_and_migration_appear_in_one_trace(traced, collector):
@@ -205,13 +224,24 @@ def test_http_trace_context_is_continued(traced, collector, num_prompts):
 
 
 @pytest.mark.slow
+def test_http_request_is_one_trace_probes_and_scrapes_none(traced, collector):
+    begun = len(collector.spans)
+    asked = {"prompt": "def main(", "max_tokens": 8, "ignore_eos": True}
+    for page in ("/health", "/metrics", "/v1/models", "/"):
+        httpx.get(traced.http_address + page, timeout=30).raise_for_status()
+    answer = httpx.post(f"{traced.http_address}/v1/completions", json=asked, timeout=30)
+    check_tree(collector.trace_of(answer.headers["x-request-id"], *HANDED_OVER))
+    assert [span.name for span in collector.spans[begun:] if not span.parent_id] == ["generate"]
+
+
+@pytest.mark.slow
 def test_error_spans_omit_the_prompt(traced, collector):
     bad = SamplingParams(max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "(secret"))
     with Client(traced.address) as client:
         with pytest.raises(InvalidArgumentError):
             client.generate("secret", bad, request_id="wrong").text()
         client.generate("a secret", SHORT, request_id="right").text()
-    (root, *_) = collector.trace_of("wrong", "admit")
+    (root, *_) = collector.trace_of("wrong", "admit.decode")
     assert root.has_failed
     assert (root["error.type"], root.reason) == ("INVALID_ARGUMENT", "sampling.grammar")
     collector.trace_of("right", *HANDED_OVER)
@@ -252,7 +282,8 @@ def alone(traced: LocalCluster, alone_router: SecondRouter) -> SecondRouter:
 def test_decode_only_request_traces_its_prefill_chunks(alone, collector):
     with Client(alone.address) as client:
         text = client.generate("def main():", PLAIN, request_id="alone").text()
-    expected = ("tokenize", "admit", "place", "prefill.queue", "prefill.chunk", "decode")
+    expected = ("tokenize", "admit.router", "place", "admit.decode", "decode.call")
+    expected = (*expected, "prefill.queue", "prefill.chunk", "decode")
     spans = collector.trace_of("alone", *expected)
     check_tree(spans)
     assert {s.name for s in spans} == {"generate", *expected}
@@ -295,9 +326,9 @@ def test_rejected_request_traces_the_reason(alone, collector):
         client.generate(prompt_of(20, seed=6), SHORT, request_id="taken").text()
         with pytest.raises(OverloadedError):
             client.generate(prompt_of(20, seed=6), SHORT, request_id="refused").text()
-    spans = collector.trace_of("refused", "admit")
-    root, (admit,) = spans[0], named(spans, "admit")
-    assert {span.name for span in spans} == {"generate", "tokenize", "admit"}
+    spans = collector.trace_of("refused", "admit.router")
+    root, (admit,) = spans[0], named(spans, "admit.router")
+    assert {span.name for span in spans} == {"generate", "tokenize", "admit.router"}
     for span in (root, admit):
         assert span.has_failed
         assert (span["error.type"], span.reason) == (

@@ -46,11 +46,15 @@ def in_context(context: Context) -> Iterator[None]:
 
 
 def stage(
-    name: str, attributes: Attributes | None = None, links: tuple[Link, ...] = ()
+    name: str,
+    attributes: Attributes | None = None,
+    links: tuple[Link, ...] = (),
+    kind: SpanKind = SpanKind.INTERNAL,
 ) -> AbstractContextManager[Span]:
     """Opens a span for the block, if the current trace is sampled. The span records what the block
-    raises, but never the text of a request."""
-    return _stage(name, attributes, links) if is_sampled() else _NOT_TRACED
+    raises, but never the text of a request. `kind`: CLIENT for a call to another process, SERVER
+    for its other side; service maps draw an edge for each such pair of parent and child."""
+    return _stage(name, attributes, links, kind) if is_sampled() else _NOT_TRACED
 
 
 def stage_of_call(name: str) -> AbstractContextManager[Span]:
@@ -76,11 +80,15 @@ def past_stage(
 
 
 def begun_stage(
-    name: str, began: float, attributes: Attributes | None = None, context: Context | None = None
+    name: str,
+    began: float,
+    attributes: Attributes | None = None,
+    context: Context | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
     """Starts a span at a moment of `time.monotonic`; the caller ends it at `wall_ns` of a later
     one."""
-    return _tracer.start_span(name, context, attributes=attributes, start_time=wall_ns(began))
+    return _tracer.start_span(name, context, kind, attributes, start_time=wall_ns(began))
 
 
 def wall_ns(moment: float) -> int:
@@ -107,7 +115,7 @@ def _stage(
     name: str,
     attributes: Attributes | None,
     links: tuple[Link, ...],
-    kind: SpanKind = SpanKind.INTERNAL,
+    kind: SpanKind,
 ) -> Iterator[Span]:
     span = _tracer.start_span(name, kind=kind, attributes=attributes, links=links)
     was_sampled = _is_sampled.get()

@@ -69,7 +69,7 @@ class AdmissionController:
         capacity. Raises `OverloadedError` if the request cannot be served in time, and
         `DeadlineExceededError` if `deadline` expires while it waits.
         """
-        with stage("admit", {"baton.worker": "router"}):
+        with stage("admit.router"):
             forecast = await self._wait(request, tenant, deadline)
         self._forecasts.begin(request, forecast)
         return forecast.decision

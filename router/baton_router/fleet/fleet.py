@@ -201,7 +201,7 @@ class Fleet:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                with stage("admit", {"baton.worker": "router"}):
+                with stage("admit.router"):
                     await self._registry.first_read()
                     await asyncio.gather(*(member.was_probed.wait() for member in self.members))
                 self._is_discovered = True

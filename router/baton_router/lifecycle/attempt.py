@@ -25,7 +25,6 @@ from baton.errors import InternalError
 from baton.rpc_errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
-from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
@@ -152,9 +151,7 @@ class Attempt:
         prefix = None if prefix_lease is None else await prefix_lease.source()
         request = worker_wire.prefill_request(self._work, lease_id, self.decode_worker, prefix)
         stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._source.member))
-        timeout = self._deadline.forward()
-        call = stub.Prefill(request, timeout=timeout, metadata=outgoing())
-        await self._open(self._source, call)
+        await self._open(self._source, "admit.prefill", stub.Prefill, request)
         is_scored = self._work.params.prompt_logprobs is not None
         self._apply(RouterEvent.ADMITTED_TO_SCORE if is_scored else RouterEvent.ADMITTED)
         self._read_ahead(self._source)
@@ -333,13 +330,11 @@ class Attempt:
         self._decode.may_return = cost is not None
         request = self._decode_request = worker_wire.decode_request(work, lease_id, handle, cost)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
-        timeout = self._deadline.forward()
-        call = stub.Generate(request, timeout=timeout, metadata=outgoing())
-        await self._open(self._decode, call)
+        await self._open(self._decode, "admit.decode", stub.Generate, request)
 
-    async def _open(self, worker_call: WorkerCall, call: Any) -> None:
+    async def _open(self, call: WorkerCall, stage_name: str, method: Any, request: Any) -> None:
         """Waits until the worker has admitted the request. Raises `AttemptFailure`."""
-        self._react(worker_call, await worker_call.open(call))
+        self._react(call, await call.open(stage_name, method, request))
         self._raise_if_failed()
 
     def _return_cost(self) -> ReturnCost | None:

@@ -5,6 +5,7 @@ import asyncio
 from typing import Any
 
 import grpc
+from opentelemetry.trace import SpanKind
 
 from baton.errors import (
     BatonError,
@@ -16,6 +17,7 @@ from baton.errors import (
 )
 from baton.rpc_errors import error_of, has_ended, is_cancelled_here, is_loss
 from baton.serving.deadline import Deadline
+from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import failed, stage
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
@@ -45,10 +47,13 @@ class WorkerCall:
     def _name(self) -> str:
         return self.member.record.id
 
-    async def open(self, call: Any) -> Received:
-        """Waits for the first message of `call`, which is `admitted`, or its failure."""
-        self._call = call
-        with stage("admit", {"baton.worker": self._name}) as span:
+    async def open(self, stage_name: str, method: Any, request: Any) -> Received:
+        """Calls `method` of a stub with `request`, and waits for the first message, which is
+        `admitted`, or the call's failure. `stage_name`: of the span of this wait, whose child is
+        the worker's span of the whole call."""
+        with stage(stage_name, {"baton.worker": self._name}, kind=SpanKind.CLIENT) as span:
+            timeout = self._deadline.forward()
+            self._call = method(request, timeout=timeout, metadata=outgoing())
             kind, received = await self.read()
             if kind in ("failed", "lease_ended"):
                 failed(span, received.error)

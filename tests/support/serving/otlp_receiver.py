@@ -13,6 +13,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ReceivedSpan:
     trace_id: str = ""
     span_id: str = ""
     parent_id: str = ""
+    kind: str = ""
     start: float = 0.0
     end: float = 0.0
     has_failed: bool = False
@@ -144,6 +146,7 @@ def _received_span(span: Any, service: str, version: str) -> ReceivedSpan:
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),
+        kind=Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
         start=span.start_time_unix_nano / 1e9,
         end=span.end_time_unix_nano / 1e9,
         has_failed=span.status.code == 2,
