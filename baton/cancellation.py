@@ -7,6 +7,13 @@ from typing import Any, NoReturn, TypeVar, overload
 _Result = TypeVar("_Result")
 
 
+def is_task_cancelled() -> bool:
+    """Returns whether the current task is being cancelled. If not, an `asyncio.CancelledError` is
+    of the call that it reads: `grpc.aio` raises the same for both."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 @overload
 async def run_until(
     work: Coroutine[Any, Any, _Result], stop: Coroutine[Any, Any, NoReturn]

@@ -9,11 +9,14 @@ another one; of several routers the first that answers is used. No other call is
 The two clients differ only in how they wait.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 import grpc
 
+from baton.cancellation import is_task_cancelled
 from baton.client import rpcs
 from baton.client.connections import AsyncConnections, BlockingConnections, Connections
 from baton.client.generation import AsyncGeneration, Calls, Generation
@@ -44,7 +47,7 @@ from baton.client.types import (
     Worker,
 )
 from baton.client.wire import generate_request
-from baton.errors import InvalidArgumentError
+from baton.errors import BatonError, CancelledError, InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.tls import Tls
 
@@ -141,7 +144,8 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
 
         def open_attempt(attempt: CallAttempt) -> Any:
             call = self._connections[attempt.router].inference.Generate
-            return call(attempt.request, **self._options(attempt.timeout, metadata))
+            with self._cancelled_by_close():
+                return call(attempt.request, **self._options(attempt.timeout, metadata))
 
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
@@ -151,6 +155,20 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
             1 if params is None else params.n,
             Calls(resumption, open_attempt) if self._resume else None,
         )
+
+    @contextmanager
+    def _cancelled_by_close(self) -> Iterator[None]:
+        """Raises `CancelledError` for a call on connections that were closed, for which gRPC has
+        errors of several types."""
+        try:
+            yield
+        except (BatonError, grpc.RpcError):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            is_of_task = isinstance(error, asyncio.CancelledError) and is_task_cancelled()
+            if is_of_task or not self._routers.is_closed:
+                raise
+            raise CancelledError("the client is closed") from error
 
     def _options(self, timeout: float, metadata: Metadata = ()) -> dict[str, Any]:
         """Returns the options of a call on a stub. With several routers none waits for one of them;
@@ -191,7 +209,8 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections and ends every generation on them. Idempotent."""
+        """Closes the connections. Calls and generations in progress, and later ones, raise
+        `CancelledError`. Idempotent."""
         self._routers.is_closed = True
         self._connections.close()
 
@@ -263,7 +282,8 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         while True:
             call = rpc.method(self._connections[failover.router])
             try:
-                return rpc.parse(call(request, **self._options(self._timeout)))
+                with self._cancelled_by_close():
+                    return rpc.parse(call(request, **self._options(self._timeout)))
             except grpc.RpcError as error:
                 failover.advance(error)
 
@@ -281,7 +301,8 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections and ends every generation on them. Idempotent."""
+        """Closes the connections. Calls and generations in progress, and later ones, raise
+        `CancelledError`. Idempotent."""
         self._routers.is_closed = True
         await self._connections.close()
 
@@ -351,7 +372,8 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         while True:
             call: Any = rpc.method(self._connections[failover.router])
             try:
-                return rpc.parse(await call(request, **self._options(self._timeout)))
+                with self._cancelled_by_close():
+                    return rpc.parse(await call(request, **self._options(self._timeout)))
             except grpc.RpcError as error:
                 failover.advance(error)
 

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 import grpc
 
+from baton.cancellation import is_task_cancelled
 from baton.client.progress import Progress
 from baton.client.resume import CallAttempt, Resumption
 from baton.client.types import Accepted, Chunk, Completion, Finished, TokenLogprobs
@@ -87,6 +88,14 @@ class _BaseGeneration(Generic[_AnyCall, _Event]):
             raise self._progress.fail(error_of(error)) from error
         return attempt.pause, partial(calls.open, attempt)
 
+    def _reopen(self, open_call: Callable[[], _AnyCall]) -> None:
+        """Opens the next call. Raises `CancelledError` if the client was closed meanwhile."""
+        try:
+            self._call = open_call()
+        except CancelledError as error:
+            self._progress.fail(error)
+            raise
+
 
 class Generation(_BaseGeneration[Call, threading.Event], Iterator[Chunk]):
     """Running generation: iterate over its chunks. Leaving its `with` block early cancels it.
@@ -148,7 +157,7 @@ class Generation(_BaseGeneration[Call, threading.Event], Iterator[Chunk]):
             pause, open_call = self._next_call(error)
             if self._cancelled.wait(pause):
                 raise self._progress.fail(CancelledError(_CANCELLED)) from error
-            self._call = open_call()
+            self._reopen(open_call)
             if self._cancelled.is_set():  # by another thread meanwhile
                 self._call.cancel()
 
@@ -214,10 +223,8 @@ class AsyncGeneration(_BaseGeneration[AsyncCall, asyncio.Event], AsyncIterator[C
             self._progress.check_complete()
             raise
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_task_cancelled():
                 raise
-            # Raised by grpc.aio when the call, not the task, was cancelled.
             raise self._progress.fail(CancelledError(_CANCELLED)) from None
         except grpc.RpcError as error:
             pause, open_call = self._next_call(error)
@@ -226,4 +233,4 @@ class AsyncGeneration(_BaseGeneration[AsyncCall, asyncio.Event], AsyncIterator[C
                     await self._cancelled.wait()
             if self._cancelled.is_set():
                 raise self._progress.fail(CancelledError(_CANCELLED)) from error
-            self._call = open_call()
+            self._reopen(open_call)

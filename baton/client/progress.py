@@ -103,6 +103,15 @@ class Progress:
             self.prompt_logprobs.clear()  # they are sent again, from the first one on
 
     def add(self, event: pb.GenerateResponse) -> None:
+        """Adds an event. Raises `InternalError` for one that contradicts those before it, which
+        ends the generation."""
+        try:
+            self._add(event)
+        except InternalError as error:
+            self.fail(error)
+            raise
+
+    def _add(self, event: pb.GenerateResponse) -> None:
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self.accepted, self.is_accepted = accepted_of(event.accepted), True

@@ -231,11 +231,21 @@ def test_generation_raises_deadline_exceeded(client, router):
         client.generate("Hi", timeout=0.2).text()
 
 
-@pytest.mark.parametrize("script", [[], [accepted()], [tokens(0, [1], "x"), finished()]])
+@pytest.mark.parametrize(
+    "script",
+    [
+        [],
+        [accepted()],
+        [tokens(0, [1], "x"), finished()],
+        [accepted(), tokens(1, [6], "x"), tokens(0, [5], "y"), finished()],
+    ],
+)
 def test_generation_fails_when_the_stream_breaks_its_contract(client, router, script):
     router.script = script
-    with pytest.raises(errors.InternalError):
-        client.generate("Hi").text()
+    generation = client.generate("Hi")
+    for _ in range(2):  # reading on makes no answer of the rest
+        with pytest.raises(errors.InternalError):
+            generation.text()
 
 
 def test_leaving_a_generation_early_cancels_the_request(client, router):

@@ -1,5 +1,7 @@
 """A generation whose router is lost, seen by its reader and by the routers."""
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -263,6 +265,42 @@ async def test_closed_client_does_not_resume(router):
         with pytest.raises(errors.CancelledError):
             next(other)
     assert len(router.requests) == 2
+
+
+@pytest.mark.parametrize("call", [lambda c: c.generate("Hi"), lambda c: c.get_model()])
+async def test_closed_client_cancels_calls(address, call):
+    blocking, client = Client(address), AsyncClient(address)
+    blocking.close()
+    with pytest.raises(errors.CancelledError, match="client is closed"):
+        call(blocking)
+    await client.close()
+    with pytest.raises(errors.CancelledError, match="client is closed"):
+        await call(client)
+
+
+async def test_close_cancels_an_async_call_in_progress():
+    client = AsyncClient(f"127.0.0.1:{free_port()}", wait_for_ready=True)
+    asking = asyncio.create_task(client.get_model())
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(errors.CancelledError):
+        await asking
+
+
+async def test_close_ends_a_generation_that_looks_for_a_router():
+    dying = FakeRouter()
+    dying.script = HALF
+    with running(dying) as address:
+        client, blocking = AsyncClient(address), Client(address)
+        generation, other = client.generate("Hi"), blocking.generate("Hi")
+        await anext(generation)
+        await asyncio.to_thread(next, other)
+    reading = [asyncio.create_task(generation.text()), asyncio.to_thread(other.text)]
+    ends = asyncio.gather(*reading, return_exceptions=True)
+    await asyncio.sleep(0.5)  # pauses between two attempts are longer by now
+    blocking.close()
+    await client.close()
+    assert [type(error) for error in await ends] == [errors.CancelledError] * 2
 
 
 async def test_cancel_ends_a_generation_that_looks_for_a_router():

@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 
+from baton.cancellation import is_task_cancelled
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
@@ -363,8 +364,7 @@ class Fleet:
                 if member.is_serving:
                     member.circuit.probe_succeeded()
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():  # this task is cancelled, not only the call
+            if is_task_cancelled():
                 raise
             return True
         finally:

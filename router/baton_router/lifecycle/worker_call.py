@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from opentelemetry.trace import SpanKind
 
+from baton.cancellation import is_task_cancelled
 from baton.errors import (
     BatonError,
     DeadlineExceededError,
@@ -73,8 +74,7 @@ class WorkerCall:
         except grpc.aio.AioRpcError as error:
             return self._cancelled() if is_cancelled_here(error) else self._classify(error)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_task_cancelled():
                 raise
             return self._cancelled()
         if message is grpc.aio.EOF:
