@@ -277,6 +277,11 @@ class AsyncEngine:
         if self._streams.pop(request_id, None) is not None:
             self.submit(lambda: self.engine.abort(request_id))
 
+    def free(self, request_id: str) -> None:
+        """Ends the sequences of an open stream and frees their blocks; none but an error follows in
+        the stream. Idempotent."""
+        self.submit(lambda: self.engine.abort(request_id))
+
     def end_sequence(self, request_id: str, index: int) -> None:
         """Ends one of several sequences of a request; the others continue. Idempotent.
 

@@ -41,7 +41,8 @@ class LeaseRetention:
         Raises the reason if the lease breaks, or `UnavailableError` after the time limit."""
         try:
             if await run_until(self._reclaims(engine, lease), stream.failure()):
-                await lease.claimed()
+                await run_until(lease.claimed(), stream.failure())
+                engine.close_stream(request.request_id)  # the next one has its id
                 await run_until(self._compute_again(engine, request, lease, token), lease.over())
             else:
                 await run_until(lease.over(), stream.failure())
@@ -85,5 +86,5 @@ class LeaseRetention:
             async for updates in stream.updates():
                 last = updates[-1]
                 lease.advance(last.block_ids, last.num_computed_tokens // lease.blocks.block_size)
-            lease.complete(token, lambda: engine.close_stream(request.request_id))
+            lease.complete(token, lambda: engine.free(request.request_id))
             await run_until(lease.over(), stream.failure())

@@ -85,7 +85,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             resumes = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
             is_handed_over = resumes and request.decode_worker
             if is_handed_over:
-                lease.complete(token, lambda: engine.close_stream(wanted.request_id))
+                lease.complete(token, lambda: engine.free(wanted.request_id))
             yield _result(token, last, engine.work_done)
             if is_handed_over:
                 await self._lease_retention.until_released(engine, stream, wanted, lease, token)

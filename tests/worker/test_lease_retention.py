@@ -3,9 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
+import grpc
 import pytest
 
-from baton.errors import UnavailableError
+from baton.errors import CancelledError, UnavailableError
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
@@ -58,6 +59,23 @@ async def test_lease_reclaim_frees_workers_waiting_for_each_other(checkpoint, fa
         assert [r.WhichOneof("event") for r in answers[1].prefill] == ["released"]
 
 
+async def test_reclaimed_prompt_can_be_aborted(checkpoint):
+    async with pair_of(checkpoint("llama"), num_blocks=10) as pair:
+        first, second = (pair.prefill_request(prompt_of(100, seed=i), GREEDY) for i in (1, 2))
+        awaited = pair.decode_request(prompt_of(100, seed=1), GREEDY, first.lease_id)
+        decoding = pair.to_decode.Generate(awaited, timeout=TIMEOUT)
+        await decoding.read()
+        reclaimed = pair.to_prefill.Prefill(second, timeout=TIMEOUT)
+        while (await reclaimed.read()).WhichOneof("event") != "result":
+            pass
+        await rest_of(pair.to_prefill.Prefill(first, timeout=TIMEOUT))
+        await pair.prefill_admin.Abort(admin_pb2.AbortRequest(request_id=second.request_id))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rest_of(reclaimed)
+        assert isinstance(error_of(caught.value), CancelledError)
+        await rest_of(decoding)
+
+
 @pytest.mark.parametrize("num_turns", range(7))
 async def test_claim_during_a_reclaim_gets_the_lease_or_waits(num_turns):
     """The claim comes so many turns of the event loop after the deadlock is found."""
@@ -80,9 +98,11 @@ async def test_claim_during_a_reclaim_gets_the_lease_or_waits(num_turns):
             after(num_turns)
         return SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
 
-    engine = SimpleNamespace(num_looks=0, num_steps=5, stats=stats)
+    engine = SimpleNamespace(
+        num_looks=0, num_steps=5, stats=stats, close_stream=lambda _request_id: None
+    )
     stream = SimpleNamespace(failure=asyncio.Event().wait)
-    request = SimpleNamespace(params=SamplingParams())
+    request = SimpleNamespace(request_id="r", params=SamplingParams())
     with (
         table.open(others, BlockRange(4, 4)) as awaited,
         table.open(own, BlockRange(4, 4)) as lease,
