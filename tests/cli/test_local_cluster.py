@@ -31,7 +31,7 @@ def test_local_cluster_starts_serves_and_cleans_up() -> None:
             assert client.get_model().name == "tiny"
             assert client.get_load().state == "ready"
             began = time.monotonic()
-            with pytest.raises(UnavailableError, match="no prefill worker is known"):
+            with pytest.raises(UnavailableError, match="no decode worker is known"):
                 client.generate("a").text()
             assert time.monotonic() - began < 1.0
         folder, pids = router.log_path.parent, [router.pid, cluster.redis.pid]

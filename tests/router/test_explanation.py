@@ -146,7 +146,11 @@ def test_placer_keeps_earlier_decision_until_the_cluster_changes():
     assert placer.decision_of("r") is admitted_by
     assert placer.place(work("another"), earlier=admitted_by).inputs.request_id == "another"
     without = placer.place(work("r"), refused={"holder"}, earlier=admitted_by)
-    assert [c.worker for c in without.inputs.candidates] == ["decode"]
+    assert [c.excluded for c in without.inputs.candidates] == ["refused the request", ""]
+    neither = placer.place(work("r"), refused={"holder", "decode"})
+    assert (
+        neither.why_none == why(neither) == ("no decode worker can take work: refused the request")
+    )
     cluster.workers[0] = replace(HOLDER, num_queued_tokens=1)
     decision = placer.place(work("r"), earlier=admitted_by)
     assert decision.inputs.candidates[0].num_queued_tokens == 1

@@ -23,7 +23,7 @@ from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 from baton_router.placement.decision import Decision, PlacementInputs, Rules
-from baton_router.placement.placement import Placement, why_none
+from baton_router.placement.placement import Placement
 from baton_simulator.admission import AdmissionController
 from baton_simulator.clock import Clock
 from baton_simulator.engine import SimulatedEngine
@@ -290,7 +290,7 @@ class Cluster:
             decision = self._decide(job, recovery.refused)
             placement = decision.placement
             if placement is None:
-                nobody = UnavailableError(why_none(list(decision.inputs.candidates)))
+                nobody = UnavailableError(decision.why_none)
                 recovery.after(AttemptFailure(FailureKind.NOBODY, nobody), 0)
                 continue
             try:

@@ -23,7 +23,7 @@ from baton_router.lifecycle.answer import Answer
 from baton_router.lifecycle.attempt import Attempt, Event
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.placement.decision import Decision
-from baton_router.placement.placement import Placement, why_none
+from baton_router.placement.placement import Placement
 from baton_router.placement.placer import Placer
 from baton_router.request import Request
 from baton_router.telemetry import request_trace
@@ -126,8 +126,7 @@ class RequestLifecycle:
             work, recovery.refused, recovery.broken, recovery.preempted_by, self._decision
         )
         if decision.placement is None:
-            reason = why_none(list(decision.inputs.candidates))
-            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(reason))
+            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(decision.why_none))
         return Attempt(
             work,
             self._fleet,

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from baton_router.failure import Pair
 from baton_router.fleet.candidate import Candidate
-from baton_router.placement.placement import Placement, has_version_gap, place, place_again
+from baton_router.placement.placement import (
+    Placement,
+    has_version_gap,
+    place,
+    place_again,
+    why_none,
+)
 from baton_router.placement.policy import Policy, PolicyName, alone_policy_named, policy_named
 
 
@@ -70,6 +76,10 @@ class Rules:
         has_to = has_version_gap(inputs.candidates)
         return alone or policy_named(self.policy) if has_to else None
 
+    def why_none(self, inputs: PlacementInputs) -> str:
+        """Returns the reason why no worker can take the request, as a sentence."""
+        return why_none(inputs.candidates, needs_prefill=self._alone(inputs) is None)
+
     def decide_again(self, inputs: PlacementInputs, decode: str) -> str | None:
         """Returns the decode worker to continue a request that runs on `decode`, or None."""
         return place_again(
@@ -91,3 +101,8 @@ class Decision:
     rules: Rules
     inputs: PlacementInputs
     placement: Placement | None
+
+    @property
+    def why_none(self) -> str:
+        """Reason why no worker can take the request, as a sentence, where `placement` is None."""
+        return self.rules.why_none(self.inputs)

@@ -9,7 +9,6 @@ from baton_router.placement.placement import (
     Scored,
     has_version_gap,
     ready_versions,
-    why_none,
 )
 
 Choice = tuple[Scored, ...]
@@ -24,7 +23,7 @@ def why(decision: Decision) -> str:
     """Returns the reason why the chosen workers won, and by how much, or why no worker can."""
     placement, inputs = decision.placement, decision.inputs
     if placement is None:
-        return why_none(list(inputs.candidates))
+        return decision.why_none
     return " ".join((_why_chosen(decision, placement), *_of_versions(inputs)))
 
 

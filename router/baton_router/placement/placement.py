@@ -136,9 +136,11 @@ def has_version_gap(candidates: Collection[Candidate]) -> bool:
     return bool(prefills and decodes) and prefills.isdisjoint(decodes)
 
 
-def why_none(candidates: list[Candidate]) -> str:
-    """Returns the reason why no placement is possible, as a sentence."""
-    for role in ("prefill", "decode"):
+def why_none(candidates: Collection[Candidate], *, needs_prefill: bool = True) -> str:
+    """Returns the reason why no placement is possible, as a sentence. `needs_prefill`: a decode
+    worker alone may not serve the request."""
+    roles: tuple[Role, ...] = ("prefill", "decode") if needs_prefill else ("decode",)
+    for role in roles:
         reasons = {c.excluded for c in candidates if c.role == role}
         if not reasons:
             return f"no {role} worker is known"

@@ -111,12 +111,17 @@ class Placer:
     ) -> PlacementInputs:
         token_ids = work.token_ids
         known = self._fleet.candidates(token_ids, work.request.tenant.salt)
-        candidates = [c for c in known if c.worker not in refused]
+        candidates = [
+            _without(c, "refused the request") if c.worker in refused else c for c in known
+        ]
         needs_prefill = work.params.prompt_logprobs is not None
         if not needs_prefill:  # prompt log-probabilities need the whole prompt computed
             candidates = with_sources(candidates)
         if preempted_by:
-            candidates = [_passed_over(c) if c.worker == preempted_by else c for c in candidates]
+            reason = "gave the request back"
+            candidates = [
+                _without(c, reason) if c.worker == preempted_by else c for c in candidates
+            ]
         return PlacementInputs(
             work.request.request_id,
             len(token_ids),
@@ -147,5 +152,5 @@ def _path(decision: Decision) -> str:
     return "handoff" if decision.placement.prefill else "decode_alone"
 
 
-def _passed_over(candidate: Candidate) -> Candidate:
-    return replace(candidate, excluded=candidate.excluded or "gave the request back")
+def _without(candidate: Candidate, reason: str) -> Candidate:
+    return replace(candidate, excluded=candidate.excluded or reason)
