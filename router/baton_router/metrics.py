@@ -113,6 +113,11 @@ class RouterMetrics:
             ("way",),
         )
         yield counter(
+            "baton_unrecorded_placements_total",
+            "Entries dropped from the record of placements, where the disk is full or slow.",
+            self._placer.num_unrecorded,
+        )
+        yield counter(
             "baton_setbacks_total",
             "Failed attempts of requests that have ended: refused by a worker, worker lost or "
             "silent, handoff broken, no worker available, preempted by its worker.",

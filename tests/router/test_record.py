@@ -13,11 +13,13 @@ from baton.cluster.prefix import hash_chain
 from baton.errors import InvalidArgumentError, NotFoundError
 from baton_router.fleet.candidate import Candidate
 from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.placement.placer import Placer
 from baton_router.placement.policy import POLICY_NAMES
 from baton_router.placement.record.record_file import RecordFile
 from baton_router.placement.record.record_format import RecordReader, decision_line, header_line
 from baton_router.placement.record.recorder import Recorder
 from baton_router.placement.record.replay import read_record, replay
+from tests.support.router.scripted import FakeFleet
 from tests.support.strategies import clusters, request_ids
 from tests.support.waiting import wait_until
 
@@ -207,3 +209,12 @@ def test_record_reader_names_other_version_and_missing_file(tmp_path):
         list(read_record(tmp_path / "r"))
     with pytest.raises(NotFoundError, match="nothing"):
         list(read_record(tmp_path / "nothing"))
+
+
+def test_placer_counts_entries_dropped_after_stop(tmp_path):
+    record = recorder(tmp_path / "r")
+    record.stop()
+    record.decided(decided("late"), list)
+    record.ended("late", 5)
+    placer = Placer(FakeFleet([]), recorder=record)  # type: ignore[arg-type]
+    assert placer.num_unrecorded == 2

@@ -42,6 +42,11 @@ class Placer:
         self.num_placed: Counter[str] = Counter()
         self._remembered: OrderedDict[tuple[str, str], Decision] = OrderedDict()
 
+    @property
+    def num_unrecorded(self) -> int:
+        """Entries that the recorder has dropped."""
+        return 0 if self._recorder is None else self._recorder.num_lost
+
     def place(
         self,
         work: Work,

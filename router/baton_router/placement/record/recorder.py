@@ -4,6 +4,7 @@ Entries that cannot be written, because the disk is full or slow, are dropped an
 record resumes in a new file once the disk accepts writes again.
 """
 
+import contextlib
 import errno
 import logging
 import queue
@@ -80,7 +81,7 @@ class Recorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Writes queued entries, for up to twice `_STOP_SECONDS`. Later entries are ignored."""
+        """Writes queued entries, for up to twice `_STOP_SECONDS`. Later entries are dropped."""
         self._is_stopping = True
         try:
             self._entries.put(None, timeout=_STOP_SECONDS)
@@ -97,11 +98,11 @@ class Recorder:
         self._put(_Ended(self._clock(), request_id, num_output_tokens))
 
     def _put(self, entry: _Decided | _Ended) -> None:
-        try:
+        with contextlib.suppress(queue.Full):
             if not self._is_stopping:
                 self._entries.put_nowait(entry)
-        except queue.Full:
-            self.num_lost += 1
+                return
+        self.num_lost += 1
 
     # Methods of the thread.
 
