@@ -69,3 +69,11 @@ def test_quota_of_idle_tenant_saves_no_more_than_burst():
     quotas.enter("a", 3000)
     quotas.leave("a", 0)
     assert quotas.seconds_until_available("a") == pytest.approx(20.0)
+
+
+def test_quotas_keep_nothing_of_tenants_that_only_asked():
+    quotas = Quotas(default=Quota(max_concurrent=1, tokens_per_second=1.0))
+    for number in range(100):
+        assert quotas.is_admissible(f"tenant {number}")
+        assert quotas.seconds_until_available(f"tenant {number}") == 0.0
+    assert not quotas._usages

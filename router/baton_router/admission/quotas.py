@@ -134,22 +134,20 @@ class Quotas:
 
     def enter(self, tenant: str, num_prompt_tokens: int) -> None:
         """Counts a request of the tenant as in flight and charges its prompt tokens."""
-        usage = self._usage(tenant)
+        usage = self._usages[tenant] = self._usage(tenant)
         usage.num_in_flight += 1
         usage.charge(num_prompt_tokens)
 
     def leave(self, tenant: str, num_output_tokens: int) -> None:
         """Counts a request of the tenant as ended and charges its output tokens."""
-        usage = self._usage(tenant)
+        usage = self._usages[tenant]
         usage.num_in_flight -= 1
         usage.charge(num_output_tokens)
         if not usage.num_in_flight and self.of(tenant).tokens_per_second is None:
             del self._usages[tenant]
 
     def _usage(self, tenant: str) -> _Usage:
-        if tenant not in self._usages:
-            self._usages[tenant] = _Usage(self.of(tenant), self._clock)
-        return self._usages[tenant]
+        return self._usages.get(tenant) or _Usage(self.of(tenant), self._clock)
 
 
 _WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute"}
