@@ -11,6 +11,7 @@ import string
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from baton.engine.grammar.state import CompiledGrammar, GrammarState
 from baton.engine.grammar.vocabulary import Mask, is_allowed, mask_words
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from tests.support.waiting import wait_until
 
 FOLDER = Path(baton.models.locate("tiny"))
 VOCAB_SIZE = 3072
@@ -781,6 +783,21 @@ def test_killed_trial_process_is_replaced(new_compiler):
     process._popen.wait()
     compiler.compile(Grammar(REGEX, "b"))
     assert compiler._trials._running != [process]
+
+
+def test_trial_killed_for_lack_of_memory_is_not_final(new_compiler):
+    """As the system does with the largest process where no memory is left."""
+    compiler = new_compiler(limits=GrammarLimits(time_s=60.0, memory_bytes=4 << 30))
+    compiler.compile(Grammar(REGEX, "warm"))
+    (process,) = compiler._trials._running
+    grammar, judge = HOSTILE["disjoint patterns"], psutil.Process(process._popen.pid)
+    with ThreadPoolExecutor(1) as thread:
+        compiling = thread.submit(compiler.compile, grammar)
+        wait_until(judge.children)
+        judge.children()[0].kill()
+        with pytest.raises(InvalidArgumentError, match="no memory was left"):
+            compiling.result()
+    assert grammar not in compiler._cache
 
 
 def test_trial_processes_end_with_their_compiler(rng):

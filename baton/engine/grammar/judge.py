@@ -140,6 +140,8 @@ def _fork(
         return fields
     if status == -signal.SIGALRM:
         return {"problem": _too_long(limits), "is_final": False}
+    if status == -signal.SIGKILL:  # by the OOM killer: a matter of the machine
+        return {"problem": "could not be tried out: no memory was left", "is_final": False}
     if status in (-signal.SIGSEGV, -signal.SIGBUS):
         return {"problem": "is nested too deeply"}
     return {"problem": _too_big(limits)}
