@@ -79,7 +79,6 @@ class WorkerMetrics:
             return
         engine = self._worker.engine
         stats, done, spent = engine.stats(), engine.work_done, engine.time_spent
-        num_recomputed = stats.num_preemptions - stats.num_swaps - stats.num_returns
         totals: Totals = {
             _STEPS: {(): done.num_steps},
             _STEP_TOKENS: {
@@ -94,7 +93,7 @@ class WorkerMetrics:
             _HITS: {("local",): stats.num_hit_tokens, ("external",): stats.num_pulled_tokens},
             _LOOKUPS: {(): stats.num_prompt_tokens},
             _PREEMPTIONS: {
-                ("recompute",): num_recomputed,
+                ("recompute",): stats.num_recomputes,
                 ("swap",): stats.num_swaps,
                 ("return",): stats.num_returns,
             },

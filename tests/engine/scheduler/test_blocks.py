@@ -143,7 +143,7 @@ def test_prefill_keeps_its_reserved_blocks():
     harness.add(request("other", [7] * 13, max_tokens=1))
     while "p" in harness.live:
         harness.step()
-    assert harness.kept["p"].request.sequences[0].num_preemptions == 0
+    assert harness.kept["p"].request.sequences[0].num_interruptions == 0
     harness.run()
     assert "other" in harness.live
     harness.release("p")

@@ -68,7 +68,7 @@ def test_policy_preempts_the_lowest_ranked_request(policy, victim):
     harness.add(request("a", [1] * 7, priority=1), request("b", [2] * 7, priority=0))
     sequences = {name: harness.live[name].request.sequences[0] for name in "ab"}
     harness.run()
-    assert {name for name, s in sequences.items() if s.num_preemptions} == {victim}
+    assert {name for name, s in sequences.items() if s.num_interruptions} == {victim}
 
 
 def test_skipped_request_runs_on_budget_freed_in_the_same_step():

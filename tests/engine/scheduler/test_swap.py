@@ -1,8 +1,15 @@
 """Swap of blocks to host memory and back."""
 
+import sys
+from itertools import count
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import KvSource
 from tests.support.scheduler.fakes import cache_group
@@ -266,3 +273,32 @@ def test_swap_needs_a_host_pool_in_every_group():
     harness.run()
     stats = harness.scheduler.stats()
     assert (stats.num_preemptions > 0, stats.num_swaps) == (True, 0)
+
+
+def stats_amid_swap(line: int) -> tuple[Harness, SchedulerStats]:
+    """The counts as another thread reads them, while a step swaps at this line of the reading."""
+    harness = swapping(prefix_caching=False)
+    two(harness)
+    lines = iter(range(line))
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and next(lines, None) is None:
+            sys.settrace(None)
+            frame.f_trace = None
+            step_until_swapped(harness)
+        return trace
+
+    sys.settrace(lambda frame, *_: trace if frame.f_code is Scheduler.stats.__code__ else None)
+    try:
+        return harness, harness.scheduler.stats()
+    finally:
+        sys.settrace(None)
+
+
+def test_stats_count_no_more_swaps_than_preemptions():
+    for line in count():
+        harness, stats = stats_amid_swap(line)
+        assert stats.num_swaps <= stats.num_preemptions
+        if not harness.scheduler.stats().num_swaps:  # it has fewer lines
+            assert line > 10
+            return

@@ -581,7 +581,7 @@ class Harness:
         if self.config.policy == "prefill-first" or not plan.new_slots:
             return  # decodes take blocks after what is new
         last = plan.new_slots[-1]
-        is_fork = last.index > last.request.sequence_index and not last.num_preemptions
+        is_fork = last.index > last.request.sequence_index and not last.num_interruptions
         runs = SequenceStatus.RUNNING
         others = num_running or any(s.status is runs for s in plan.new_slots[:-1])
         if others and not is_fork and len(last.request.sequences) == 1:
@@ -605,7 +605,7 @@ class Harness:
             each = expected.request
             if each.purpose is Purpose.PREFILL and each.kv_source is KvSource.LOCAL:
                 # One that got nothing from elsewhere went back to those that wait, once.
-                assert all(s.num_preemptions == expected.has_failed for s in each.sequences)
+                assert all(s.num_interruptions == expected.has_failed for s in each.sequences)
 
     def _note_command(self) -> None:
         self._was_idle, self._num_idle_steps = False, 0

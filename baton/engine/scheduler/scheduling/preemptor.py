@@ -26,14 +26,13 @@ class Preemptor:
     """Preemptor: frees blocks for sequences by preempting those of lower rank. Admits nothing.
 
     Attributes:
-        num_preemptions, num_swaps, num_returns: sequences since the start; swapped and returned
-            ones count as preemptions too.
+        num_recomputes, num_swaps, num_returns: sequences preempted since the start, by mode.
     """
 
     def __init__(
         self, config: SchedulerConfig, states: RequestStates, costs: PreemptionCosts
     ) -> None:
-        self.num_preemptions = 0
+        self.num_recomputes = 0
         self.num_swaps = 0
         self.num_returns = 0
         self._config = config
@@ -82,7 +81,6 @@ class Preemptor:
         for sequence in together:
             step.remove(sequence)
         step.preempted += [(s.request.request_id, mode) for s in together]
-        self.num_preemptions += len(together)
         match mode:
             case Preemption.SWAP:
                 self.num_swaps += len(together)
@@ -91,6 +89,7 @@ class Preemptor:
                 self.num_returns += 1
                 self._states.return_to_router(victim)
             case _:
+                self.num_recomputes += len(together)
                 for sequence in together:
                     self._states.requeue(sequence)
 

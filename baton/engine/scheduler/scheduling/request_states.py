@@ -116,7 +116,7 @@ class RequestStates:
         self.kv.free(sequence)
         self._release_slot(sequence)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_preemptions += 1
+        sequence.num_interruptions += 1
         self.preempted.push(sequence)
 
     def swap_out(self, sequences: list[Sequence]) -> None:
@@ -125,7 +125,7 @@ class RequestStates:
         for sequence in sequences:
             self._release_slot(sequence)
             sequence.status = SequenceStatus.SWAPPED
-            sequence.num_preemptions += 1
+            sequence.num_interruptions += 1
         self.swapped.append(sequences)
         self.swapped.sort(key=lambda group: order_of(group[0]))
 
@@ -182,7 +182,7 @@ class RequestStates:
         was_computed = reason not in (FinishReason.ABORTED, FinishReason.FAILED)
         is_kept = request.purpose is Purpose.PREFILL and was_computed
         if status is SequenceStatus.WAITING:
-            (self.preempted if sequence.num_preemptions else self.waiting).leave()
+            (self.preempted if sequence.num_interruptions else self.waiting).leave()
         elif status is SequenceStatus.SWAPPED:
             self.kv.swap.drop(sequence)
             self._leave_swapped(sequence)

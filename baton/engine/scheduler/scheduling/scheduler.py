@@ -359,7 +359,7 @@ class Scheduler:
             num_cached_blocks=sum(pool.num_cached_blocks for pool in pools),
             num_blocks=sum(pool.num_blocks for pool in pools),
             num_step_tokens=self._num_step_tokens,
-            num_preemptions=preemptor.num_preemptions,
+            num_recomputes=preemptor.num_recomputes,
             num_swaps=preemptor.num_swaps,
             num_returns=preemptor.num_returns,
             num_hit_tokens=admission.num_hit_tokens,

@@ -18,7 +18,7 @@ class SchedulerStats:
     num_cached_blocks: int
     num_blocks: int
     num_step_tokens: int
-    num_preemptions: int
+    num_recomputes: int
     num_swaps: int
     num_returns: int
     num_hit_tokens: int
@@ -27,3 +27,9 @@ class SchedulerStats:
     num_accepted_tokens: int
     num_computed_tokens: int
     num_pulled_tokens: int
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preempted sequences: recomputed, swapped and returned ones. The counts are read while the
+        engine's thread changes them; none of these sums can be less than an earlier one."""
+        return self.num_recomputes + self.num_swaps + self.num_returns

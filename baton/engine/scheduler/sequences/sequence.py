@@ -201,6 +201,8 @@ class Sequence:
         block_hashes: the chain hashes of the leading full blocks, as far as known.
         num_committed_blocks: leading blocks that were committed to the prefix cache.
         num_cached_tokens: tokens found in the prefix cache when it was first scheduled.
+        num_interruptions: times it lost its slot before its end: it was preempted, or its external
+            KV did not come.
         shares_tail: its last block may have other holders: copy on write.
         num_reserved: per group, free blocks reserved for it beyond the blocks that it holds.
         host_block_ids: per group, the host blocks of its KV while it is swapped.
@@ -223,7 +225,7 @@ class Sequence:
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     num_cached_tokens: int | None = None
-    num_preemptions: int = 0
+    num_interruptions: int = 0
     shares_tail: bool = False
     num_trimmed: list[int] = field(default_factory=list)
     num_reserved: list[int] | None = None
