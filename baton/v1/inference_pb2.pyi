@@ -833,7 +833,9 @@ class GetModelResponse(_message.Message):
     has_chat_template: _builtins.bool
     """True if the checkpoint has a chat template, so that `GenerateRequest.chat` works."""
     fingerprint: _builtins.str
-    """Fingerprint that workers must share to exchange blocks, in hex."""
+    """Fingerprint that workers must share to exchange blocks, in hex. Where serving workers differ, as
+    during an upgrade, all of theirs in order, with commas between. Empty if no worker serves.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of the end-of-sequence tokens, at which generation ends."""

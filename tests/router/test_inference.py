@@ -1,8 +1,24 @@
 """Every part of the router that a request went through is told of its end, however it ends."""
 
-from baton_router.admission.quotas import Quota
-from tests.support.router.front import front_of
-from tests.support.router.scripted import READY, decode, finished, prefill_behind, tokens
+import asyncio
+import time
+from contextlib import aclosing
+from types import SimpleNamespace
+
+from baton.client.wire import generate_request
+from baton.sampling import SamplingParams
+from baton.serving.deadline import Deadline
+from baton_router.admission.quotas import Quota, Quotas
+from tests.support.router.front import front_of, routes_to
+from tests.support.router.scripted import (
+    READY,
+    FakeFleet,
+    card,
+    decode,
+    finished,
+    prefill_behind,
+    tokens,
+)
 
 ASKED = {"prompt": [5, 6, 7, 8, 9, 10], "max_tokens": 5}
 LIMITS = Quota(tokens_per_minute=12)
@@ -23,3 +39,38 @@ async def test_request_costs_its_prompt_and_the_tokens_it_got():
         response = await front.post("/v1/completions", json=ASKED)
         assert response.json()["error"]["code"] == "rate_limit_exceeded"
         assert 0 < int(response.headers["x-ratelimit-remaining-tokens"]) <= 12 - 8
+
+
+async def test_long_received_output_keeps_the_event_loop_running():
+    """Of 32,000 tokens without text, which are the slowest to decode."""
+    vocabulary = card().tokenizer
+    broken = next(i for i in range(card().vocab_size) if vocabulary.decode([i]) == "�")
+    params = SamplingParams(max_tokens=2000, n=16, temperature=1.0)
+    message = generate_request([5, 6], params, "", "", 0)
+    for _ in range(16):
+        message.continue_from.add(ids=[broken] * 2000)
+    inference, turns = routes_to(FakeFleet([]), card(), Quotas())._inference, []
+
+    async def turn() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0)
+            turns.append(time.perf_counter() - began)
+
+    turning = asyncio.create_task(turn())
+    async with aclosing(inference.generate(message, None, Deadline.after(60.0))) as responses:
+        events = [response.WhichOneof("event") async for response in responses]
+    turning.cancel()
+    assert events.count("finished") == 16
+    assert max(turns) < sum(turns) / 4
+
+
+def test_fingerprint_of_mixed_fleet_lists_those_that_serve():
+    inference = routes_to(FakeFleet([]), card(), Quotas())._inference
+    assert inference.fingerprint == ""
+    serving = [(b"\x0b", True), (b"\x0a", True), (b"\x0b", True), (b"\x0c", False)]
+    inference._fleet.members = [
+        SimpleNamespace(record=SimpleNamespace(fingerprint=fingerprint), is_serving=is_serving)
+        for fingerprint, is_serving in serving
+    ]
+    assert inference.fingerprint == "0a,0b"

@@ -4,9 +4,11 @@ Knows nothing of connections: the service gives the caller and the deadline, and
 generator when the client disconnects.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from baton.errors import UnavailableError
 from baton.serving.coalescer import Coalescer
@@ -34,6 +36,8 @@ from baton_router.telemetry.request_trace import tracing_request
 # Redis does not answer, its clients should rather get an error and try another router.
 _DISCOVERY_SECONDS = 5.0
 
+# Making text of fewer received tokens takes less time than an event loop may stand still.
+_THREAD_FROM_TOKENS = 1000
 
 Observer = Callable[[RequestOutcome], None]
 """Callback that takes the outcome of a request once."""
@@ -82,9 +86,10 @@ class Inference:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the serving workers in hex; empty if no worker serves."""
-        fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
-        return min(fingerprints).hex() if fingerprints else ""
+        """Fingerprint of the serving workers in hex; of several ones each, with commas between;
+        empty if no worker serves."""
+        fingerprints = {m.record.fingerprint.hex() for m in self._fleet.members if m.is_serving}
+        return ",".join(sorted(fingerprints))
 
     async def wait_for_discovery(self, deadline: Deadline) -> None:
         """Waits until the workers are known; raises `DeadlineExceededError`."""
@@ -106,7 +111,7 @@ class Inference:
         ):
             request = await self._read(message, caller, deadline)
             name_request(request.request_id)
-            answer = Answer(request, self.card, arrived, metered.first_token)
+            answer = await self._answer_to(request, arrived, metered.first_token)
             recovery = Recovery(request.request_id, self._budget)
             coalescer = Coalescer(self._coalesce_seconds)
             lifecycle = RequestLifecycle(
@@ -144,6 +149,14 @@ class Inference:
         await self.wait_for_discovery(deadline)
         with stage("tokenize"):
             return await self._intake.read(message, self._fleet.max_model_len, tenant)
+
+    async def _answer_to(
+        self, request: Request, arrived: float, on_first_token: Callable[[float], None]
+    ) -> Answer:
+        """Returns the answer to a request, made in a thread where it begins with many tokens."""
+        make = partial(Answer, request, self.card, arrived, on_first_token)
+        num_received = sum(map(len, request.received))
+        return make() if num_received < _THREAD_FROM_TOKENS else await asyncio.to_thread(make)
 
     async def check(self, message: pb.GenerateRequest, caller: Caller) -> None:
         """Raises what `generate` raises for an invalid request, before any worker is called."""
