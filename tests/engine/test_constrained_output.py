@@ -62,6 +62,7 @@ GRAMMARS = {
         max_tokens=24,
         grammar=Grammar(GrammarKind.EBNF, 'root ::= "a" ("b" | "cd") ("b" | "cd")? "e"'),
     ),
+    "biased": regex(r"[a-e]{4,9}", logit_bias=((68, 3.0), (70, 4.0), (71, -50.0))),
     "free": SamplingParams(max_tokens=24),
 }
 VERBS = ("ran", "sat", "sang")
@@ -192,6 +193,37 @@ def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, 
     if "preemption" in WAYS[way]:
         assert stats.num_preemptions > 0
     assert (stats.num_swaps > 0) == (way == "swapped")
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("turn", mostly_slow(range(20), 0, 1))
+def test_constrained_requests_equal_single_ones_in_random_pools(checkpoints, expected, turn, rng):
+    """Requests come while others run; the pool has room for the largest and little more."""
+    block_size = rng.choice([1, 2, 3, 4, 8])
+    engine = load(
+        checkpoints["tiny"],
+        block_size=block_size,
+        num_blocks=-(-90 // block_size) + rng.choice([0, 1, 3, 10]),
+        max_num_seqs=rng.choice([2, 4, 8]),
+        max_num_batched_tokens=rng.choice([8, 11, 20, 64]),
+        preemption=rng.choice(["recompute", "swap", "auto"]),
+        swap_bytes=rng.choice([0, 2**17, 2**22]),
+        max_drafts=rng.choice([0, 2, 4]),
+        policy=rng.choice(list(POLICIES)),
+        prefix_caching=rng.random() < 0.7,
+        async_scheduling=rng.random() < 0.5,
+    )
+    prompts, updates = prompts_of(engine), {}
+    to_come = sorted(prompts)
+    rng.shuffle(to_come)
+    while to_come or engine.has_work:
+        while to_come and (not engine.has_work or rng.random() < 0.4):
+            key = to_come.pop()
+            engine.add_request(request(key, prompts[key], params_of(key)))
+        for update in engine.step().updates:
+            updates.setdefault(update.request_id, []).append(update)
+        engine.check_integrity()
+    assert {key: output_of(updates[key])[0] for key in prompts} == expected
     assert_idle(engine)
 
 

@@ -1,18 +1,23 @@
 """Assembly of the client's events from the workers', in every order of arrival."""
 
+import random
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from baton.client.progress import Progress
+from baton.client.wire import resumed_request
 from baton.errors import InternalError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
+from baton_router.intake.intake import _ending_of
 from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.client_wire import coalesced
 from baton_router.request import Request
 
 LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
@@ -34,10 +39,12 @@ def answer(**params: object) -> Answer:
     return Answer(Request("r", (5, 6), SamplingParams(**sampled)), card(), 0.0)
 
 
-def tokens(index: int, position: int, letters: str) -> decode_pb2.DecodeGenerateResponse:
+def tokens(
+    index: int, position: int, letters: str, reason: int = 0
+) -> decode_pb2.DecodeGenerateResponse:
     return decode_pb2.DecodeGenerateResponse(
         tokens=decode_pb2.DecodeTokens(
-            sequence_index=index, position=position, token_ids=ids(letters)
+            sequence_index=index, position=position, token_ids=ids(letters), finish_reason=reason
         )
     )
 
@@ -240,6 +247,43 @@ def test_answer_shows_each_token_once_over_many_attempts(letters, cuts, order):
     assert texts(events) == dict(enumerate(letters))
     assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
     assert events[-1].finished.usage.num_output_tokens == sum(map(len, letters))
+
+
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=2),
+    st.sampled_from([LENGTH, END, pb.FINISH_REASON_STOP_TOKEN]),
+    st.lists(st.integers(0, 6), max_size=3),
+    st.randoms(),
+)
+@example(["abc"], END, [1], random.Random(0))
+def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, order):
+    """`losses`: how many messages of each call arrive before its router is lost. The text is held
+    back at its end, as it could begin a stop string."""
+    params = {"temperature": 1.0, "max_tokens": 9, "n": len(letters), "stop": ("czz", "abz")}
+    asked, progress = pb.GenerateRequest(token_ids=pb.TokenIds(ids=(5, 6))), Progress(len(letters))
+    for loss in [*losses, None]:
+        progress.begin_call()
+        resumed = resumed_request(asked, progress.accepted, progress.received).continue_from
+        received = tuple(tuple(sequence.ids) for sequence in resumed)
+        told = tuple(map(_ending_of, resumed))
+        request = Request("r", (5, 6), SamplingParams(**params), 0, received, told)
+        resuming = Answer(request, card(), 0.0)
+        events = [pb.GenerateResponse(accepted=pb.Accepted(request_id="r")), *resuming.conclude()]
+        for index, text in enumerate(letters):
+            at = len(received[index]) if received else 0
+            while at < len(text):
+                size = order.randint(1, len(text) - at)
+                ends = reason if at + size == len(text) else 0
+                events += resuming.on_decode(tokens(index, at, text[at : at + size], ends))
+                at += size
+        for event in list(coalesced(events))[:loss]:
+            progress.add(event)
+        if progress.finished is not None:
+            break
+    completions = progress.completions()
+    assert [completion.text for completion in completions] == letters
+    reasons = {completion.finished.reason.name for completion in completions}
+    assert reasons == {pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_")}
 
 
 def shown_letters(events: list[pb.GenerateResponse], index: int) -> list[int]:

@@ -83,7 +83,12 @@ async def test_coalescer_never_delays_slow_stream(monkeypatch):
 
 
 _EVENTS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["", "ends", "rest"])),
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(1, 3),
+        st.sampled_from(["", "ends", "rest"]),
+        st.sampled_from(pb.FinishReason.values()),
+    ),
     max_size=30,
 )
 
@@ -91,9 +96,9 @@ _EVENTS = st.lists(
 @given(_EVENTS)
 def test_coalescing_changes_only_number_of_messages(events):
     """`events`: sequence, number of tokens, whether the sequence ends there, and with held-back
-    text after its last token."""
+    text after its last token, and the reason for which it does."""
     responses, position, ended, rests = [], [0, 0, 0], set(), []
-    for index, count, ends in events:
+    for index, count, ends, reason in events:
         if index in ended:
             continue
         chunk = pb.TokenChunk(
@@ -103,7 +108,7 @@ def test_coalescing_changes_only_number_of_messages(events):
             text=f"<{position[index]}>",
             logprobs=[-float(i) for i in range(count)],
             top_logprobs=[pb.TopLogprobs(token_ids=[i]) for i in range(count)],
-            finish_reason=pb.FINISH_REASON_LENGTH if ends else pb.FINISH_REASON_UNSPECIFIED,
+            finish_reason=reason if ends else pb.FINISH_REASON_UNSPECIFIED,
         )
         position[index] += count
         responses.append(pb.GenerateResponse(tokens=chunk))

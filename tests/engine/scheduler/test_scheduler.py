@@ -218,18 +218,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def steps_ahead(self, data: st.DataObject) -> None:
-        """Steps that are planned before the ones before them are booked."""
+        """Steps that are planned before the ones before them are applied, amid commands."""
 
         def between() -> None:
-            if data.draw(st.integers(0, 4)) == 0:
-                self.end_some(data)
+            for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 2]))):
+                if self.harness.awaiting and data.draw(st.booleans()):
+                    self.hear_of_another_worker(data)
+                else:
+                    self.end_some(data)
 
-        for _ in range(4):
+        for _ in range(2):
             if self.scheduler.has_work:
-                self.step_ahead(between)
+                self.step_ahead(between, num_ahead=3)
 
-    def step_ahead(self, between: Callable[[], None]) -> None:
-        if self.harness.step_ahead(between) is not None:
+    def step_ahead(self, between: Callable[[], None], num_ahead: int = 1) -> None:
+        if self.harness.step_ahead(between, num_ahead) is not None:
             event("a step was planned ahead")
 
     @precondition(lambda self: self.num_here)

@@ -316,20 +316,26 @@ class Harness:
         self.apply(plan, self.runner.run(plan))
         return plan
 
-    def step_ahead(self, between: Callable[[], None] = lambda: None) -> StepPlan | None:
-        """A step, and the one behind it if it can be planned before the first is booked.
+    def step_ahead(
+        self, between: Callable[[], None] = lambda: None, num_ahead: int = 1
+    ) -> StepPlan | None:
+        """A step, and up to `num_ahead` after it, as long as each can be planned before the one
+        before it is applied.
 
-        Returns the second. The device computes it while `between` is done.
+        Returns the last of these. The device computes each while `between` is done.
         """
-        plan = self.schedule()
+        plan, last = self.schedule(), None
         result = self.runner.run(plan)
-        ahead = self.scheduler.schedule_ahead(plan)
-        self.apply(plan, result)
-        if ahead is not None:
+        for _ in range(num_ahead):
+            ahead = self.scheduler.schedule_ahead(plan)
+            self.apply(plan, result)
+            if ahead is None:
+                return last
             self._check_budgets(ahead)
             between()
-            self.apply(ahead, self.runner.run(ahead))
-        return ahead
+            plan, result, last = ahead, self.runner.run(ahead), ahead
+        self.apply(plan, result)
+        return last
 
     def step_until(self, condition: Callable[[], object]) -> StepPlan:
         """Steps until something is so, at least once. Returns the last plan."""
