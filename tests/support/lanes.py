@@ -47,6 +47,7 @@ class Run:
         seconds: wall time.
         slowest: seconds and id of the tests that took longest.
         is_interpreted: the run collected tests of the interpreter and no others.
+        failed: ids of the tests that failed.
     """
 
     collected: dict[str, int]
@@ -54,6 +55,7 @@ class Run:
     seconds: float
     slowest: list[tuple[float, str]] = field(default_factory=list)
     is_interpreted: bool = False
+    failed: list[str] = field(default_factory=list)
 
 
 class LaneReport:
@@ -65,6 +67,7 @@ class LaneReport:
         self._collected: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._seconds: Counter[str] = Counter()
+        self._failed: dict[str, None] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -74,11 +77,14 @@ class LaneReport:
         self._seconds[report.nodeid] += report.duration
         if report.when == "call" or report.outcome != "passed":
             self._outcomes[report.outcome] += 1
+        if report.failed:
+            self._failed[report.nodeid] = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         self._collected = Counter(getattr(node, "workeroutput", {}).get("lanes", {}))
 
+    @pytest.hookimpl(tryfirst=True)  # xdist waits for workers that hang, in an interrupted run
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if (output := getattr(session.config, "workeroutput", None)) is not None:
             output["lanes"] = dict(self._collected)
@@ -89,6 +95,7 @@ class LaneReport:
             seconds=time.monotonic() - self._began,
             slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
             is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+            failed=[*self._failed],
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")
