@@ -99,9 +99,8 @@ check-kernels: $(VENV)/.dev
 	$(BIN)/python -m baton_kernels.compile
 
 gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator
-gpu:  ## on a machine with a GPU: its tests, then its benchmark; 8 minutes, installs nothing
-	BATON_TEST_SECONDS=210 $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels/gpu tests/gpu
-	$(PYTHON) -m bench gpu --json
+gpu:  ## on a machine with a GPU: tests, benchmarks and a verdict; 9 minutes, installs nothing
+	$(PYTHON) -m bench.gpu_verdict
 
 protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
 	$(BIN)/python protos/generate.py

@@ -5,7 +5,7 @@ import importlib
 import logging
 import sys
 
-from bench.report import NotPossibleError, show
+from bench.report import CasesFailedError, NotPossibleError, show
 
 NAMES = (
     "engine",
@@ -49,6 +49,9 @@ def main() -> None:
             if arguments.name != "all":
                 raise SystemExit(str(error)) from error
             print(f"bench {name}: left out, {error}", file=sys.stderr)
+        except CasesFailedError as error:
+            show(error.rows, as_json=arguments.json)
+            raise SystemExit(str(error)) from error
         else:
             show(rows, as_json=arguments.json)
 

@@ -1,10 +1,11 @@
 """The engine on a GPU, with a random model of the shape of Llama 3 8B, against what the GPU can do
 and against transformers on the same weights."""
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from baton.engine.assembly import assemble
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.engine.models.transformers_model import AttentionHook
-from bench.gpu_timing import copy_bandwidth, matrix_peak, seconds
+from bench.gpu_timing import Case, copy_bandwidth, matrix_peak, seconds
 from bench.report import Row
 
+HOST_CASE = "host time of a decode step, batch "
 _SHAPE: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -29,55 +31,67 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": 16384,
     "tie_word_embeddings": False,
 }
+# One layer of next to nothing: a step of it takes the host's time.
+_HOST_SHAPE = {
+    **_SHAPE,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+_BATCHES = (1, 16, 64, 256)
 _CONTEXT = 512
 _TOKEN_BYTES = 2 * 32 * 8 * 128 * 2  # of KV, over all layers
-_NUM_PROMPTS, _PROMPT, _OUTPUT = 256, 512, 256
+_PROMPT, _OUTPUT = 512, 128
+_NUM_PROMPTS = 256
+_NUM_BATCH_PROMPTS = 64  # `generate_batch` attends to the KV of all requests, and masks others'
 
 
-def rows(repeats: int) -> Iterator[list[Row]]:
-    """Case by case, so that what is done is kept when a later one fails."""
-    engine, num_weights = _engine()
-    copying, peak = copy_bandwidth(), matrix_peak()
-    for batch in (1, 16, 64, 256):
-        yield [_decode_step(engine, num_weights, batch, copying, repeats)]
-    yield [_prefill(engine, num_weights, peak, repeats)]
-    default = _tokens_per_second(engine)
-    _close(engine)
-    del engine
-    _collect()
-    deterministic, _ = _engine(deterministic=True)
-    invariant = _tokens_per_second(deterministic)
-    _close(deterministic)
-    del deterministic
-    _collect()
-    yield [
-        Row(
-            "engine, deterministic",
-            invariant,
-            "tokens/s",
-            "engine",
-            default,
-            invariant / default,
-            0.7,
-        )
+def cases(repeats: int) -> Iterator[Case]:
+    """Yields the cases one by one, so that one which fails takes no other with it."""
+    yield "host time of decode steps", partial(_host_times, repeats)
+    with _engine() as (engine, num_weights):
+        copying, peak = copy_bandwidth(), matrix_peak()
+        for batch in _BATCHES:
+            yield (
+                f"decode step of 8B, batch {batch}",
+                partial(_decode_step, engine, num_weights, batch, copying, repeats),
+            )
+        yield "prefill of 8B, prompts of 8k", partial(_prefill, engine, num_weights, peak, repeats)
+        default = _tokens_per_second(engine)
+        fewer = _tokens_per_second(engine, _NUM_BATCH_PROMPTS)
+    del engine, copying, peak  # the next one has no room beside it
+    yield "engine, deterministic", partial(_deterministic, default)
+    yield "engine, against generate_batch", partial(_against_generate_batch, fewer)
+
+
+def _host_times(repeats: int) -> list[Row]:
+    with _engine(_HOST_SHAPE, num_blocks=2**15) as (engine, _):
+        times = {batch: _step_seconds(engine, batch, repeats) * 1e3 for batch in _BATCHES}
+    one = times[1]
+    return [
+        Row(f"{HOST_CASE}{batch}", took, "ms", "batch 1", one, one / took, None)
+        for batch, took in times.items()
     ]
+
+
+def _deterministic(default: float) -> list[Row]:
+    with _engine(deterministic=True) as (engine, _):
+        value = _tokens_per_second(engine)
+    case = "engine, deterministic"
+    return [Row(case, value, "tokens/s", "engine", default, value / default, 0.7)]
+
+
+def _against_generate_batch(ours: float) -> list[Row]:
     theirs = _generate_batch()
-    yield [
-        Row(
-            "engine, 256 prompts of 512",
-            default,
-            "tokens/s",
-            "generate_batch",
-            theirs,
-            default / theirs,
-            3,
-        )
-    ]
+    case = f"engine, {_NUM_BATCH_PROMPTS} prompts of {_PROMPT}"
+    return [Row(case, ours, "tokens/s", "generate_batch", theirs, ours / theirs, 3)]
 
 
-def _model(attention: str) -> LlamaForCausalLM:
+def _model(attention: str, shape: dict[str, Any] = _SHAPE) -> LlamaForCausalLM:
     """Random weights, made where they stay."""
-    config = LlamaConfig(**_SHAPE, attn_implementation=attention, dtype="bfloat16")
+    config = LlamaConfig(**shape, attn_implementation=attention, dtype="bfloat16")
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to(torch.bfloat16).to_empty(device="cuda")
@@ -91,12 +105,13 @@ def _model(attention: str) -> LlamaForCausalLM:
     return model.eval().requires_grad_(False)
 
 
-def _engine(**changes: Any) -> tuple[Engine, int]:
-    """And the bytes of the weights that a decode reads."""
+@contextmanager
+def _engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[Engine, int]]:
+    """Yields an engine and the bytes of the weights that a decode reads; closes the engine."""
     config = EngineConfig(
         device="cuda",
         dtype="bfloat16",
-        max_num_seqs=_NUM_PROMPTS,
+        max_num_seqs=max(_BATCHES),
         max_num_batched_tokens=8192,
         max_model_len=16384,
         prefix_caching=False,
@@ -104,19 +119,15 @@ def _engine(**changes: Any) -> tuple[Engine, int]:
         **changes,
     )
     hook = AttentionHook(16384)
-    model = _model(hook.name)
+    model = _model(hook.name, shape)
     embedding = model.model.embed_tokens.weight.numel()
     num_weights = sum(p.numel() for p in model.parameters()) - embedding
-    return Engine(config, assemble(model, hook, config, "", "random 8B")), num_weights * 2
-
-
-def _close(engine: Engine) -> None:
-    engine.close()
-
-
-def _collect() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
+    engine = Engine(config, assemble(model, hook, config, "", "random weights"))
+    del model
+    try:
+        yield engine, num_weights * 2
+    finally:
+        engine.close()
 
 
 def _prompt(length: int, seed: int) -> tuple[int, ...]:
@@ -129,15 +140,19 @@ def _start(engine: Engine, count: int, length: int, max_tokens: int) -> None:
         engine.add_request(EngineRequest(str(i), _prompt(length, i), params, length))
 
 
-def _decode_step(
-    engine: Engine, num_weights: int, batch: int, copying: Callable[[], float], repeats: int
-) -> Row:
+def _step_seconds(
+    engine: Engine,
+    batch: int,
+    repeats: int,
+    between: Callable[[], object] = lambda: None,
+) -> float:
+    """Returns the median over `repeats` of a decode step's seconds; calls `between` after each."""
     _start(engine, batch, _CONTEXT, 16 + 32 * (repeats + 1))
     while engine.stats().num_step_tokens != batch or engine.stats().num_waiting:
         engine.step()
     for _ in range(8):
         engine.step()
-    times, ceilings = [], []
+    times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -145,17 +160,31 @@ def _decode_step(
             engine.step()
         times.append((time.perf_counter() - start) / 16)
         torch.cuda.synchronize()
-        ceilings.append(copying())
+        between()
     engine.abort(*map(str, range(batch)))
     while engine.has_work:
         engine.step()
+    return statistics.median(times)
+
+
+def _decode_step(
+    engine: Engine,
+    num_weights: int,
+    batch: int,
+    copying: Callable[[], float],
+    repeats: int,
+) -> list[Row]:
+    ceilings: list[float] = []
+    step = _step_seconds(engine, batch, repeats, lambda: ceilings.append(copying()))
     num_bytes = num_weights + batch * (_CONTEXT + 64) * _TOKEN_BYTES
-    value, ceiling = num_bytes / statistics.median(times), statistics.median(ceilings)
+    value, ceiling = num_bytes / step, statistics.median(ceilings)
     case = f"decode step of 8B, batch {batch}"
-    return Row(case, value / 1e9, "GB/s", "device copy", ceiling / 1e9, value / ceiling, 0.75)
+    return [Row(case, value / 1e9, "GB/s", "device copy", ceiling / 1e9, value / ceiling, 0.75)]
 
 
-def _prefill(engine: Engine, num_weights: int, peak: Callable[[], float], repeats: int) -> Row:
+def _prefill(
+    engine: Engine, num_weights: int, peak: Callable[[], float], repeats: int
+) -> list[Row]:
     length, count = 8192, 4
     attention = 4 * 32 * 32 * 128 * length * length / 2
     head = 128256 * 4096 * 2  # bytes of the last product, of which one row is computed
@@ -173,19 +202,21 @@ def _prefill(engine: Engine, num_weights: int, peak: Callable[[], float], repeat
             peaks.append(peak())
     value, ceiling = statistics.median(values), statistics.median(peaks)
     case = "prefill of 8B, prompts of 8k"
-    return Row(case, value / 1e12, "TFLOP/s", "bf16 product", ceiling / 1e12, value / ceiling, 0.6)
+    return [
+        Row(case, value / 1e12, "TFLOP/s", "bf16 product", ceiling / 1e12, value / ceiling, 0.6)
+    ]
 
 
-def _tokens_per_second(engine: Engine) -> float:
+def _tokens_per_second(engine: Engine, num_prompts: int = _NUM_PROMPTS) -> float:
     """The second pass of two: the first compiles."""
     elapsed = 0.0
     for _ in range(2):
-        _start(engine, _NUM_PROMPTS, _PROMPT, _OUTPUT)
+        _start(engine, num_prompts, _PROMPT, _OUTPUT)
         start = time.perf_counter()
         while engine.has_work:
             engine.step()
         elapsed = time.perf_counter() - start
-    return _NUM_PROMPTS * _OUTPUT / elapsed
+    return num_prompts * _OUTPUT / elapsed
 
 
 def _generate_batch() -> float:
@@ -193,10 +224,10 @@ def _generate_batch() -> float:
     config = GenerationConfig(
         do_sample=False, max_new_tokens=_OUTPUT, eos_token_id=-1, pad_token_id=0
     )
-    prompts = [list(_prompt(_PROMPT, i)) for i in range(_NUM_PROMPTS)]
+    prompts = [list(_prompt(_PROMPT, i)) for i in range(_NUM_BATCH_PROMPTS)]
 
     def generate(some: list[list[int]]) -> None:
         model.generate_batch(inputs=some, generation_config=config)
 
     generate(prompts[:8])
-    return _NUM_PROMPTS * _OUTPUT / seconds(lambda: generate(prompts), 1)
+    return _NUM_BATCH_PROMPTS * _OUTPUT / seconds(lambda: generate(prompts), 1)

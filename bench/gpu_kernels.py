@@ -1,6 +1,7 @@
 """Kernels against the ceilings of the GPU they run on, and against the library's."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.triton_attention import TritonAttention, TritonBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
 from baton_kernels.block_copy import copy_blocks
-from bench.gpu_timing import copy_bandwidth, rate
+from bench.gpu_timing import Case, copy_bandwidth, rate
 from bench.report import Row, interleaved
 
 _GPU = torch.device("cuda")
@@ -35,21 +36,22 @@ _DECODES: dict[str, list[int]] = {
 _PREFILLS = (2048, 8192, 32768)
 
 
-def rows(repeats: int) -> Iterator[list[Row]]:
-    """Case by case, so that what is done is kept when a later one fails."""
+def cases(repeats: int) -> Iterator[Case]:
+    """Yields the cases one by one, so that one which fails takes no other with it."""
     copying = copy_bandwidth()
+
+    def against_copy(case: str, aim: float, make: Callable[[], Callable[[], float]]) -> Case:
+        return case, lambda: [_against_copy(case, make(), copying, repeats, aim)]
+
     for case, contexts in _DECODES.items():
-        attend, num_bytes = _decode(contexts)
-        yield [_against_copy(case, rate(attend, num_bytes), copying, repeats, 0.85)]
-        torch.cuda.empty_cache()
+        yield against_copy(case, 0.85, partial(_decode, contexts))
     for length in _PREFILLS:
-        yield _prefill(length, repeats)
-        torch.cuda.empty_cache()
-    yield [_against_copy("cache write, 8k tokens", _cache_write(8192), copying, repeats, 0.9)]
+        yield f"prefill attention, {length // 1024}k tokens", partial(_prefill, length, repeats)
+    yield against_copy("cache write, 8k tokens", 0.9, partial(_cache_write, 8192))
     for block_bytes in (2**16, 2**20):
         case = f"block copy, blocks of {block_bytes // 1024} KiB"
-        yield [_against_copy(case, _block_copy(block_bytes), copying, repeats, 0.9)]
-    yield [_against_copy("sampling, 256 rows of 128k", _sampling(), copying, repeats, 0.5)]
+        yield against_copy(case, 0.9, partial(_block_copy, block_bytes))
+    yield against_copy("sampling, 256 rows of 128k", 0.5, _sampling)
 
 
 def _against_copy(
@@ -76,7 +78,7 @@ def _attention(num_tokens: int, max_context: int) -> tuple[TritonAttention, int]
     return attention, num_blocks
 
 
-def _decode(contexts: list[int]) -> tuple[Callable[[], object], int]:
+def _decode(contexts: list[int]) -> Callable[[], float]:
     counts = [-(-context // _BLOCK_SIZE) for context in contexts]
     attention, num_blocks = _attention(sum(counts) * _BLOCK_SIZE, max(contexts))
     table = np.zeros((len(contexts), max(counts)), np.int32)
@@ -88,7 +90,8 @@ def _decode(contexts: list[int]) -> tuple[Callable[[], object], int]:
     batch_slots, starts = np.arange(len(contexts)), np.array(contexts) - 1
     batch = attention.prepare(RaggedBatch.of_decodes(batch_slots, starts, [table]))
     query = torch.randn(len(contexts), _NUM_HEADS, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
-    return lambda: attention.attend(0, _LAYER, query, batch), sum(contexts) * _TOKEN_BYTES
+    num_bytes = sum(contexts) * _TOKEN_BYTES
+    return rate(lambda: attention.attend(0, _LAYER, query, batch), num_bytes)
 
 
 def _prefill_batch(length: int) -> tuple[TritonAttention, TritonBatch]:

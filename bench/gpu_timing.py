@@ -4,7 +4,11 @@ from collections.abc import Callable
 
 import torch
 
+from bench.report import Row
+
 Work = Callable[[], object]
+Case = tuple[str, Callable[[], list[Row]]]
+"""A name, and what measures it."""
 
 _WARM_UPS = 3
 _GIB = 2**30

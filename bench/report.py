@@ -10,6 +10,14 @@ class NotPossibleError(Exception):
     """This machine lacks what the benchmark needs; the text says what."""
 
 
+class CasesFailedError(Exception):
+    """Some cases failed, for these reasons; `rows` are those of the others."""
+
+    def __init__(self, rows: "list[Row]", failures: dict[str, str]) -> None:
+        super().__init__("\n".join(f"{case} failed: {why}" for case, why in failures.items()))
+        self.rows = rows
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One case. `ratio` is made so that larger is better; `aim` is the ratio to reach, if any."""

@@ -4,7 +4,6 @@ import gc
 import inspect
 import os
 import random
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +26,6 @@ with suppress(ImportError):  # `make gpu` does without
 
 _TESTS_FROZEN = 100
 _num_tests = 0
-_ENDS = time.monotonic() + float(os.environ.get("BATON_TEST_SECONDS", "inf"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -84,9 +82,6 @@ def _show_seed(item: pytest.Item) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """`make gpu` begins no test after its time, and says which those are."""
-    if time.monotonic() > _ENDS:
-        pytest.skip("the time for tests was over")
     for fixture in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
         recorded_trace(FIXTURES[fixture])
     if _is_property(item):

@@ -1,0 +1,110 @@
+"""Stages of a long run: commands with budgets, each in processes of its own. Knows no GPU.
+
+A stage that exceeds its budget has failed and is ended, with every process that it started. What it
+finds out it writes to files as it goes, which are read however it ends.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+GRACE_SECONDS = 3.0
+"""Time in which a stage that is interrupted may write its report, and in which what it started has
+to be gone after it was killed."""
+
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Findings of a stage: figures to report, and the reasons for which it fails although its
+    command may have succeeded."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Stage of a run.
+
+    Attributes:
+        name: name in the report.
+        command: program and arguments.
+        budget: seconds within which the command has to end.
+        read: returns the findings after the command has ended, in any way.
+        environment: variables besides those of this process.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    budget: float
+    read: Callable[[], Findings]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """Result of a stage, which passed if it has no `failures`."""
+
+    name: str
+    seconds: float
+    budget: float
+    figures: dict[str, Any]
+    failures: tuple[str, ...]
+
+
+def run_stage(stage: Stage, grace: float = GRACE_SECONDS) -> StageResult:
+    """Runs a stage to its end, at most twice `grace` seconds longer than its budget."""
+    start = time.monotonic()
+    failures: list[str] = []
+    process = subprocess.Popen(
+        stage.command, env={**os.environ, **stage.environment}, start_new_session=True
+    )
+    try:
+        failures += _failure(process.wait(stage.budget))
+    except subprocess.TimeoutExpired:
+        failures.append(f"not done after {stage.budget:g} s")
+    finally:
+        _end(process, grace)
+    seconds = time.monotonic() - start
+    try:
+        findings = stage.read()
+    except (OSError, ValueError, LookupError) as error:
+        findings = Findings(failures=(f"left no report: {error!r}",))
+    return StageResult(
+        stage.name, seconds, stage.budget, findings.figures, (*failures, *findings.failures)
+    )
+
+
+def _failure(status: int) -> list[str]:
+    """Returns why a command with this exit status failed; nothing if it did not."""
+    if status < 0:
+        return [f"died of {signal.Signals(-status).name}"]
+    return [f"exit status {status}"] if status else []
+
+
+def _end(process: "subprocess.Popen[bytes]", grace: float) -> None:
+    """Ends the command, which may write its report before, and whatever it has started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    _wait_for_group(process.pid, grace)
+
+
+def _wait_for_group(group: int, seconds: float) -> None:
+    """Waits until the processes of a group are gone, since the next stage needs their memory."""
+    ends = time.monotonic() + seconds
+    with suppress(ProcessLookupError):
+        while time.monotonic() < ends:
+            os.killpg(group, 0)
+            time.sleep(_POLL_SECONDS)

@@ -1,0 +1,118 @@
+"""Verdict of `make gpu` over stages that are real processes and need no GPU."""
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import measure
+from bench.gpu_verdict import judge, read_benchmark, read_tests, stages
+from bench.report import Row
+from bench.stages import GRACE_SECONDS, Stage
+from tests.support.repository import ROOT
+
+PASSES = "def test_it(): pass"
+FAILS = "def test_it(): assert 0\ndef test_other(): pass"
+SKIPS = "import pytest\n@pytest.mark.skip\ndef test_it(): pass"
+HANGS = "import time\ndef test_it(): time.sleep(60)"
+DIES = "import os\ndef test_it(): os.abort()"
+REPORTS = "from tests.support.lanes import register as pytest_configure"
+ROW = Row("copy", 3.0, "GB/s", "device copy", 4.0, 0.75, 0.5)
+NVIDIA_SMI = """#!/bin/sh
+echo '1755, 97, 650.1, 61, 0x0000000000000004'
+echo '1980, 88, 401.0, 60, 0x0000000000000000'
+echo '345, 0, 70.0, 40, 0x0000000000000001'
+echo '1980, 88, [N/A]'
+exec /bin/sleep 60
+"""
+
+
+@pytest.fixture(autouse=True)
+def _machine_has_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run_of_tests(folder: Path, content: str, budget: float) -> Stage:
+    """A run of pytest over one file, with the report of our own tests."""
+    report, tests = folder / "tests.jsonl", folder / "tests"
+    tests.mkdir()
+    (tests / "conftest.py").write_text(REPORTS)
+    (tests / "test_it.py").write_text(content)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null")
+    environment = {"BATON_LANE_REPORT": str(report), "PYTHONPATH": str(ROOT)}
+    return Stage("tests", (*command, str(tests)), budget, partial(read_tests, report), environment)
+
+
+def benchmark(folder: Path, rows: list[Row], **failures: str) -> Stage:
+    """A benchmark that compiles a kernel."""
+    report = folder / "benchmark.json"
+    content = {"rows": [{**asdict(row), "holds": row.holds} for row in rows], "failures": failures}
+    report.write_text(json.dumps(content))
+    compiled = folder / "cache" / "key" / "kernel.cubin"
+    compiled.parent.mkdir(parents=True)
+    command = ("/bin/sh", "-c", ": >$0; /bin/sleep 0.2; exit $1", str(compiled))
+    return Stage("benchmark", (*command, str(len(failures))), 20, partial(read_benchmark, report))
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "failures", "status", "texts"),
+    [
+        (PASSES, ROW, {}, 0, ["1 passed, 0 failed, 0 skipped", "every stage passed; 0 of 1 aims"]),
+        (PASSES, Row(**{**asdict(ROW), "aim": 0.8}), {}, 2, ["every stage passed; 1 of 1 aims"]),
+        (PASSES, ROW, {"prefill": "left out"}, 1, ["prefill: left out", "FAILED: benchmark;"]),
+        (FAILS, ROW, {}, 1, ["1 passed, 1 failed", "failed: ", "test_it", "FAILED: tests; 0 of 1"]),
+        (SKIPS, ROW, {}, 1, ["0 passed, 0 failed, 1 skipped", "no test passed", "FAILED: tests;"]),
+        (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "FAILED: tests;"]),
+        (HANGS, ROW, {}, 1, ["not done after 5 s", "FAILED: tests;"]),
+    ],
+)  # fmt: skip
+def test_verdict_names_failed_stages_and_runs_all(
+    tmp_path, capsys, content, row, failures, status, texts
+):
+    todo = [run_of_tests(tmp_path, content, 5 if content is HANGS else 60)]
+    assert judge([*todo, benchmark(tmp_path, [row], **failures)], tmp_path / "results") == status
+    printed = capsys.readouterr().out
+    for text in texts:
+        assert text in printed
+    (path,) = (tmp_path / "results").iterdir()
+    written = json.loads(path.read_text())
+    assert written["exit_status"] == status
+    assert written["summary"][-1] in printed
+    assert [stage["figures"]["num_compiled"] for stage in written["stages"]] == [0, 1]
+    assert written["stages"][1]["figures"]["rows"][0]["case"] == "copy"
+
+
+def test_verdict_reports_clocks_while_the_gpu_is_busy(tmp_path, capsys):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    assert judge([benchmark(tmp_path, [ROW])], tmp_path / "results") == 0
+    assert "1755 to 1980 MHz, slowed in 50% of samples" in capsys.readouterr().out
+
+
+def test_verdict_stages_end_within_nine_minutes(tmp_path):
+    assert sum(stage.budget + 2 * GRACE_SECONDS for stage in stages(tmp_path)) <= 9 * 60
+
+
+def test_benchmark_keeps_what_other_cases_measured():
+    def fail() -> list[Row]:
+        raise RuntimeError("no memory")
+
+    def engine() -> Any:
+        yield "prefill", fail
+        yield "copy", lambda: [ROW]
+        raise RuntimeError("no engine")
+
+    noted: list[int] = []
+    cases = {"engine": engine(), "kernels": iter([("another copy", lambda: [ROW])])}
+    rows, failures = measure(cases, note=lambda rows, _: noted.append(len(rows)))
+    assert rows == [ROW, ROW]
+    assert failures == {"prefill": "RuntimeError: no memory", "engine": "RuntimeError: no engine"}
+    assert noted == [0, 1, 1, 2, 2]
+    _, failures = measure({"kernels": iter([("copy", lambda: [ROW])])}, seconds=-1)
+    assert failures == {"copy": "TimeoutError: left out: -1 s were over"}

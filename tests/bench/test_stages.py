@@ -1,0 +1,59 @@
+"""Stages as real processes: those that succeed, fail, hang, die or leave processes behind."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.stages import Findings, Stage, run_stage
+from tests.support.waiting import wait_until
+
+HANG = "sleep 60"
+DEAF = "trap '' INT; sleep 60"
+INTERRUPTED = "trap 'printf so-far >$0; exit 0' INT; sleep 60 & wait"
+
+
+def stage(script: str, report: Path, budget: float = 20.0) -> Stage:
+    def read() -> Findings:
+        return Findings({"report": report.read_text()} if report.exists() else {})
+
+    return Stage("it", ("sh", "-c", script, str(report)), budget, read)
+
+
+@pytest.mark.parametrize(
+    ("script", "failures"),
+    [("exit 0", ()), ("exit 3", ("exit status 3",)), ("kill -SEGV $$", ("died of SIGSEGV",))],
+)
+def test_stage_fails_with_the_status_of_its_command(tmp_path, script, failures):
+    assert run_stage(stage(script, tmp_path / "none")).failures == failures
+
+
+@pytest.mark.parametrize(("script", "figures"), [(INTERRUPTED, {"report": "so-far"}), (DEAF, {})])
+def test_stage_beyond_its_budget_fails_with_its_report(tmp_path, script, figures):
+    result = run_stage(stage(script, tmp_path / "report", budget=1.0), grace=1.0)
+    assert result.failures == ("not done after 1 s",)
+    assert result.figures == figures
+    assert result.seconds < 10
+
+
+@pytest.mark.parametrize("ending", ["exit 0", HANG])
+def test_stage_leaves_no_process_however_it_ends(tmp_path, ending):
+    script = f"({DEAF}) & printf $! >$0; {ending}"
+    result = run_stage(stage(script, tmp_path / "pid", budget=1.0), grace=0.2)
+    assert bool(result.failures) == (ending == HANG)
+    wait_until(lambda: not runs(int(result.figures["report"])))
+
+
+def runs(pid: int) -> bool:
+    """Returns whether a process exists that is no zombie."""
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_stage_without_a_readable_report_fails(tmp_path):
+    def read() -> Findings:
+        return Findings({"report": (tmp_path / "none").read_text()})
+
+    result = run_stage(Stage("it", ("true",), 20, read))
+    assert [failure.split(":")[0] for failure in result.failures] == ["left no report"]
