@@ -45,19 +45,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
+@pytest.fixture(scope="session")
+def settings(device: str) -> dict[str, Any]:
+    """Settings of an engine on our kernels that records nothing."""
+    return {
+        "device": device,
+        "dtype": "float32",
+        "num_blocks": 24,
+        "max_num_seqs": 6,
+        "kernels": "triton",
+        "cuda_graphs": False,
+    }
+
+
 @pytest.fixture
-def load(device: str) -> Any:
-    """Loads an engine; unless told otherwise, one on our kernels that records nothing."""
+def load(settings: dict[str, Any]) -> Any:
+    """Loads an engine with `settings`, unless told otherwise."""
 
     def of(path: str, **changes: Any) -> Engine:
-        settings = {
-            "device": device,
-            "dtype": "float32",
-            "num_blocks": 24,
-            "max_num_seqs": 6,
-            "kernels": "triton",
-            "cuda_graphs": False,
-        }
         return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))
 
     return of

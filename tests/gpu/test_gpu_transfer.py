@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,11 +18,10 @@ from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
     IpcOffer,
     IpcReceiver,
-    IpcRegion,
     attach,
 )
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
-from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts
+from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_from_json
 from tests.support.repository import ROOT
 
 SOURCES = tuple(range(NUM_BLOCKS, 0, -1))
@@ -48,21 +46,10 @@ def far_pool() -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
         assert process.stdout is not None
-        host, regions = json.loads(process.stdout.readline())
-        yield (
-            process,
-            IpcOffer(
-                host,
-                tuple(
-                    IpcRegion(bytes.fromhex(handle), offset, bytes.fromhex(uuid), count)
-                    for handle, offset, uuid, count in regions
-                ),
-            ),
-        )
+        yield process, offer_from_json(json.loads(process.stdout.readline()))
     finally:
         process.kill()
         process.wait()
@@ -78,6 +65,7 @@ async def receive_all(receiver: IpcReceiver, targets: list[KvPool], integrity: I
         await receiver.receive(run, target, TARGETS, integrity)
 
 
+@pytest.mark.smoke
 @pytest.mark.gpu  # the interpreter has no memory of a GPU for others to open
 @pytest.mark.parametrize("integrity", [Integrity.FENCE, Integrity.CHECKSUMS])
 def test_cuda_ipc_copies_blocks_from_another_process(device, far_pool, integrity):

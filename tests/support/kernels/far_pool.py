@@ -1,16 +1,17 @@
-"""The other process of `test_gpu_transfer`: a pool on the GPU whose memory others may open.
+"""Process of `test_gpu_transfer`: a pool on the GPU whose memory others may open.
 
-It prints, as a line of JSON, how; and lives until its standard input ends.
+It prints its offer as a line of JSON, and lives until its standard input ends.
 """
 
 import json
 import sys
+from typing import Any
 
 import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool, KvShape, plan_layout
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import offer
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, offer
 
 NUM_BLOCKS = 64
 
@@ -33,16 +34,32 @@ def filled(device: str) -> list[KvPool]:
     return pools
 
 
-def main() -> None:
-    pools = filled("cuda")
-    torch.cuda.synchronize()
+def offer_to_json(pools: list[KvPool]) -> list[Any]:
+    """Returns the offer of pools on a GPU, for `offer_from_json` of another process."""
     offered = offer(pools, DriverMemory())
-    assert not isinstance(offered, str), offered
+    assert isinstance(offered, IpcOffer), offered
     regions = [
         (region.handle.hex(), region.offset, region.device_uuid.hex(), region.num_blocks)
         for region in offered.regions
     ]
-    print(json.dumps([offered.host, regions]), flush=True)
+    return [offered.host, regions]
+
+
+def offer_from_json(described: list[Any]) -> IpcOffer:
+    host, regions = described
+    return IpcOffer(
+        host,
+        tuple(
+            IpcRegion(bytes.fromhex(handle), offset, bytes.fromhex(uuid), count)
+            for handle, offset, uuid, count in regions
+        ),
+    )
+
+
+def main() -> None:
+    pools = filled("cuda")
+    torch.cuda.synchronize()
+    print(json.dumps(offer_to_json(pools)), flush=True)
     sys.stdin.read()
 
 
