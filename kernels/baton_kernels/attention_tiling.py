@@ -4,16 +4,20 @@ batch, so that no result depends on the batch's other sequences.
 With these sizes every variant compiles without register spills (`baton_kernels.compile` reports
 them), and K and V of two tiles are loaded while one is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 import triton
 
+from baton_kernels.gpu import H100, Gpu
+
 # Split of the deterministic mode, for any context length: pools with different settings have to
 # agree.
 DETERMINISTIC_SPLIT: Final = 512
 _SPLITS: Final = (256, 1024)
+# Shared memory for reductions.
+_SMALL_BYTES: Final = 1024
 # Number of programs that keeps all memory channels of a large GPU busy.
 _WANTED_PROGRAMS: Final = 512
 
@@ -76,7 +80,8 @@ _PREFILL: Final = {
     128: Tiling(128, 64, 8, 5),
     256: Tiling(128, 32, 8, 5),
 }
-_PREFILL_AMPERE: Final = {
+# Where each warp multiplies matrices alone.
+_PREFILL_WARP_MMA: Final = {
     64: Tiling(128, 64, 8, 5),
     128: Tiling(64, 64, 8, 5),
     256: Tiling(64, 32, 8, 5),
@@ -110,15 +115,14 @@ def choose_tiling(
     cache_dtype: torch.dtype,
     num_kv_heads: int,
     max_context: int,
-    capability: tuple[int, int] = (9, 0),
+    gpu: Gpu = H100,
     deterministic: bool = False,
 ) -> AttentionTiling:
-    """Returns the tilings for a model.
+    """Returns the tilings for a model, which fit the shared memory of the GPU.
 
     Args:
         dtype, cache_dtype: dtype of the queries, and of K and V.
         max_context: longest context served, in tokens.
-        capability: compute capability of the GPU.
         deterministic: whether a token's output has to be bitwise the same in decode and prefill,
             for any content of its chunk.
     """
@@ -127,13 +131,31 @@ def choose_tiling(
     uniform = (_UNIFORM_FP8 if is_fp8 else _UNIFORM)[dim]
     if dtype == torch.float32:
         uniform = _FLOAT32[dim]
+    uniform = _fitting(uniform, dim, dtype, cache_dtype, gpu)
     if deterministic or dtype == torch.float32:
         return AttentionTiling(uniform, uniform, uniform, split, deterministic)
-    decode = _DECODE_FP8 if is_fp8 else _DECODE
-    prefill = _PREFILL_FP8 if is_fp8 else _PREFILL
-    if capability < (9, 0):
-        prefill = _PREFILL_AMPERE
-    return AttentionTiling(decode[dim], uniform, prefill[dim], split, False)
+    decode = (_DECODE_FP8 if is_fp8 else _DECODE)[dim]
+    prefill = (_PREFILL_FP8 if is_fp8 else _PREFILL)[dim]
+    if not gpu.accumulates_in_groups:
+        prefill = _PREFILL_WARP_MMA[dim]
+    return AttentionTiling(
+        _fitting(decode, dim, dtype, cache_dtype, gpu),
+        uniform,
+        _fitting(prefill, dim, dtype, cache_dtype, gpu),
+        split,
+        False,
+    )
+
+
+def _fitting(
+    tiling: Tiling, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, gpu: Gpu
+) -> Tiling:
+    """Returns the tiling with as much prefetch as the shared memory of the GPU has room for; the
+    order of sums does not depend on it."""
+    query = tiling.rows * (dim + tiling.keys) * dtype.itemsize  # and the weights of its keys
+    tile = 2 * tiling.keys * dim * cache_dtype.itemsize  # K and V
+    num_tiles = max(0, (gpu.shared_memory - query - _SMALL_BYTES) // tile)
+    return replace(tiling, num_stages=min(tiling.num_stages, 2 * num_tiles + 1))
 
 
 def tile_dim(head_dim: int) -> int:
@@ -146,12 +168,3 @@ def _split_tokens(max_context: int, num_kv_heads: int) -> int:
     least, most = _SPLITS
     wanted = max(max_context * num_kv_heads // _WANTED_PROGRAMS, 1)
     return min(max(int(triton.next_power_of_2(wanted)), least), most)
-
-
-def num_programs(num_works: int, device: torch.device) -> int:
-    """Returns the number of programs of a persistent kernel: several per multiprocessor, so that
-    some load while others compute."""
-    if device.type != "cuda":
-        return min(num_works, 8)
-    properties = torch.cuda.get_device_properties(device)
-    return min(num_works, 4 * properties.multi_processor_count)

@@ -10,6 +10,7 @@ from baton_kernels.attention_tiles import (
     FP_FUSION as FP_FUSION,  # what `baton_kernels.compile` looks for
 )
 from baton_kernels.attention_tiling import Tiling, choose_tiling, tile_dim
+from baton_kernels.gpu import FP8_TARGETS, GPUS
 from baton_kernels.launch import TRITON_TYPES
 from baton_kernels.paged_decode import MERGE_WARPS, MERGED_AT_ONCE, merge_kernel, split_kernel
 from baton_kernels.paged_prefill import prefill_kernel
@@ -19,6 +20,7 @@ _BF16: Final = torch.bfloat16
 _FP8: Final = torch.float8_e4m3fn
 _NUM_KV_HEADS: Final = 8
 _MAX_CONTEXT: Final = 32768
+_USUAL: Final = 90  # whose tilings the names of variants do not mention
 _NO_SCALES: Final = {"key_scales": None, "value_scales": None}
 _PLAIN: Final = {"WINDOW": None, "SOFTCAP": None, "sinks": None}
 _RULED: Final = {"WINDOW": 4096, "SOFTCAP": 50.0}
@@ -39,19 +41,18 @@ _SCALARS: Final = {
 def _variants() -> Iterator[Variant]:
     for head_dim in HEAD_DIMS:
         for purpose in ("decode", "prefill"):
-            yield _attention(purpose, head_dim)
-            yield _attention(purpose, head_dim, cache=_FP8, rule=_RULED)
-            yield _attention(purpose, head_dim, torch.float32)
+            yield from _attention(purpose, head_dim)
+            yield from _attention(purpose, head_dim, cache=_FP8, rule=_RULED)
+            yield from _attention(purpose, head_dim, torch.float32)
             if tile_dim(head_dim) == head_dim:
-                yield _attention(purpose, head_dim, rule=_RULED, deterministic=True)
-                yield _attention(purpose, head_dim, cache=_FP8, deterministic=True)
-        yield _attention("prefill", head_dim, capability=80)
+                yield from _attention(purpose, head_dim, rule=_RULED, deterministic=True)
+                yield from _attention(purpose, head_dim, cache=_FP8, deterministic=True)
         yield _merge(head_dim, sinks=None)
     for purpose in ("decode", "shared", "prefill"):
-        yield _attention(purpose, 128, torch.float16)
-        yield _attention(purpose, 128, rule=_RULED)
-        yield _attention(purpose, 128, group=1)
-        yield _attention(purpose, 128, group=MAX_GROUP)
+        yield from _attention(purpose, 128, torch.float16)
+        yield from _attention(purpose, 128, rule=_RULED)
+        yield from _attention(purpose, 128, group=1)
+        yield from _attention(purpose, 128, group=MAX_GROUP)
     yield _merge(128)
 
 
@@ -62,48 +63,50 @@ def _attention(
     cache: torch.dtype | None = None,
     rule: dict[str, Any] = _PLAIN,
     group: int = 4,
-    capability: int = 90,
     deterministic: bool = False,
-) -> Variant:
-    """Returns the variant for `purpose`: the name of an `AttentionTiling` field."""
+) -> Iterator[Variant]:
+    """Yields the variants for `purpose`, the name of an `AttentionTiling` field: one for all GPUs
+    that have the same tiling."""
     cache = cache or query
     kernel = prefill_kernel if purpose == "prefill" else split_kernel
-    version = divmod(capability, 10)
-    tilings = choose_tiling(
-        head_dim, query, cache, _NUM_KV_HEADS, _MAX_CONTEXT, version, deterministic
-    )
-    tiling: Tiling = getattr(tilings, purpose)
-    constants = {
-        "NUM_KV_HEADS": _NUM_KV_HEADS,
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "TILE_DIM": tile_dim(head_dim),
-        "BLOCK_SIZE": 16,
-        "ROWS": tiling.rows,
-        "TILE_KEYS": tiling.keys,
-        "SPLIT": tilings.prefill_split,
-        **({} if cache == _FP8 else _NO_SCALES),
-        **rule,
-    }
-    # Below 9.0 only prefill has other tiles, and only if it is neither of the special cases.
-    is_tiled_for_90 = (
-        capability == 90 and purpose == "prefill" and query != torch.float32 and not deterministic
-    )
     types = " over ".join(TRITON_TYPES[dtype] for dtype in dict.fromkeys((query, cache)))
-    return Variant(
-        name=(
-            f"{purpose} attention {'deterministic ' * deterministic}{'ruled ' * (rule is _RULED)}"
-            f"{types} {head_dim} x {group}{' sm_80' * (capability == 80)}"
-        ),
-        kernel=kernel,
-        signature=_signature(kernel, query, cache),
-        constants=_taken(kernel, constants),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-        least_capability=90 if cache == _FP8 or is_tiled_for_90 else 80,
-        needs_mma="bf16" if query == _BF16 else None,
-        max_registers=tiling.max_registers,
+    name = (
+        f"{purpose} attention {'deterministic ' * deterministic}{'ruled ' * (rule is _RULED)}"
+        f"{types} {head_dim} x {group}"
     )
+    tilings = {
+        target: choose_tiling(
+            head_dim, query, cache, _NUM_KV_HEADS, _MAX_CONTEXT, GPUS[target], deterministic
+        )
+        for target in (FP8_TARGETS if cache == _FP8 else GPUS)
+    }
+    targets: dict[Tiling, list[int]] = {}
+    for target, each in tilings.items():
+        targets.setdefault(getattr(each, purpose), []).append(target)
+    for tiling, equal in targets.items():
+        constants = {
+            "NUM_KV_HEADS": _NUM_KV_HEADS,
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "TILE_DIM": tile_dim(head_dim),
+            "BLOCK_SIZE": 16,
+            "ROWS": tiling.rows,
+            "TILE_KEYS": tiling.keys,
+            "SPLIT": tilings[equal[0]].prefill_split,
+            **({} if cache == _FP8 else _NO_SCALES),
+            **rule,
+        }
+        yield Variant(
+            name=name if _USUAL in equal else f"{name} sm_{equal[0]}",
+            kernel=kernel,
+            signature=_signature(kernel, query, cache),
+            constants=_taken(kernel, constants),
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+            targets=tuple(equal),
+            needs_mma="bf16" if query == _BF16 else None,
+            max_registers=tiling.max_registers,
+        )
 
 
 def _merge(head_dim: int, **rule: None) -> Variant:

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_kernels.gpu import FP8_TARGETS, GPUS
 from baton_kernels.launch import (
     FLOATS,
     INTERPRETED,
@@ -241,7 +242,7 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Var
         constants=constants,
         num_warps=_NUM_WARPS,
         num_stages=1,
-        least_capability=90 if cache_dtype == torch.float8_e4m3fn else 80,
+        targets=FP8_TARGETS if cache_dtype == torch.float8_e4m3fn else tuple(GPUS),
     )
 
 

@@ -24,6 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from baton_kernels.gpu import GPUS, RESERVED
 from baton_kernels.variant import Variant
 
 # Each has `VARIANTS`, and `FP_FUSION`: whether multiplication and addition may be fused, as in its
@@ -45,10 +46,8 @@ MODULES: Final = (
     "baton_kernels.sampling_search",
     "baton_kernels.token_rules",
 )
-CAPABILITIES: Final = (80, 90, 100)
-_SHARED_LIMITS: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# From 9.0 on the system reserves these bytes per block, which `cuobjdump` counts and no limit.
-_SHARED_RESERVED: Final = {80: 0, 90: 1024, 100: 1024}
+# From here on `cuobjdump` counts the bytes that the system reserves, which no limit does.
+_COUNTS_RESERVED: Final = 90
 _RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _WARP_MMA: Final = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async)\S*\.bf16\b")
 _TENSOR_CORE_MMA: Final = re.compile(r"\btcgen05\.mma\S*kind::f16\b")
@@ -154,8 +153,8 @@ def _faults(capability: int, spilled: int, static: int, dynamic: int) -> Iterato
         yield (
             f"spills {spilled} bytes of registers per thread: give it smaller tiles or more warps"
         )
-    shared = static + dynamic - _SHARED_RESERVED[capability]
-    limit = _SHARED_LIMITS[capability]
+    shared = static + dynamic - RESERVED * (capability >= _COUNTS_RESERVED)
+    limit = GPUS[capability].shared_memory
     if shared > limit:
         yield (
             f"takes {shared} bytes of shared memory, {shared - limit} more than sm_{capability} "
@@ -164,37 +163,32 @@ def _faults(capability: int, spilled: int, static: int, dynamic: int) -> Iterato
 
 
 def main() -> int:
-    every = [
-        (Job(module, index, capability), variant)
+    names = {
+        Job(module, index, capability): variant.name
         for module in MODULES
         for index, variant in enumerate(variants(module))
-        for capability in CAPABILITIES
-    ]
-    jobs = [job for job, variant in every if job.capability >= variant.least_capability]
+        for capability in variant.targets
+    }
     spawn = multiprocessing.get_context("spawn")
     num_processes = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(num_processes, mp_context=spawn) as processes:
-        usages = dict(zip(jobs, processes.map(run, jobs, chunksize=4), strict=True))
-    return report(every, usages)
+        usages = dict(zip(names, processes.map(run, names, chunksize=4), strict=True))
+    return report(names, usages)
 
 
-def report(every: list[tuple[Job, Variant]], usages: dict[Job, Usage]) -> int:
+def report(names: dict[Job, str], usages: dict[Job, Usage]) -> int:
     """Prints the table and then the faults; returns the exit status."""
-    width = max(len(variant.name) for _, variant in every)
+    width = max(map(len, names.values()))
     print(f"{'kernel':{width}}  target  registers  spills  shared: static  dynamic", flush=True)
     faults = []
-    for job, variant in every:
-        begin = f"{variant.name:{width}}  sm_{job.capability:<4}"
-        usage = usages.get(job)
-        if usage is None:
-            print(f"{begin} not launched here: needs sm_{variant.least_capability}")
-            continue
+    for job, usage in usages.items():
+        name = names[job]
         print(
-            f"{begin} {usage.registers:9} {usage.spilled_bytes:7} {usage.static_shared:15} "
-            f"{usage.dynamic_shared:8}"
+            f"{name:{width}}  sm_{job.capability:<4} {usage.registers:9} {usage.spilled_bytes:7} "
+            f"{usage.static_shared:15} {usage.dynamic_shared:8}"
         )
-        faults += [f"{variant.name} on sm_{job.capability} {fault}." for fault in usage.faults]
-    print(f"{len(usages)} compiled, {len(faults)} at fault")
+        faults += [f"{name} on sm_{job.capability} {fault}." for fault in usage.faults]
+    print(f"{len(usages)} compiled by Triton {triton.__version__}, {len(faults)} at fault")
     print("\n".join(faults), file=sys.stderr, end="\n" * bool(faults))
     return 1 if faults else 0
 

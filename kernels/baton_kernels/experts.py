@@ -61,7 +61,7 @@ def route(chosen: torch.Tensor, num_experts: int) -> Routing:
     return Routing(pairs, experts, num_pairs, chosen.shape[1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _experts_kernel(
     x, weight, bias, out, pairs, experts, x_stride, expert_stride, weight_stride, out_stride,
     num_pairs, num_columns, depth, num_experts, pairs_per_row,
@@ -207,7 +207,7 @@ def _constants(dtype: torch.dtype, depth: int, has_bias: bool) -> dict[str, Any]
     }
 
 
-def _stages(dtype: torch.dtype) -> dict[str, int]:
+def _stages(dtype: torch.dtype) -> dict[str, Any]:
     return {"num_warps": 4, "num_stages": 1 if dtype == torch.float32 else 4}
 
 

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_kernels.gpu import FP8_CAPABILITY
+
 # Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), whose `tl.dot` multiplies the
 # bit patterns of bf16 and so needs float32. A constant in compiled kernels.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -19,7 +21,6 @@ TRITON_TYPES = {
     torch.float32: "fp32",
     torch.float8_e4m3fn: "fp8e4nv",
 }
-_FP8_CAPABILITY = (9, 0)
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -50,12 +51,12 @@ def check_packed(name: str, tensor: torch.Tensor, num_dims: int = 1) -> None:
 
 
 def check_fp8(tensor: torch.Tensor) -> None:
-    """Raises `ValueError` for an fp8 (e4m3) tensor on a GPU below compute capability 9.0."""
+    """Raises `ValueError` for an fp8 (e4m3) tensor on a GPU below compute capability 8.9."""
     if tensor.dtype != torch.float8_e4m3fn or not tensor.is_cuda:
         return
     capability = torch.cuda.get_device_capability(tensor.device)
-    if capability < _FP8_CAPABILITY:
+    if capability < FP8_CAPABILITY:
         raise ValueError(
-            f"an fp8 (e4m3) KV cache needs compute capability 9.0 (Hopper) or newer; this GPU has "
+            f"an fp8 (e4m3) KV cache needs compute capability 8.9 (Ada) or newer; this GPU has "
             f"{capability[0]}.{capability[1]}: choose bfloat16 or float16 for the cache"
         )

@@ -62,7 +62,7 @@ def product(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     x, weight, bias, out, x_stride, weight_stride, out_stride, num_rows, num_columns, depth,
     split_depth, NUM_SPLITS: tl.constexpr, IS_PARTIAL: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -105,7 +105,7 @@ def _linear_kernel(
     tl.store(places, total.to(out.dtype.element_ty), is_row & is_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _sum_kernel(
     parts, bias, out, out_stride, num_rows, num_columns,
     NUM_SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
@@ -148,7 +148,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x, weight, given_bias, target, x.stride(0), weight.stride(0), target.stride(0),
         num_rows, num_columns, depth, split_depth,
         **_constants(x.dtype, depth, num_splits, is_partial, bias is not None),
-        **_stages(x.dtype),
+        **_options(x.dtype),
         enable_fp_fusion=FP_FUSION,
     )  # fmt: skip
     if is_partial:
@@ -212,12 +212,16 @@ def _constants(
     }
 
 
-def _stages(dtype: torch.dtype) -> dict[str, int]:
-    return {"num_warps": 8, "num_stages": 1 if dtype == torch.float32 else 3}
+def _options(dtype: torch.dtype) -> dict[str, Any]:
+    """Returns Triton's options. In float32 the assembler would spill for an occupancy of 3."""
+    if dtype == torch.float32:
+        return {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
+    return {"num_warps": 8, "num_stages": 3, "maxnreg": None}
 
 
 def _variant(dtype: torch.dtype, is_partial: bool) -> Variant:
     name, constants = TRITON_TYPES[dtype], _constants(dtype, 4096, 4, is_partial, True)
+    options = _options(dtype)
     strides = ("x_stride", "weight_stride", "out_stride")
     return Variant(
         name=f"linear {name}{' in parts' * is_partial}",
@@ -228,7 +232,9 @@ def _variant(dtype: torch.dtype, is_partial: bool) -> Variant:
         | dict.fromkeys(("num_columns", "depth", "split_depth"), "i32:16"),
         constants=constants,
         needs_mma="bf16" if dtype == torch.bfloat16 else None,
-        **_stages(dtype),
+        num_warps=options["num_warps"],
+        num_stages=options["num_stages"],
+        max_registers=options["maxnreg"],
     )
 
 

@@ -25,16 +25,22 @@ from baton_kernels.attention_tiles import (
     merge,
     score_scale,
 )
-from baton_kernels.attention_tiling import Tiling, num_programs, tile_dim
+from baton_kernels.attention_tiling import Tiling, tile_dim
+from baton_kernels.gpu import resident_programs
 from baton_kernels.launch import INTERPRETED, check_packed, check_shape
 
 _FIELDS = tl.constexpr(ITEM_FIELDS)
 _ITEM = tl.constexpr(SplitItem(*range(ITEM_FIELDS)))
 MERGED_AT_ONCE: Final = 8
 MERGE_WARPS: Final = 2
+# Programs of the first launch of a kernel, and of all in Triton's interpreter.
+_FEW_PROGRAMS: Final = 8
+# Programs that the GPU runs at once, by all that a split kernel is compiled for: its grid, since a
+# program that waited for another to end would begin its share of the work when the others are done.
+_num_resident: dict[tuple[object, ...], int] = {}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def split_kernel(
     partial_acc,
     partial_max,
@@ -236,7 +242,20 @@ def _launch_splits(
     most_items: int,
     tiling: Tiling,
 ) -> None:
-    split_kernel[(num_programs(most_items * kv.num_kv_heads, query.device),)](
+    constants = {
+        "NUM_KV_HEADS": kv.num_kv_heads,
+        "GROUP": query.shape[1] // kv.num_kv_heads,
+        "HEAD_DIM": kv.head_dim,
+        "TILE_DIM": tile_dim(kv.head_dim),
+        "BLOCK_SIZE": kv.block_size,
+        "WINDOW": rule.window,
+        "SOFTCAP": rule.softcap,
+        "ROWS": tiling.rows,
+        "TILE_KEYS": tiling.keys,
+    }
+    compiled_for = (query.device, query.dtype, kv.keys.dtype, tiling, *constants.values())
+    num_resident = _num_resident.get(compiled_for, _FEW_PROGRAMS)
+    compiled = split_kernel[(min(most_items * kv.num_kv_heads, num_resident),)](
         workspace.acc,
         workspace.row_max,
         workspace.row_sum,
@@ -254,20 +273,14 @@ def _launch_splits(
         query.stride(0),
         kv.keys.stride(0),
         tables.stride(0),
-        NUM_KV_HEADS=kv.num_kv_heads,
-        GROUP=query.shape[1] // kv.num_kv_heads,
-        HEAD_DIM=kv.head_dim,
-        TILE_DIM=tile_dim(kv.head_dim),
-        BLOCK_SIZE=kv.block_size,
-        WINDOW=rule.window,
-        SOFTCAP=rule.softcap,
-        ROWS=tiling.rows,
-        TILE_KEYS=tiling.keys,
+        **constants,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         maxnreg=tiling.max_registers,
         enable_fp_fusion=FP_FUSION,
     )
+    if compiled is not None and compiled_for not in _num_resident:
+        _num_resident[compiled_for] = resident_programs(compiled, query.device)
 
 
 def _launch_merge(

@@ -22,6 +22,7 @@ from baton_kernels.cache_write import (
     store_scaled,
     write_heads,
 )
+from baton_kernels.gpu import FP8_TARGETS, GPUS
 from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
 from baton_kernels.variant import Variant
 
@@ -279,7 +280,7 @@ def _variant(
         constants=constants,
         num_warps=_num_warps(constants),
         num_stages=1,
-        least_capability=90 if cache_dtype == torch.float8_e4m3fn else 80,
+        targets=FP8_TARGETS if cache_dtype == torch.float8_e4m3fn else tuple(GPUS),
     )
 
 

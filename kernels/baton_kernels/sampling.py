@@ -10,6 +10,7 @@ A row with truncation gathers its largest logits from the few strips that have a
 contain all kept tokens, it draws from them, else `sampling_search` does. The host decides nothing.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_kernels.gpu import GPUS, Gpu
 from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
 from baton_kernels.philox import uniform
 from baton_kernels.row_summary import (
@@ -47,8 +49,6 @@ from baton_kernels.variant import Variant
 # So that scores are bitwise those of the CPU sampler.
 FP_FUSION: Final = False
 MOST_TOKENS: Final = 2**18  # so that sums of chances fit into 63 bits
-# So that two rows fit on a multiprocessor.
-_GATHER_WARPS: Final = 4
 _DRAW_WARPS: Final = 8
 
 
@@ -263,6 +263,11 @@ def sample(
     return out
 
 
+def _gather_warps(gpu: Gpu) -> int:
+    """Returns so few warps that two rows fit on a multiprocessor; more, where those would spill."""
+    return 8 if gpu.capability >= (12, 0) else 4
+
+
 def _gather(logits: torch.Tensor, rows: SamplingRows, summary: RowSummary, plan: Plan) -> Nearest:
     num_rows, vocab_size = logits.shape
     nearest = Nearest(
@@ -274,7 +279,8 @@ def _gather(logits: torch.Tensor, rows: SamplingRows, summary: RowSummary, plan:
     _gather_kernel[(num_rows,)](
         logits, logits.stride(0), rows.temperature, rows.top_k, rows.top_p, rows.min_p,
         summary.strip_maxima, *_tensors(nearest), vocab_size,
-        **_gather_constants(plan, vocab_size), num_warps=_GATHER_WARPS, enable_fp_fusion=FP_FUSION,
+        **_gather_constants(plan, vocab_size), num_warps=_gather_warps(Gpu.of(logits.device)),
+        enable_fp_fusion=FP_FUSION,
     )  # fmt: skip
     return nearest
 
@@ -334,34 +340,34 @@ _NEAR_SIGNATURE: Final = {
 }
 
 
-def _variants(dtype: torch.dtype) -> tuple[Variant, Variant]:
+def _variants(dtype: torch.dtype) -> Iterator[Variant]:
     name = TRITON_TYPES[dtype]
     common = {"logits": f"*{name}", "stride": "i32", "vocab_size": "i32:16"}
     gather, draw = _gather_constants(Plan(), VOCAB_SIZE), _draw_constants(Plan(), VOCAB_SIZE)
-    return (
-        Variant(
-            name=f"sample, gather {name}",
+    for num_warps in (4, 8):
+        yield Variant(
+            name=f"sample, gather {name} in {num_warps} warps",
             kernel=_gather_kernel,
             signature=common
             | {key: ROW_SIGNATURE[key] for key in ("temperatures", "top_ks", "top_ps", "min_ps")}
             | {"strip_maxima": "*fp32"}
             | _NEAR_SIGNATURE,
             constants=gather,
-            num_warps=_GATHER_WARPS,
+            num_warps=num_warps,
             num_stages=3,
-        ),
-        Variant(
-            name=f"sample, draw {name}",
-            kernel=_draw_kernel,
-            signature=common
-            | ROW_SIGNATURE
-            | {"tile_maxima": "*fp32", "tile_tokens": "*i32", "tile_masses": "*fp32"}
-            | _NEAR_SIGNATURE
-            | {"out": "*i64", "left_over": "*i32"},
-            constants=draw,
-            num_warps=_DRAW_WARPS,
-            num_stages=3,
-        ),
+            targets=tuple(n for n, gpu in GPUS.items() if _gather_warps(gpu) == num_warps),
+        )
+    yield Variant(
+        name=f"sample, draw {name}",
+        kernel=_draw_kernel,
+        signature=common
+        | ROW_SIGNATURE
+        | {"tile_maxima": "*fp32", "tile_tokens": "*i32", "tile_masses": "*fp32"}
+        | _NEAR_SIGNATURE
+        | {"out": "*i64", "left_over": "*i32"},
+        constants=draw,
+        num_warps=_DRAW_WARPS,
+        num_stages=3,
     )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from baton_kernels.gpu import GPUS
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -14,6 +16,6 @@ class Variant:
     constants: dict[str, object]  # constexpr arguments, which `signature` need not have
     num_warps: int
     num_stages: int
-    least_capability: int = 80  # fp8 e4m3 needs 90
+    targets: tuple[int, ...] = tuple(GPUS)  # GPUs that launch it
     needs_mma: str | None = None  # "bf16": the PTX must contain bf16 MMA
     max_registers: int | None = None  # per thread; None leaves it to the assembler

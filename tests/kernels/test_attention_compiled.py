@@ -5,7 +5,8 @@ import re
 import pytest
 
 from baton_kernels.attention_variants import VARIANTS
-from baton_kernels.compile import CAPABILITIES, compile_variant
+from baton_kernels.compile import compile_variant
+from baton_kernels.gpu import GPUS
 from baton_kernels.variant import Variant
 
 _ALIAS = re.compile(r"^(#\w+) = (.*)$", re.MULTILINE)
@@ -28,7 +29,7 @@ def operations(variant: Variant, capability: int) -> set[str]:
     return {re.sub(r"#\w+", lambda alias: meaning.get(alias[0], alias[0]), line) for line in found}
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", GPUS)
 @pytest.mark.parametrize(
     "head_dim",
     [pytest.param(64, marks=pytest.mark.slow), 128, pytest.param(256, marks=pytest.mark.slow)],

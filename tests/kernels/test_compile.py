@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from baton_kernels import compile as tool
+from baton_kernels.gpu import GPUS
 from baton_kernels.launch import check_fp8
 from baton_kernels.variant import Variant
 from tests.support.repository import ROOT
@@ -54,7 +55,7 @@ def test_kernel_modules_choose_fp_fusion_explicitly(module: str) -> None:
     assert importlib.import_module(module).FP_FUSION in (True, False)
 
 
-@pytest.mark.parametrize("capability", tool.CAPABILITIES)
+@pytest.mark.parametrize("capability", GPUS)
 def test_compiled_linear_uses_tensor_cores_for_bf16_only(capability: int) -> None:
     for dtype in ("bf16", "fp16", "fp32"):
         compiled = tool.compile_variant(linear(dtype), capability, fp_fusion=True)
@@ -92,18 +93,33 @@ def test_compile_check_finds_missing_matrix_instructions() -> None:
     )
 
 
-def test_compile_report_skips_fp8_variants_below_hopper(capsys: pytest.CaptureFixture[str]) -> None:
-    fp8 = dataclasses.replace(HOARDING, name="fp8", least_capability=90)
-    assert tool.report([(tool.Job("m", 0, 80), fp8)], {}) == 0
-    assert "fp8  sm_80   not launched here: needs sm_90" in capsys.readouterr().out
+@pytest.mark.parametrize("module", tool.MODULES)
+def test_compile_targets_every_gpu_with_each_kernel(module: str) -> None:
+    targets: dict[object, set[int]] = {}
+    for variant in tool.variants(module):
+        targets.setdefault(variant.kernel, set()).update(variant.targets)
+    assert targets
+    assert all(found == set(GPUS) for found in targets.values())
 
 
-def test_check_fp8_refuses_gpu_below_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capability", [86, 120])
+def test_prefill_of_256_fits_gpus_with_less_shared_memory(capability: int) -> None:
+    (variant,) = (
+        v
+        for v in tool.variants("baton_kernels.attention_variants")
+        if v.name.startswith("prefill attention bf16 256 x 4") and capability in v.targets
+    )
+    usage = tool.inspect(variant, capability, fp_fusion=False)
+    assert usage.faults == ()
+    assert 0 < usage.dynamic_shared <= 99 * 1024
+
+
+def test_check_fp8_refuses_gpu_below_ada(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnGpu:
         dtype, is_cuda, device = torch.float8_e4m3fn, True, torch.device("cuda")
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    with pytest.raises(ValueError, match=r"this GPU has 8\.0: choose bfloat16 or float16"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ValueError, match=r"this GPU has 8\.6: choose bfloat16 or float16"):
         check_fp8(OnGpu())  # type: ignore[arg-type]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     check_fp8(OnGpu())  # type: ignore[arg-type]

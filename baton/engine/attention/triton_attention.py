@@ -20,6 +20,7 @@ from baton_kernels.attention_plan_arrays import SplitCapacity
 from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
 from baton_kernels.cache_write import CacheBlocks, write_kv
 from baton_kernels.cascade import find_shared
+from baton_kernels.gpu import Gpu
 from baton_kernels.paged_attention import (
     AttentionArrays,
     AttentionPlan,
@@ -126,6 +127,7 @@ class TritonAttention:
         self.kinds = [
             _kind(cache, place, heads) for place, heads in zip(cache.places, num_heads, strict=True)
         ]
+        gpu = Gpu.of(self.device)
         self.tilings = {
             kind: choose_tiling(
                 kind.head_dim,
@@ -133,7 +135,7 @@ class TritonAttention:
                 cache.pools[kind.cache_group].dtype,
                 kind.num_kv_heads,
                 max_context,
-                _capability(self.device),
+                gpu,
                 deterministic,
             )
             for kind in dict.fromkeys(self.kinds)
@@ -272,7 +274,3 @@ def _kind(cache: KvCache, place: LayerPlace, num_heads: int) -> LayerKind:
         window=pool.layout.window,
         token_bytes=2 * layer.num_kv_heads * layer.key_head_dim * pool.dtype.itemsize,
     )
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)

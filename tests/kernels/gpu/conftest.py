@@ -4,6 +4,8 @@ opentelemetry, so that a machine with little else than torch and triton can run 
 import pytest
 import torch
 
+from baton_kernels.gpu import FP8_CAPABILITY
+
 
 @pytest.fixture
 def gpu() -> torch.device:
@@ -12,5 +14,5 @@ def gpu() -> torch.device:
 
 
 def skip_without_fp8(gpu: torch.device, is_fp8: bool) -> None:
-    if is_fp8 and torch.cuda.get_device_capability(gpu) < (9, 0):
-        pytest.skip("fp8 is refused below compute capability 9.0")
+    if is_fp8 and torch.cuda.get_device_capability(gpu) < FP8_CAPABILITY:
+        pytest.skip("fp8 is refused below compute capability 8.9")

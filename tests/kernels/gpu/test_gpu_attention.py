@@ -10,6 +10,7 @@ from baton_kernels.attention_inputs import HEAD_DIMS
 from baton_kernels.attention_plan import plan_splits
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
+from baton_kernels.gpu import Gpu
 from baton_kernels.paged_decode import paged_decode
 from tests.kernels.gpu.conftest import skip_without_fp8
 from tests.support.kernels.attention_cases import (
@@ -56,7 +57,7 @@ def tiling_of(case: Case, deterministic: bool = False) -> AttentionTiling:
         case.kv.keys.dtype,
         case.kv.num_kv_heads,
         32768,
-        torch.cuda.get_device_capability(case.query.device),
+        Gpu.of(case.query.device),
         deterministic,
     )
 

@@ -6,6 +6,7 @@ import torch
 
 from baton_kernels.attention_inputs import HEAD_DIMS
 from baton_kernels.attention_tiling import Tiling, choose_tiling
+from baton_kernels.gpu import GPUS
 from tests.support.kernels.attention_cases import attend, make_case, prefill
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 
@@ -46,18 +47,18 @@ def test_prefill_attention_launches_nothing_for_empty_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "capability", "deterministic"),
+    ("dtype", "head_dim", "target", "deterministic"),
     [
-        (torch.bfloat16, 128, (9, 0), False),
-        (torch.float16, 80, (8, 0), False),
-        (torch.bfloat16, 256, (9, 0), True),
-        (torch.float32, 64, (9, 0), False),
+        (torch.bfloat16, 128, 90, False),
+        (torch.float16, 80, 80, False),
+        (torch.bfloat16, 256, 90, True),
+        (torch.float32, 64, 90, False),
     ],
     ids=str,
 )
 def test_attention_serves_ragged_batch_of_prefills_and_decodes(
-    dtype: torch.dtype, head_dim: int, capability: tuple[int, int], deterministic: bool
+    dtype: torch.dtype, head_dim: int, target: int, deterministic: bool
 ) -> None:
     case = make_case((0, 300, 17, 600, 0, 2), (200, 1, 4, 33, 1, 0), dtype, head_dim, 4, 1)
-    tiling = choose_tiling(head_dim, dtype, dtype, 1, 4096, capability, deterministic)
+    tiling = choose_tiling(head_dim, dtype, dtype, 1, 4096, GPUS[target], deterministic)
     case.check(attend(case, tiling))
