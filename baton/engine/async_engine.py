@@ -19,6 +19,7 @@ import torch
 
 from baton.cluster.prefix import BlockHash
 from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.device import use_device
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
@@ -236,6 +237,7 @@ class AsyncEngine:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        use_device(self.device)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -365,6 +367,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
+            use_device(self.device)
             made_progress = True
             while self._take_commands(wait=not (self.engine.has_work and made_progress)):
                 if self.engine.has_work:

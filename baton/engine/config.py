@@ -34,7 +34,7 @@ class EngineConfig:
         "auto",
         "dtype of the KV cache; equal on all workers. auto: that of the weights. fp8_e4m3: one "
         "byte per number, scaled by the checkpoint's k_scale and v_scale; holds twice the tokens "
-        "of bfloat16, at a loss of precision; on a GPU it needs compute capability 9.0 (Hopper).",
+        "of bfloat16, at a loss of precision; on a GPU it needs compute capability 8.9 (Ada).",
     )
     block_size: int = _setting(16, "Tokens of a KV block; equal on all workers.", ge=1)
     num_blocks: int | None = _setting(

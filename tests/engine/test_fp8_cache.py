@@ -188,11 +188,11 @@ def test_fp8_cache_is_rejected_on_a_gpu_without_fp8():
     with pytest.raises(InvalidArgumentError) as refusal:
         resolve_kv_dtype(FP8, torch.bfloat16, (8, 0))
     assert str(refusal.value) == (
-        "kv_cache_dtype: is 'fp8_e4m3', which needs a GPU of compute capability 9.0 or newer; this "
+        "kv_cache_dtype: is 'fp8_e4m3', which needs a GPU of compute capability 8.9 or newer; this "
         "one has 8.0: use --kv-cache-dtype auto there"
     )
     assert resolve_kv_dtype("auto", torch.bfloat16, (8, 0)) == torch.bfloat16
-    for fits in ((9, 0), (10, 0), None):
+    for fits in ((8, 9), (9, 0), (12, 0), None):
         assert resolve_kv_dtype(FP8, torch.bfloat16, fits) == torch.float8_e4m3fn
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from baton.engine.cache.kv_scales import FP8
 from baton.engine.config import EngineConfig
+from baton.engine.device import resolve_device, use_device
 from baton.engine.models.hf import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -22,7 +23,7 @@ from baton.engine.models.hf import (
 )
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 
-_FP8_CAPABILITY = (9, 0)
+_FP8_CAPABILITY = (8, 9)
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
@@ -47,6 +48,7 @@ def load_model(
     """Returns the model in evaluation mode on its device, with `attention` as its attention
     implementation. Raises `UnsupportedModelError` for weights that are missing or unreadable."""
     device = resolve_device(engine.device)
+    use_device(device)
     dtype = resolve_dtype(engine.dtype, config, device)
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
     try:
@@ -75,24 +77,6 @@ def load_model(
             f"{path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them"
         )
     return model.to(device).eval().requires_grad_(False)
-
-
-def resolve_device(name: str) -> torch.device:
-    """Returns the device. Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidArgumentError(
-            "device",
-            f"is {name!r}, but torch sees no GPU (torch {torch.__version__}); "
-            "install a CUDA build of torch and a driver, or use --device cpu",
-        )
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise InvalidArgumentError(
-            "device", f"is {name!r}; must be auto, cpu or cuda[:N]"
-        ) from error
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
+from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended
@@ -167,6 +168,7 @@ class IpcReceiver:
         integrity: Integrity,
     ) -> None:
         """Copies and checks a batch, in a thread."""
+        use_device(pool.device)
         try:
             self._cuda.copy(pool, rows, run.source_blocks, targets)
         except RuntimeError as error:

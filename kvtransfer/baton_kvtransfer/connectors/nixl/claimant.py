@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.cache.kv_pool import KvPool
+from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended
@@ -41,7 +42,7 @@ class NixlReader:
         """`devices`: network devices as UCX names them; None for all."""
         self._pools = pools
         self._devices = devices
-        self._thread = ThreadPoolExecutor(1, "nixl-reader")
+        self._thread = ThreadPoolExecutor(1, "nixl-reader", use_device, (pools[0].device,))
         self._agent: Agent | None = None
         self._lingering: list[Agent] = []
         self._timers: dict[Agent, asyncio.TimerHandle] = {}  # each closes a lingering agent
@@ -191,4 +192,5 @@ class NixlReceiver:
 
 def _check(run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
     """Verifies the checksums of the copied blocks, in a thread."""
+    use_device(pool.device)
     check(run, pool.read_blocks(targets), pool.layout.block_bytes)

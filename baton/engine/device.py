@@ -1,0 +1,39 @@
+"""Device of an engine: found by its name, and made current in the threads that use it."""
+
+import torch
+
+from baton.errors import InvalidArgumentError
+
+
+def resolve_device(name: str) -> torch.device:
+    """Returns the device. Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidArgumentError(
+            "device",
+            f"is {name!r}, but torch sees no GPU (torch {torch.__version__}); "
+            "install a CUDA build of torch and a driver, or use --device cpu",
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            "device", f"is {name!r}; must be auto, cpu or cuda[:N]"
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidArgumentError(
+            "device",
+            f"is {name!r}; torch sees {torch.cuda.device_count()} GPUs here, the first is cuda:0",
+        )
+    return device
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a GPU the current device of this thread; nothing for a CPU.
+
+    Call it first in each thread that launches kernels, makes streams or events, or pins memory for
+    the GPU: these use the current device, and not that of their tensors.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
