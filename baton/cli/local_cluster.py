@@ -7,15 +7,14 @@ Independent of terminals: it reports to a callback.
 """
 
 import contextlib
-import os
 import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from baton.cli.devices import on_devices
 from baton.cli.ports import HOST, free_port
 from baton.cli.process import Flags, Process, Role
 from baton.cli.signals import signals_deferred
@@ -113,11 +112,15 @@ class LocalCluster:
             http_port=self._free_port() if http_port == 0 else http_port,
             tls=self.tls,
         )
-        num_threads = _threads_of_each(num_prefill + num_decode, worker_flags.get("device"))
-        all_flags |= {"num_threads": num_threads, **worker_flags}
+        names: list[tuple[Role, int]] = [
+            *(("prefill", index) for index in range(num_prefill)),
+            *(("decode", index) for index in range(num_decode)),
+        ]
+        of_role = {"prefill": prefill_flags, "decode": decode_flags}
+        flags = [{**all_flags, **worker_flags, **of_role[role]} for role, _ in names]
         self._workers = [
-            *self._pool("prefill", num_prefill, {**all_flags, **prefill_flags}),
-            *self._pool("decode", num_decode, {**all_flags, **decode_flags}),
+            self._worker(role, index, own)
+            for (role, index), own in zip(names, on_devices(flags), strict=True)
         ]
 
     def __enter__(self) -> Self:
@@ -312,30 +315,21 @@ class LocalCluster:
             self._num_moves[process.name] += 1
             process.start(process.log_path.parent)
 
-    def _pool(self, role: Role, number: int, flags: Flags) -> Iterator[Process]:
-        for index in range(number):
-            name = f"{role}-{index}"
-            # In a Redis shared with other clusters the name would not be unique.
-            own = {} if self.redis is None else {"worker_id": name}
-            yield Process(
-                name,
-                role,
-                self._free_port(),
-                {**own, **flags},
-                admin_port=self._free_port(),
-                metrics_port=self._free_port(),
-                tls=self.tls,
-            )
+    def _worker(self, role: Role, index: int, flags: Flags) -> Process:
+        name = f"{role}-{index}"
+        # In a Redis shared with other clusters the name would not be unique.
+        own = {} if self.redis is None else {"worker_id": name}
+        return Process(
+            name,
+            role,
+            self._free_port(),
+            {**own, **flags},
+            admin_port=self._free_port(),
+            metrics_port=self._free_port(),
+            tls=self.tls,
+        )
 
     def _free_port(self) -> int:
         port = free_port(self._ports)
         self._ports.add(port)
         return port
-
-
-def _threads_of_each(num_workers: int, device: object) -> int | None:
-    """Returns a fair share of the cores; None for workers on a GPU, which hardly use any."""
-    has_gpu = Path("/dev/nvidiactl").exists()
-    if device == "cpu" or (device in (None, "auto") and not has_gpu):
-        return max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
-    return None
