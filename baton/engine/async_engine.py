@@ -235,6 +235,11 @@ class AsyncEngine:
         """Seconds of all steps since the start, by phase."""
         return self.engine.time_spent
 
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled after the warm-up, each of which stalled a step."""
+        return self.engine.num_late_compilations
+
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         use_device(self.device)

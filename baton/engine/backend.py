@@ -38,10 +38,23 @@ class Backend(Protocol):
         eos_token_ids: frozenset[int],
     ) -> Sampler: ...
 
-    def graphs(
-        self, model: DecoderModel, attention: Attention, device: torch.device
-    ) -> DecodeGraphs | None:
-        """Returns recorded decode steps, or None if the backend has none."""
+    def graph_bytes(self, model: DecoderModel, attention: Attention) -> int:
+        """Returns the memory in bytes that `graphs` will take."""
+        ...
+
+    def warm_up(
+        self, model: DecoderModel, attention: Attention, sampler: Sampler, cache: KvCache
+    ) -> None:
+        """Compiles every kernel that serving can launch, so that no step waits for one."""
+        ...
+
+    def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs | None:
+        """Returns recorded decode steps, or None if the backend has none. Ends the warm-up."""
+        ...
+
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled after the warm-up."""
         ...
 
 
@@ -68,10 +81,20 @@ class TorchBackend:
     ) -> Sampler:
         return Sampler(num_batch_slots, vocab_size, device, eos_token_ids)
 
-    def graphs(
-        self, _model: DecoderModel, _attention: Attention, _device: torch.device
-    ) -> DecodeGraphs | None:
+    def graph_bytes(self, _model: DecoderModel, _attention: Attention) -> int:
+        return 0
+
+    def warm_up(
+        self, _model: DecoderModel, _attention: Attention, _sampler: Sampler, _cache: KvCache
+    ) -> None:
+        return
+
+    def graphs(self, _model: DecoderModel, _attention: Attention) -> DecodeGraphs | None:
         return None
+
+    @property
+    def num_late_compilations(self) -> int:
+        return 0
 
 
 def choose_backend(

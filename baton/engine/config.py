@@ -50,7 +50,8 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = _setting(
         0.9,
-        "Fraction of the GPU's memory for weights, the largest step and the KV pools together.",
+        "Fraction of the GPU's memory that this worker takes for weights, the largest step, CUDA "
+        "graphs and the KV pools together.",
         gt=0,
         le=1,
     )

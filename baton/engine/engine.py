@@ -72,8 +72,9 @@ class Engine:
         self.device = device = loaded.device
         self._max_chunk = config.tokens_per_step(device.type)
         self._scheduler = make_scheduler(config, loaded)
-        backend = loaded.backend
+        self._backend = backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
+        backend.warm_up(loaded.model, loaded.attention, sampler, loaded.cache)
         stream = stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
         self._runner = ModelRunner(
@@ -84,7 +85,7 @@ class Engine:
             sampler,
             info.vocab_size,
             device,
-            graphs=backend.graphs(loaded.model, loaded.attention, device),
+            graphs=backend.graphs(loaded.model, loaded.attention),
             clock=self._clock,
             stream=stream,
         )
@@ -520,6 +521,11 @@ class Engine:
     def time_spent(self) -> TimeSpent:
         """Seconds of all steps since the start, by phase. From any thread."""
         return self._clock.spent
+
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled after the warm-up, each of which stalled a step. From any thread."""
+        return self._backend.num_late_compilations
 
     def _suspend(self) -> list[SequenceProgress]:
         """Suspends the sequences that `suspend` named, as far as possible now."""

@@ -1,6 +1,8 @@
 """Triton backend: an engine on Baton's kernels, on a GPU or in Triton's interpreter."""
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -9,7 +11,13 @@ from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.config import EngineConfig
-from baton.engine.models.cuda_graphs import CudaRecorder, DecodeGraphs
+from baton.engine.models.cuda_graphs import (
+    CudaRecorder,
+    DecodeGraphs,
+    capture_sizes,
+    record_decodes,
+    recorded_bytes,
+)
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.kernel_layers import fuse_residuals
 from baton.engine.models.kernel_modules import swap_modules
@@ -19,6 +27,8 @@ from baton.engine.models.triton_model import TritonModel, batch_invariant, libra
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.sampling.triton_choice import TritonChooser
+from baton.engine.warm_up import warm_up
+from baton_kernels.compilations import CompilationMeter
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +43,11 @@ class TritonBackend:
         self._layers = layers
         self._dtype = dtype
         self._max_len = max_len
+        self._compilations = CompilationMeter()
+
+    @property
+    def num_late_compilations(self) -> int:
+        return self._compilations.num_late
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if why_unknown(model) is not None:
@@ -57,16 +72,59 @@ class TritonBackend:
         chooser = TritonChooser(num_batch_slots, vocab_size, device)
         return Sampler(num_batch_slots, vocab_size, device, eos_token_ids, chooser)
 
-    def graphs(
-        self, model: DecoderModel, attention: Attention, device: torch.device
+    def graph_bytes(self, model: DecoderModel, attention: Attention) -> int:
+        attention = _own(attention)
+        if not self._has_graphs(attention):
+            return 0
+        device = attention.device
+
+        def reserved() -> int:
+            torch.cuda.empty_cache()
+            return torch.cuda.memory_reserved(device)
+
+        return recorded_bytes(partial(self._record, model, attention), self._sizes, reserved)
+
+    def warm_up(
+        self, model: DecoderModel, attention: Attention, sampler: Sampler, cache: KvCache
+    ) -> None:
+        attention, config = _own(attention), self._config
+        if attention.device.type == "cuda":  # Triton's interpreter compiles nothing
+            warm_up(
+                model,
+                attention,
+                sampler,
+                cache,
+                num_tokens=config.tokens_per_step("cuda"),
+                max_len=self._max_len,
+                num_rows=config.max_num_seqs,
+            )
+
+    def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs | None:
+        attention, graphs = _own(attention), None
+        if self._has_graphs(attention):
+            graphs = self._record(model, attention, self._sizes)
+        self._compilations.start()
+        return graphs
+
+    def _has_graphs(self, attention: TritonAttention) -> bool:
+        return attention.device.type == "cuda" and self._config.cuda_graphs
+
+    @property
+    def _sizes(self) -> list[int]:
+        return capture_sizes(self._config.max_num_seqs)
+
+    def _record(
+        self, model: DecoderModel, attention: TritonAttention, sizes: Sequence[int]
     ) -> DecodeGraphs | None:
         config = self._config
-        if device.type != "cuda" or not config.cuda_graphs:
-            return None
-        assert isinstance(attention, TritonAttention), "another backend's attention"
         max_blocks = -(-(self._max_len + config.max_drafts + 1) // config.block_size)
-        batch = StaticTritonBatch(attention, config.max_num_seqs, max_blocks)
-        return DecodeGraphs(model.forward, batch, config.max_num_seqs, device, CudaRecorder())
+        batch = StaticTritonBatch(attention, sizes[-1], max_blocks)
+        return record_decodes(model.forward, batch, sizes, attention.device, CudaRecorder())
+
+
+def _own(attention: Attention) -> TritonAttention:
+    assert isinstance(attention, TritonAttention), "another backend's attention"
+    return attention
 
 
 def _as_it_is(model: PreTrainedModel, hook: AttentionHook) -> TransformersModel:

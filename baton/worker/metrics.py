@@ -14,6 +14,7 @@ _STEPS, _STEP_TOKENS = "baton_steps_total", "baton_step_tokens_total"
 _STEP_SECONDS = "baton_step_seconds_total"
 _HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_total"
 _PREEMPTIONS = "baton_preemptions_total"
+_COMPILATIONS = "baton_kernel_compilations_total"
 _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total"
 
 # Help text by name, and the labels beside the role.
@@ -37,6 +38,10 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     _PREEMPTIONS: (
         "Preempted sequences: recomputed, swapped to host memory, or returned to the router.",
         ("mode",),
+    ),
+    _COMPILATIONS: (
+        "Kernels compiled after the warm-up, each of which stalled a step for seconds: expected 0.",
+        (),
     ),
     _DRAFTED: ("Draft tokens of speculative decoding.", ()),
     _ACCEPTED: ("Accepted draft tokens of speculative decoding.", ()),
@@ -97,6 +102,7 @@ class WorkerMetrics:
                 ("swap",): stats.num_swaps,
                 ("return",): stats.num_returns,
             },
+            _COMPILATIONS: {(): engine.num_late_compilations},
             _DRAFTED: {(): stats.num_drafted_tokens},
             _ACCEPTED: {(): stats.num_accepted_tokens},
         }

@@ -103,6 +103,11 @@ BOARD = Board(
                     most=1,
                 ),
                 Panel(
+                    "Late kernel compilations",
+                    [Query(_now("baton_kernel_compilations_total"), _NAME)],
+                    text="Kernels that the warm-up did not launch, since the worker began: 0.",
+                ),
+                Panel(
                     "Token throughput",
                     [Query(_by_worker("baton_step_tokens_total", "kind"), f"{_NAME} {{{{kind}}}}")],
                     "cps",

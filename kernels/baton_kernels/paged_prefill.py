@@ -27,7 +27,7 @@ _FIELDS = tl.constexpr(TILE_FIELDS)
 _TILE = tl.constexpr(PrefillTile(*range(TILE_FIELDS)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def prefill_kernel(
     out,
     query,

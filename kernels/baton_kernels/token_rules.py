@@ -54,7 +54,7 @@ class Bans:
     prefixes: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_biases"])
 def _bias_kernel(scores, scores_stride, rows, tokens, values, num_biases, BLOCK: tl.constexpr):
     """Adds `BLOCK` biases."""
     biases = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -65,7 +65,7 @@ def _bias_kernel(scores, scores_stride, rows, tokens, values, num_biases, BLOCK:
     tl.store(cells, score, is_bias)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_bans", "width", "capacity"])
 def _ban_kernel(
     scores, scores_stride, rows, tokens, prefix_lengths, prefixes, num_bans, width,
     token_ids, batch_slots, lengths, capacity, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
@@ -119,9 +119,11 @@ def ban(scores: torch.Tensor, bans: Bans, history: History | None = None) -> Non
     _check_bans(bans, history, len(scores))
     if not num_bans:
         return
-    # Without prefixes the kernel does not read the history: any tensors will do.
-    given = (scores, bans.rows, bans.rows)
-    if history is not None:
+    # Without prefixes the kernel does not read the history: any tensors will do, but always of the
+    # same types, for which it is compiled.
+    given = (bans.prefixes, bans.rows, bans.rows)
+    if width:
+        assert history is not None, "a prefix without a history"
         given = (history.token_ids, history.batch_slots, history.lengths)
     _ban_kernel[(triton.cdiv(num_bans, _BLOCK),)](
         scores, scores.stride(0), bans.rows, bans.token_ids, bans.prefix_lengths, bans.prefixes,

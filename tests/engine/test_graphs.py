@@ -1,14 +1,22 @@
 """Recorded decode steps: which graph a batch takes, and that only its own rows matter."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 
 from baton.engine.attention.interface import RaggedBatch
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
+from baton.engine.models.cuda_graphs import (
+    DecodeGraphs,
+    Step,
+    capture_sizes,
+    record_decodes,
+    recorded_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -59,7 +67,7 @@ def forward(
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=8))
 def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
     recorder = FakeRecorder()
-    graphs = DecodeGraphs(forward, FakeBatch(max_rows), max_rows, CPU, recorder)
+    graphs = DecodeGraphs(forward, FakeBatch(max_rows), capture_sizes(max_rows), CPU, recorder)
     assert recorder.num_recorded == len(graphs.sizes)
     for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
         batch_slots = np.random.default_rng(number).permutation(max_rows)[:size]
@@ -78,7 +86,7 @@ def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
 
 def test_decode_graphs_pad_rows_left_by_a_larger_batch():
     batch = FakeBatch(8)
-    graphs = DecodeGraphs(forward, batch, 8, CPU, FakeRecorder())
+    graphs = DecodeGraphs(forward, batch, capture_sizes(8), CPU, FakeRecorder())
     for size in (8, 3):
         batch_slots = np.arange(size)
         graphs.run(
@@ -91,11 +99,35 @@ def test_decode_graphs_pad_rows_left_by_a_larger_batch():
 
 def test_decode_graphs_decline_a_batch_without_room():
     batch, recorder, batch_slots = FakeBatch(2), FakeRecorder(), np.arange(2)
-    graphs = DecodeGraphs(forward, batch, 2, CPU, recorder)
+    graphs = DecodeGraphs(forward, batch, [1, 2], CPU, recorder)
     batch.has_room = False
     ragged = RaggedBatch.of_decodes(batch_slots, batch_slots, [])
     assert graphs.run(torch.zeros(2), torch.zeros(2), ragged) is None
     assert recorder.num_repeated == 0
+
+
+def test_decode_graphs_fall_back_to_eager_with_reason(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FakeRecorder):
+        def record(self, step: Step) -> Step:
+            if self.num_recorded == 2:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(step)
+
+    assert record_decodes(forward, FakeBatch(8), [1, 2, 4, 8], CPU, Failing()) is None
+    assert "without CUDA graphs" in caplog.text
+    assert "operation not permitted when stream is capturing" in caplog.text
+
+
+def test_recorded_bytes_are_those_of_largest_and_all_logits() -> None:
+    taken = [1000]  # by torch, in bytes
+
+    def record(sizes: Sequence[int]) -> DecodeGraphs | None:
+        taken[0] += 500
+        return record_decodes(forward, FakeBatch(8), sizes, CPU, FakeRecorder())
+
+    row = 4 * 8  # four int64 for each row of this forward
+    assert recorded_bytes(record, [1, 2, 4, 8], lambda: taken[0]) == 500 + (1 + 2 + 4) * row
+    assert recorded_bytes(lambda _sizes: None, [1, 2], lambda: taken[0]) == 0
 
 
 @given(st.integers(1, 2000))

@@ -21,17 +21,18 @@ WINDOWED = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16, window=32)
 
 
 def test_bytes_for_pools_is_what_model_and_others_leave():
-    gpu = GpuMemory(total=80 * GIB, used_by_others=2 * GIB, peak=20 * GIB)
-    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu) == 18 * GIB
+    gpu = GpuMemory(total=80 * GIB, used_by_others=2 * GIB, peak=20 * GIB, graphs=3 * GIB)
+    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu) == 17 * GIB
+    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.98), gpu) <= (78.4 - 2 - 23) * GIB
     assert bytes_for_pools(EngineConfig(kv_cache_bytes=7), gpu) == 7
     assert bytes_for_pools(EngineConfig(), None) == 512 * 2**20
 
 
 def test_bytes_for_pools_names_the_users_of_a_full_gpu():
-    gpu = GpuMemory(total=24 * GIB, used_by_others=4 * GIB, peak=18 * GIB)
+    gpu = GpuMemory(total=24 * GIB, used_by_others=4 * GIB, peak=18 * GIB, graphs=GIB)
     sentence = (
-        "gpu_memory_utilization: is 0.9, which allows 22118 MiB of 24576; the model and the "
-        "largest step take 18432 and others on this GPU 4096"
+        "gpu_memory_utilization: is 0.9, which allows 22118 MiB of 24576; the model, the largest "
+        "step and CUDA graphs take 19456 and others on this GPU 4096"
     )
     with pytest.raises(InvalidArgumentError, match=re.escape(sentence)):
         bytes_for_pools(EngineConfig(), gpu)

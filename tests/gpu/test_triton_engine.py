@@ -191,7 +191,7 @@ def test_triton_recorded_steps_give_equal_tokens(
     if device == "cpu":
         batch = StaticTritonBatch(runner._attention, 3, 9)
         cpu = torch.device("cpu")
-        runner._graphs = DecodeGraphs(runner._model.forward, batch, 3, cpu, Rerun())
+        runner._graphs = DecodeGraphs(runner._model.forward, batch, [1, 2, 3], cpu, Rerun())
     assert runner._graphs is not None
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 

@@ -34,8 +34,13 @@ class CostMeter:
 def _seconds_per_block(pool: KvPool, host: KvPool) -> float:
     """Measures copies of the null block to blocks that are not in use yet."""
     target = [1] * min(_NUM_COPIES, pool.num_blocks)
+
+    def copy() -> None:
+        pool.copy_blocks([0] * len(target), target, host)
+        if pool.device.type == "cuda":
+            torch.cuda.synchronize(pool.device)
+
+    copy()  # compiles the kernel, and maps the memory
     start = time.perf_counter()
-    pool.copy_blocks([0] * len(target), target, host)
-    if pool.device.type == "cuda":
-        torch.cuda.synchronize(pool.device)
+    copy()
     return (time.perf_counter() - start) / len(target)

@@ -1,11 +1,14 @@
 """KV cache allocation, from the configured size or the free memory of the GPU."""
 
+from dataclasses import replace
+
 import torch
 
 from baton.engine.backend import Backend
 from baton.engine.cache.kv_pool import KvCache, share_memory
 from baton.engine.config import EngineConfig
 from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.memory.gpu_lock import gpu_lock
 from baton.engine.memory.pool_size import (
     GpuMemory,
     bytes_for_pools,
@@ -28,6 +31,19 @@ def allocate(
 
     Raises `InvalidArgumentError` if that is too little.
     """
+    # Workers that share a GPU would else measure the same free memory, and all take it.
+    with gpu_lock(device):
+        return _allocate(config, plan, model, backend, device, max_len)
+
+
+def _allocate(
+    config: EngineConfig,
+    plan: CachePlan,
+    model: DecoderModel,
+    backend: Backend,
+    device: torch.device,
+    max_len: int,
+) -> KvCache:
     chunk = config.tokens_per_step(device.type)
     gpu = _measured(config, plan, model, backend, device, max_len)
     counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
@@ -54,4 +70,5 @@ def _measured(
     counts = [num_needed] * len(plan.layouts)
     attention = backend.attention(plan.cache(plan.pools(counts, device), []))
     model.use(attention)
-    return measure(model, attention, step, min(chunk, config.max_num_seqs), device)
+    found = measure(model, attention, step, min(chunk, config.max_num_seqs), device)
+    return replace(found, graphs=backend.graph_bytes(model, attention))

@@ -11,6 +11,8 @@ from baton.errors import InvalidArgumentError
 
 _CPU_BYTES = 512 * 2**20
 _MIB = 2**20
+# Fraction of a GPU that stays free for CUDA contexts and fragments, however many workers share it.
+_FREE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +23,35 @@ class GpuMemory:
         total: memory of the device.
         used_by_others: used by other processes, the driver and libraries other than torch.
         peak: torch's own at the largest moment of a step, weights included.
+        graphs: of the CUDA graphs to record: their inputs, activations and logits.
     """
 
     total: int
     used_by_others: int
     peak: int
+    graphs: int = 0
 
 
 def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
     """Returns the bytes that all pools may take together. `gpu`: None for a CPU.
 
-    Raises `InvalidArgumentError` if a GPU has nothing left for them.
+    `gpu_memory_utilization` bounds this worker alone; what others have taken bounds it only if less
+    than that is free. Raises `InvalidArgumentError` if a GPU has nothing left for the pools.
     """
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if gpu is None:
         return _CPU_BYTES
-    allowed = int(gpu.total * config.gpu_memory_utilization)
-    left = allowed - gpu.used_by_others - gpu.peak
+    utilization, taken = config.gpu_memory_utilization, gpu.peak + gpu.graphs
+    allowed = int(gpu.total * utilization)
+    free = gpu.total - gpu.used_by_others - int(gpu.total * min(_FREE, 1 - utilization))
+    left = min(allowed, free) - taken
     if left <= 0:
         raise InvalidArgumentError(
             "gpu_memory_utilization",
-            f"is {config.gpu_memory_utilization:g}, which allows {allowed // _MIB} MiB of "
-            f"{gpu.total // _MIB}; the model and the largest step take {gpu.peak // _MIB} and "
-            f"others on this GPU {gpu.used_by_others // _MIB}, so that nothing is left for KV "
+            f"is {utilization:g}, which allows {allowed // _MIB} MiB of {gpu.total // _MIB}; the "
+            f"model, the largest step and CUDA graphs take {taken // _MIB} and others on this GPU "
+            f"{gpu.used_by_others // _MIB}, so that nothing is left for KV "
             "blocks: raise it, lower max_num_batched_tokens, or use a smaller model or dtype",
         )
     return left

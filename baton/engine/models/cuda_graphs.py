@@ -5,13 +5,16 @@ rows a step fills. There is one graph per captured batch size; a step replays th
 it. The remaining rows are padding, which attends to nothing and writes nothing.
 """
 
+import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from baton.engine.attention.interface import RaggedBatch
+
+logger = logging.getLogger(__name__)
 
 Step = Callable[[], torch.Tensor]
 Forward = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor]
@@ -45,16 +48,16 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # of all recordings: cuBLAS has a workspace per stream
 
     def record(self, step: Step) -> Step:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles and allocates before the capture
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # compiles and allocates before the capture
             for _ in range(_WARM_UPS):
                 step()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             out = step()
 
         def replay() -> torch.Tensor:
@@ -65,22 +68,28 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """CUDA graphs of one model's decode steps, by batch size."""
+    """CUDA graphs of one model's decode steps, by batch size.
+
+    Attributes:
+        sizes: the batch sizes, ascending.
+    """
 
     def __init__(
         self,
         forward: Forward,
         batch: StaticBatch,
-        max_rows: int,
+        sizes: Sequence[int],
         device: torch.device,
         recorder: Recorder,
     ) -> None:
-        """Args: forward: the model's forward; batch: static inputs for up to `max_rows` decodes."""
+        """Args: forward: the model's forward; batch: static inputs for as many decodes as the last
+        of `sizes`."""
+        max_rows = sizes[-1]
         self._batch = batch
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         rows = torch.arange(max_rows, device=device)
-        self.sizes = capture_sizes(max_rows)
+        self.sizes = sizes
 
         def step(size: int) -> Step:
             inputs = (self._token_ids[:size], self._positions[:size])
@@ -88,6 +97,12 @@ class DecodeGraphs:
 
         # The largest first, so that the others reuse its memory in the pool.
         self._steps = {size: recorder.record(step(size)) for size in reversed(self.sizes)}
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of the logits of one row."""
+        (step, *_) = self._steps.values()
+        return step()[0].nbytes
 
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, ragged: RaggedBatch
@@ -106,6 +121,41 @@ class DecodeGraphs:
         if not self._batch.fill(ragged, size):
             return None
         return self._steps[size]()[:num_decodes]
+
+
+def record_decodes(
+    forward: Forward,
+    batch: StaticBatch,
+    sizes: Sequence[int],
+    device: torch.device,
+    recorder: Recorder,
+) -> DecodeGraphs | None:
+    """Returns the graphs, as `DecodeGraphs`; None, after a warning with the reason, if the model's
+    forward cannot be recorded: some wait for the device."""
+    try:
+        return DecodeGraphs(forward, batch, sizes, device, recorder)
+    except RuntimeError as error:
+        logger.warning("decode steps run without CUDA graphs, which is slower: %s", error)
+        return None
+
+
+def recorded_bytes(
+    record: Callable[[Sequence[int]], DecodeGraphs | None],
+    sizes: Sequence[int],
+    reserved: Callable[[], int],
+) -> int:
+    """Returns the memory in bytes that graphs of `sizes` take. Records the largest, and drops it:
+    the others reuse its memory, but for logits of their own.
+
+    Args:
+        record: records graphs of some sizes.
+        reserved: returns the memory in bytes that torch has reserved on the device.
+    """
+    before = reserved()
+    graphs = record(sizes[-1:])
+    if graphs is None:
+        return 0
+    return reserved() - before + sum(sizes[:-1]) * graphs.logit_bytes
 
 
 def capture_sizes(max_rows: int) -> list[int]:

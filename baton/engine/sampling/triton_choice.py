@@ -104,7 +104,7 @@ class TritonChooser:
             self.history.token_ids,
             self._upload(rows.batch_slots),
             self._upload(lengths),
-            self._upload(np.ascontiguousarray(rows.numbers["num_prompt_tokens"])),
+            self._column(rows.numbers["num_prompt_tokens"]),
             int(lengths.max()),
         )
 
@@ -147,7 +147,7 @@ class TritonChooser:
         ban(scores, bans, past)
 
     def _column(self, values: "np.ndarray[Any, Any]") -> torch.Tensor:
-        return self._upload(np.ascontiguousarray(values))
+        return self._upload(values.copy())  # a field of one record may have strides of no number
 
     def _mask(self, bitmask: Bitmask) -> torch.Tensor:
         if isinstance(bitmask, torch.Tensor):

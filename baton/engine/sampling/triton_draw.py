@@ -20,10 +20,10 @@ def draw(
     """
     upload, numbers = uploader(logits.device), rows.numbers
     selected = SamplingRows(
-        temperature=upload(np.ascontiguousarray(numbers["temperature"])),
+        temperature=upload(numbers["temperature"].copy()),
         top_k=upload(numbers["top_k"].astype(np.int32)),
-        top_p=upload(np.ascontiguousarray(numbers["top_p"])),
-        min_p=upload(np.ascontiguousarray(numbers["min_p"])),
+        top_p=upload(numbers["top_p"].copy()),
+        min_p=upload(numbers["min_p"].copy()),
         seeds=upload(numbers["seed"].astype(np.int64)),
         sequence_indices=upload(sequence_indices),
         positions=upload(positions),

@@ -1,0 +1,79 @@
+"""Warm-up: after it, no load on the engine launches a kernel that Triton would have to compile."""
+
+import random
+from typing import Any
+
+import pytest
+
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest
+from baton.engine.warm_up import warm_up
+from baton.sampling import SamplingParams
+from tests.support.kernels.engine_families import VOCAB_SIZE
+from tests.support.kernels.interpreter import IS_INTERPRETED
+from tests.support.kernels.specialisations import recorded_keys
+
+NUM_REQUESTS, MAX_TOKENS = 10, 5
+CHOICES: dict[str, list[Any]] = {
+    "temperature": [0.0, 0.8],
+    "top_k": [0, 5],
+    "repetition_penalty": [1.0, 1.3],
+    "frequency_penalty": [0.0, 0.4],
+    "logit_bias": [(), ((3, 1.0),), tuple((i, 0.5) for i in range(70))],
+    "bad_token_ids": [(), ((5,),), ((1, 2, 3), (4,))],
+    "min_tokens": [0, 2],
+}
+
+
+def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int) -> None:
+    """Prompts of any length, some of them alike, that arrive while others run."""
+    shared = [dice.randrange(VOCAB_SIZE) for _ in range(40)]
+    left = num_requests
+    while left or engine.has_work:
+        if left and dice.random() < 0.4:
+            left -= 1
+            rules = {name: dice.choice(values) for name, values in CHOICES.items()}
+            params = SamplingParams(
+                max_tokens=dice.randrange(2, MAX_TOKENS), stop_token_ids=(9,), **rules
+            )
+            length = dice.choice([1, 2, 3, 15, 16, 17, dice.randrange(4, 70)])
+            prompt = (shared[: dice.randrange(40)] + dice.choices(range(VOCAB_SIZE), k=70))[:length]
+            engine.add_request(EngineRequest(str(left), tuple(prompt), params, length))
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"deterministic": True, "max_drafts": 2}),
+        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
+        pytest.param("gemma2", {}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.skipif(not IS_INTERPRETED, reason="keys are noted by the interpreter")
+def test_warm_up_launches_all_that_serving_launches(
+    folder: Any, load: Any, seed: int, family: str, settings: dict[str, Any]
+) -> None:
+    engine: Engine = load(folder(family), max_num_batched_tokens=40, **settings)
+    runner = engine._runner
+    with recorded_keys() as warm:
+        warm_up(
+            runner._model,
+            runner._attention,
+            runner._sampler,
+            engine.cache,
+            num_tokens=40,
+            max_len=engine.info.max_model_len,
+            num_rows=6,
+        )
+    assert warm
+    with recorded_keys() as serving:
+        serve_random_requests(engine, random.Random(seed), NUM_REQUESTS)
+    assert serving - warm == set()
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
+def test_engine_compiles_no_kernel_while_serving(folder: Any, load: Any, seed: int) -> None:
+    engine: Engine = load(folder("llama"), max_num_batched_tokens=40, cuda_graphs=True)
+    serve_random_requests(engine, random.Random(seed), NUM_REQUESTS)
+    assert engine.num_late_compilations == 0
