@@ -2,22 +2,22 @@
 
 Every worker serves all roles on one engine; each role refuses requests while the worker is in
 another one. The role that a process is started with is only its first.
+
+Imports no torch: `baton up` reads the settings of workers here before it starts any.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from pydantic import create_model
 
-from baton.cluster.registry import Role
-from baton.serving import process
-from baton.v1 import admin_pb2_grpc
-from baton.worker.admin import WorkerAdmin
-from baton.worker.metrics import WorkerMetrics
 from baton.worker.settings import WorkerSettings
-from baton.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from baton.worker.worker import Worker
 
 GROUP = "baton.roles"
 
@@ -28,11 +28,16 @@ class WorkerRole:
 
     Attributes:
         settings: the settings that the role reads.
-        add: adds the role's services and metrics to a worker that does not run yet.
+        module: its service; the module's function `add_role(worker)` adds services and metrics to a
+            worker that does not run yet.
     """
 
     settings: type[WorkerSettings]
-    add: Callable[[Worker], None]
+    module: str
+
+    def add_to(self, worker: "Worker") -> None:
+        """Adds the role to a worker that does not run yet; imports its module."""
+        import_module(self.module).add_role(worker)
 
 
 @cache
@@ -49,20 +54,6 @@ def settings_class() -> type[WorkerSettings]:
     return create_model("RoleSettings", __doc__="Settings of a worker.", __base__=bases)
 
 
-def assemble(role: Role, settings: WorkerSettings) -> Worker:
-    """Returns a worker that begins in `role` and does not run yet."""
-    worker = Worker(role, settings)
-    worker.exposition.add(WorkerMetrics(worker))
-    worker.server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
-    for each in roles():
-        each.add(worker)
-    return worker
-
-
-def main(role: Role, arguments: Sequence[str], program: str) -> None:
-    """Runs a worker until a signal. `arguments` follow `program` on the command line."""
-
-    async def serve(settings: WorkerSettings) -> None:
-        await assemble(role, settings).run()
-
-    process.main(settings_class(), role, serve, arguments=arguments, program=program)
+def modules() -> list[str]:
+    """Returns the modules that a worker imports, torch among what they import."""
+    return ["baton.worker.process", *(role.module for role in roles())]

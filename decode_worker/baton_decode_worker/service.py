@@ -33,6 +33,13 @@ from baton_kvtransfer.wire import claim_of, handle_of
 DEFAULT_TIMEOUT = 600.0
 
 
+def add_role(worker: Worker) -> None:
+    """Adds the decode role to a worker that does not run yet."""
+    service = worker.component(DecodeService)
+    worker.server.add(pb_grpc.add_DecodeServicer_to_server, service)
+    worker.exposition.add(service)
+
+
 class DecodeService(pb_grpc.DecodeServicer):
     """Service that decodes sequences whose prompt's KV it fetches, or computes itself."""
 

@@ -8,6 +8,6 @@ from baton.cli.command import command
 @command("Processes", extra="worker", subject="a prefill worker", takes_rest=True)
 def prefill_worker(context: typer.Context) -> None:
     """Run a worker that begins in the prefill role, until a signal."""
-    from baton.worker.roles import main
+    from baton.worker.process import main
 
     main("prefill", context.args, context.command_path)

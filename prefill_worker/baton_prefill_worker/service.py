@@ -32,6 +32,11 @@ from baton_prefill_worker.lease_retention import LeaseRetention
 from baton_prefill_worker.prefix_fetch import fetch_prefix, source_of
 
 
+def add_role(worker: Worker) -> None:
+    """Adds the prefill role to a worker that does not run yet."""
+    worker.server.add(pb_grpc.add_PrefillServicer_to_server, worker.component(PrefillService))
+
+
 class PrefillService(pb_grpc.PrefillServicer):
     """Service that computes prompts and keeps their blocks under leases."""
 

@@ -6,7 +6,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
-from baton.worker.roles import assemble, settings_class
+from baton.worker.process import assemble
+from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
 from tests.support.worker.crew import crew_of
 from tests.support.worker.pair import COMMON

@@ -16,7 +16,8 @@ from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-from baton.worker.roles import assemble, settings_class
+from baton.worker.process import assemble
+from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.exchange import KvExchange

@@ -1,0 +1,31 @@
+"""Worker process: a worker with the installed roles, put together from its settings, and run."""
+
+from collections.abc import Sequence
+
+from baton.cluster.registry import Role
+from baton.serving import process
+from baton.v1 import admin_pb2_grpc
+from baton.worker.admin import WorkerAdmin
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.roles import roles, settings_class
+from baton.worker.settings import WorkerSettings
+from baton.worker.worker import Worker
+
+
+def assemble(role: Role, settings: WorkerSettings) -> Worker:
+    """Returns a worker that begins in `role` and does not run yet."""
+    worker = Worker(role, settings)
+    worker.exposition.add(WorkerMetrics(worker))
+    worker.server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
+    for each in roles():
+        each.add_to(worker)
+    return worker
+
+
+def main(role: Role, arguments: Sequence[str], program: str) -> None:
+    """Runs a worker until a signal. `arguments` follow `program` on the command line."""
+
+    async def serve(settings: WorkerSettings) -> None:
+        await assemble(role, settings).run()
+
+    process.main(settings_class(), role, serve, arguments=arguments, program=program)
