@@ -8,13 +8,15 @@ line, an environment and a log of its own.
     child = server.start("baton", ["decode-worker", "--port", "7001"], os.environ, log)
     child.wait(10.0)
 
-Messages over the sockets: a request with the descriptors of the child's log and of a socket for
-its answers; over that socket the process id, with a pidfd, and at last the exit code.
+Messages over the sockets: a request with the descriptors of a socket for its answers and of the
+child's log; over that socket "pid N", with a pidfd, and at last "exit CODE"; or "failed REASON" if
+the child could not be forked.
 """
 
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -27,17 +29,19 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import IO
+from typing import IO, NoReturn
 
 from setproctitle import setproctitle
+
+from baton.worker.roles import modules
 
 # Variables that imports do not read; workers read them later, from their own environment.
 _RUNTIME = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
 _MAX_REQUEST = 1 << 20
-_MAX_ANSWER = 64
+_MAX_ANSWER = 1024
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,12 +49,15 @@ class ForkedProcess:
     """Child of the fork server, with the methods of `subprocess.Popen` that are used.
 
     Attributes:
-        returncode: as in `subprocess`, negative for a signal; None while it runs.
+        returncode: as in `subprocess`, negative for a signal; None while it runs. `os.EX_OSERR` if
+            it could not be forked; its log then has the reason.
     """
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, log: int) -> None:
+        """`line`: for the server's messages. `log`: descriptor of its log. Closes both."""
         self.returncode: int | None = None
         self._line = line
+        self._log = log
         self._pid = 0
         self._descriptor = -1
 
@@ -82,28 +89,46 @@ class ForkedProcess:
         self.poll()
         if self._pid and self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, signum)
+                self._send(signum)
         elif self.returncode is None and signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             self._end(-signum)
 
+    def _send(self, signum: int) -> None:
+        if self._descriptor >= 0:
+            signal.pidfd_send_signal(self._descriptor, signum)
+        else:  # this process had no descriptor left for it
+            os.kill(self._pid, signum)
+
     def _receive(self, timeout: float | None) -> bool:
         """Takes one message, waiting up to `timeout` seconds; returns whether there was one."""
-        if not select.select([self._line], [], [], timeout)[0]:
-            return False
+        self._line.settimeout(timeout)
         try:
             message, descriptors, _, _ = socket.recv_fds(self._line, _MAX_ANSWER, 1)
+        except (BlockingIOError, TimeoutError):
+            return False
         except ConnectionError:
             message, descriptors = b"", []
-        if descriptors:
-            self._pid, self._descriptor = int(message), descriptors[0]
-        else:
+        kind, _, value = message.decode().partition(" ")
+        if kind == "pid":
+            self._pid, self._descriptor = int(value), next(iter(descriptors), -1)
+        elif kind == "exit":
+            self._end(int(value))
+        elif self._pid:
             # A server that is gone has taken its children with it: the kernel kills them.
-            self._end(int(message) if message else -signal.SIGKILL)
+            self._end(-signal.SIGKILL)
+        else:
+            self._fail(value or "the fork server has ended or has no file descriptor left")
         return True
+
+    def _fail(self, reason: str) -> None:
+        advice = "raise `ulimit -n` and `ulimit -u`, or start fewer processes"
+        os.write(self._log, f"baton: cannot fork this process: {reason}; {advice}\n".encode())
+        self._end(os.EX_OSERR)
 
     def _end(self, returncode: int) -> None:
         self.returncode = returncode
         self._line.close()
+        os.close(self._log)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -118,7 +143,7 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] | None = None) -> None:
         """Starts it. `preload`: modules to import, if it can; None: those of workers' roles."""
         if preload is None:
-            preload = [point.module for point in entry_points(group="baton.roles")]
+            preload = modules()
         self._environment = _import_environment()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -157,9 +182,9 @@ class ForkServer:
         request = {"module": module, "arguments": arguments, "environment": environment}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            descriptors = [log.fileno(), theirs.fileno()]
+            descriptors = [theirs.fileno(), log.fileno()]
             socket.send_fds(self._line, [json.dumps(request).encode()], descriptors)
-        return ForkedProcess(ours)
+        return ForkedProcess(ours, os.dup(log.fileno()))
 
     def close(self) -> None:
         """Kills the server and all its children."""
@@ -192,12 +217,37 @@ class _Job:
         os.environ.clear()
         os.environ.update(self.environment)
 
+    def run(self) -> NoReturn:
+        """Runs the command, and ends this process without the interpreter's own end, at which
+        libraries that were imported before the fork report all their objects as leaked."""
+        code = _exit_code_of(self.module)
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _exit_code_of(module: str) -> int:
+    """Runs `python -m module`; prints the error that ends it, and returns its exit code."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:  # as the interpreter would
+        traceback.print_exc()
+        return 1
+    return 0
+
 
 class _Children:
     """Server's side: forks and reaps children. Independent of what they run."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
+        self._server = os.getpid()
         self._running: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process
         self._poll = select.poll()
         self._poll.register(requests, select.POLLIN)
@@ -210,50 +260,69 @@ class _Children:
                 if descriptor in self._running:
                     self._reap(descriptor)
                     continue
-                job, line = self._next_request()
-                if line is None:
+                message, descriptors, _, _ = socket.recv_fds(self._requests, _MAX_REQUEST, 2)
+                if not message:
                     self._end()
                     return None
-                if job is not None and self._fork(line) == 0:
+                if (job := self._start(message, descriptors)) is not None:
                     return job
-                if job is not None:
-                    os.close(job.log)
 
-    def _next_request(self) -> tuple[_Job | None, socket.socket | None]:
-        """Returns a job and the socket for its answers. No socket: the client is gone; no job: the
-        client has cancelled it."""
-        message, descriptors, _, _ = socket.recv_fds(self._requests, _MAX_REQUEST, 2)
-        if not message:
-            return None, None
-        log, line = descriptors[0], socket.socket(fileno=descriptors[1])
-        watch = select.poll()
-        watch.register(line, 0)
-        if watch.poll(0):  # the client has closed it
-            line.close()
+    def _start(self, message: bytes, descriptors: list[int]) -> _Job | None:
+        """Forks a child unless the client has cancelled it. Returns its command in the child.
+
+        A start that fails is reported to the client, and affects no other child.
+        """
+        if not descriptors:  # the kernel had none left to give, and has closed the line
+            return None
+        line, *logs = descriptors
+        answers = socket.socket(fileno=line)
+        try:
+            if _is_closed(answers):
+                raise ConnectionError("cancelled by the client")
+            if not logs:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            job = _Job(**json.loads(message), log=logs[0])
+            pid = self._fork(answers)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            with answers, contextlib.suppress(OSError):
+                answers.send(f"failed {reason}".encode())
+        else:
+            if pid == 0:
+                self._become_child(answers)
+                return job
+        for log in logs:
             os.close(log)
-            return None, line
-        return _Job(**json.loads(message), log=log), line
+        return None
 
     def _fork(self, line: socket.socket) -> int:
-        """Returns the child's process id in the server, 0 in the child."""
-        server = os.getpid()
+        """Returns the child's process id in the server, 0 in the child. Raises `OSError`, and
+        leaves no child."""
         pid = os.fork()
         if pid == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:
-                os._exit(1)
-            self._requests.close()
-            line.close()
-            for descriptor, (_, other) in self._running.items():
-                os.close(descriptor)
-                other.close()
             return 0
-        descriptor = os.pidfd_open(pid)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._running[descriptor] = pid, line
         self._poll.register(descriptor, select.POLLIN)
         with contextlib.suppress(OSError):
-            socket.send_fds(line, [str(pid).encode()], [descriptor])
+            socket.send_fds(line, [f"pid {pid}".encode()], [descriptor])
         return pid
+
+    def _become_child(self, line: socket.socket) -> None:
+        """Has this process end with the server, and closes the server's files in it."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._server:
+            os._exit(1)
+        self._requests.close()
+        line.close()
+        for descriptor, (_, other) in self._running.items():
+            os.close(descriptor)
+            other.close()
 
     def _reap(self, descriptor: int) -> None:
         pid, line = self._running.pop(descriptor)
@@ -261,12 +330,19 @@ class _Children:
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
         with line, contextlib.suppress(OSError):
-            line.send(str(os.waitstatus_to_exitcode(status)).encode())
+            line.send(f"exit {os.waitstatus_to_exitcode(status)}".encode())
 
     def _end(self) -> None:
         for descriptor, (pid, _) in list(self._running.items()):
             os.kill(pid, signal.SIGKILL)
             self._reap(descriptor)
+
+
+def _is_closed(line: socket.socket) -> bool:
+    """Returns whether the client has closed its end."""
+    watch = select.poll()
+    watch.register(line, 0)
+    return bool(watch.poll(0))
 
 
 def _main() -> None:
@@ -281,7 +357,7 @@ def _main() -> None:
         job = _Children(requests).serve()
     if job is not None:
         job.become()
-        runpy.run_module(job.module, run_name="__main__", alter_sys=True)
+        job.run()
 
 
 if __name__ == "__main__":

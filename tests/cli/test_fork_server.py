@@ -1,10 +1,13 @@
 """Forked processes are what started ones would be: arguments, logs, ends, and nothing left."""
 
+import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -37,14 +40,40 @@ time.sleep(60.0)
 """
 
 
+# What libraries written in C say when the process exits.
+_NOISY = """
+import atexit, ctypes, sys
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+noise = ctypes.c_void_p(libc.strdup(b"leaked 514 functions!"))
+libc.__cxa_atexit(ctypes.cast(libc.puts, ctypes.c_void_p), noise, None)
+atexit.register(print, "closed")
+"""
+
+
+@contextmanager
+def descriptors_left(pid: int, number: int) -> Iterator[None]:
+    """A process may open so many more files."""
+    # Without the one that lists them.
+    used = {int(file.name) for file in [*Path(f"/proc/{pid}/fd").iterdir()] if file.is_symlink()}
+    free = (n for n in itertools.count() if n not in used)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    limit = next(itertools.islice(free, number, None))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
 class Nursery:
     """Starts a module that prints its arguments, and takes so many seconds."""
 
-    def __init__(self, folder: Path, preload: str = _PRELOADED) -> None:
+    def __init__(self, folder: Path, preload: str = _PRELOADED, source: str = _MODULE) -> None:
         self.log = folder / "log"
         self.server = ForkServer([preload])
         self._children: list[ForkedProcess] = []
-        (folder / "forked_module.py").write_text(_MODULE)
+        (folder / "forked_module.py").write_text(source)
 
     def __call__(self, *arguments: str, seconds: float = 0.0) -> ForkedProcess:
         environment = {**os.environ, "WHAT": "told", "SECONDS": str(seconds)}
@@ -110,6 +139,63 @@ def test_fork_server_skips_child_killed_before_its_fork(
     assert child.pid == 0
     assert start().wait(60.0) == 3
     assert start.log.read_text().count("told") == 1
+    start.close()
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2], ids="for its {}".format)
+def test_failed_start_ends_no_other_forked_process(start: Nursery, num_left: int) -> None:
+    """One without a socket, a log, or a descriptor of the process."""
+    other = start(seconds=60.0)
+    server = psutil.Process(other.pid).ppid()
+    with descriptors_left(server, num_left):
+        failed = start()
+        assert failed.wait(60.0) == os.EX_OSERR
+        assert failed.pid == 0
+    assert "baton: cannot fork this process: " in start.log.read_text()
+    assert other.poll() is None
+    assert start().wait(60.0) == 3
+
+
+def test_forked_process_is_killed_without_a_descriptor_left(start: Nursery) -> None:
+    child = start(seconds=60.0)
+    with descriptors_left(os.getpid(), 0):
+        assert child.pid > 0
+        assert child.poll() is None
+        child.send_signal(signal.SIGKILL)
+    assert child.wait(10.0) == -signal.SIGKILL
+
+
+def test_forked_process_is_killed_above_1024_descriptors(start: Nursery) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        child = start(seconds=60.0)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.05)
+        assert child.pid > 0
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(10.0) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "log"),
+    [
+        ("sys.exit('the reason')", 1, "the reason\nclosed\n"),
+        ("sys.exit()", 0, "closed\n"),
+        ("pass", 0, "closed\n"),
+        ("raise ValueError('odd')", 1, "ValueError: odd\nclosed\n"),
+    ],
+)
+def test_forked_process_ends_with_its_own_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, code: int, log: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", _path(tmp_path))
+    start = Nursery(tmp_path, source=_NOISY + ending)
+    assert start().wait(60.0) == code
+    assert start.log.read_text().endswith(log)
     start.close()
 
 
