@@ -1,7 +1,9 @@
 """Checkpoint lookup: models shipped with Baton, folders, and the Hugging Face hub."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from baton.errors import UnsupportedModelError
 
@@ -16,6 +18,10 @@ INTRODUCTION = (
 # What describes a checkpoint, and what its weights are read from.
 DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
+SAFETENSORS_ONLY = (
+    "Baton reads safetensors: give the checkpoint that it was converted from, a folder or a hub id"
+)
+_HUB_ID_PARTS = 2
 
 
 def locate(model: str) -> str:
@@ -29,6 +35,15 @@ def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
     folder = Path(locate(path))
     if folder.is_dir():
         return folder
+    if folder.suffix == ".gguf":
+        raise UnsupportedModelError(f"{path!r} is a GGUF file; {SAFETENSORS_ONLY}")
+    if folder.is_file():
+        raise UnsupportedModelError(f"{path!r} is a file; expected the folder of a checkpoint")
+    if path.startswith((".", "~")) or folder.is_absolute() or len(folder.parts) > _HUB_ID_PARTS:
+        raise UnsupportedModelError(
+            f"the folder {path!r} does not exist; expected a checkpoint's folder, a hub id such as "
+            "Qwen/Qwen3-0.6B, or 'tiny'"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -37,5 +52,22 @@ def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first_line = str(error).strip().split("\n")[0]
         raise UnsupportedModelError(
-            f"{path!r} is neither a folder nor a model that the hub gives: {first_line}"
+            f"{path!r} is neither a folder here nor a model that the hub gives: {first_line}; "
+            "without a network give a folder"
         ) from None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Returns a JSON object. Raises `UnsupportedModelError` if the file has none or is missing."""
+    if not file.is_file():
+        raise UnsupportedModelError(
+            f"{str(file.parent)!r} holds no {file.name}; expected a checkpoint's folder, as "
+            "model.save_pretrained(folder) writes it"
+        )
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModelError(f"{str(file)!r} is not a JSON object")
+    return content

@@ -23,6 +23,7 @@ from baton.errors import (
     InvalidArgumentError,
     UnsupportedModelError,
 )
+from baton.models.support import check_model
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
@@ -174,18 +175,68 @@ def test_engine_rejects_a_checkpoint_without_safetensors_unread(tmp_path: Path) 
 
 
 def test_engine_rejects_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="neither a folder nor a model"):
+    with pytest.raises(UnsupportedModelError, match=r"folder .*nowhere' does not exist"):
         load(tmp_path / "nowhere")
+
+
+def quantized(method: str) -> dict[str, object]:
+    return {"quantization_config": {"quant_method": method, "bits": 4}}
+
+
+_OWN = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+
+DESCRIBED: dict[str, tuple[dict[str, object], str]] = {
+    **{
+        method: (quantized(method), f"quantized by {method} .* give the original checkpoint")
+        for method in ("bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors", "mxfp4")
+    },
+    "quantized in part": ({"text_config": quantized("awq")}, "quantized by awq"),
+    "quantized otherwise": ({"compression_config": {"format": "int"}}, "by an unnamed method"),
+    "encoder-decoder": (
+        {"model_type": "t5", "is_encoder_decoder": True},
+        "encoder-decoder model; Baton serves decoder-only models: choose a causal",
+    ),
+    "custom code": (
+        {"model_type": "own", "auto_map": _OWN},
+        r"needs code of its checkpoint \(own.OwnConfig, own.OwnModel\), which Baton never runs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_model_is_refused_alike_before_and_at_its_load(name: str, tmp_path: Path) -> None:
+    changes, why = DESCRIBED[name]
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"never read")
+    with pytest.raises(UnsupportedModelError, match=why) as before:
+        check_model(str(tmp_path))
+    with pytest.raises(UnsupportedModelError) as at_load:
+        load(tmp_path)
+    assert str(before.value) == str(at_load.value)
+
+
+@pytest.mark.parametrize("model", ["", "model.gguf"], ids=["folder", "file"])
+def test_gguf_is_refused_alike_before_and_at_its_load(model: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for refuse in (check_model, load):
+        with pytest.raises(UnsupportedModelError, match=r"GGUF .*; Baton reads safetensors"):
+            refuse(str(tmp_path / model))
+
+
+def test_model_that_ships_passes_the_check_before_its_load() -> None:
+    check_model("tiny")
 
 
 def test_engine_rejects_a_broken_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "lla')
-    with pytest.raises(UnsupportedModelError, match="cannot read a model configuration"):
+    with pytest.raises(UnsupportedModelError, match=r"config\.json' is not JSON"):
         load(tmp_path)
 
 
 def test_engine_rejects_an_unknown_model_type(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    (tmp_path / "model.safetensors").write_bytes(b"never read")
     with pytest.raises(UnsupportedModelError, match="unheard_of"):
         load(tmp_path)
 

@@ -22,6 +22,7 @@ from baton.engine.models.hf import (
     PreTrainedModel,
 )
 from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.models import support
 
 _FP8_CAPABILITY = (8, 9)
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
@@ -30,6 +31,8 @@ _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 def load_config(path: str) -> PretrainedConfig:
     """Returns the checkpoint's configuration. Raises `UnsupportedModelError` if unsupported."""
+    support.check_description(Path(path))
+    support.check_weights(Path(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -37,8 +40,8 @@ def load_config(path: str) -> PretrainedConfig:
         raise UnsupportedModelError(
             f"cannot read a model configuration at {path!r}: {first_line}"
         ) from error
+    support.check_config(config.to_dict())  # with its class's defaults, which the file may omit
     _check_architecture(config)
-    _check_weights(path)
     return config
 
 
@@ -169,12 +172,11 @@ def eos_token_ids(config: PretrainedConfig, model: PreTrainedModel) -> frozenset
 
 def _check_architecture(config: PretrainedConfig) -> None:
     name = (config.architectures or [type(config).__name__])[0]
-    if config.is_encoder_decoder:
-        raise UnsupportedModelError(
-            f"{name} is an encoder-decoder model; Baton serves decoders only"
-        )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModelError(f"{name} is not a causal language model of transformers")
+        raise UnsupportedModelError(
+            f"{name} is not a causal language model of transformers, which Baton serves alone; "
+            "choose one of text only"
+        )
     text = config.get_text_config()
     if getattr(text, "num_attention_heads", None) in (None, 0):
         raise UnsupportedModelError(
@@ -196,12 +198,3 @@ def _rope_type(parameters: Any) -> str | None:
         return str(parameters["rope_type"])
     types = [str(p.get("rope_type")) for p in parameters.values() if isinstance(p, dict)]
     return next((t for t in types if t in _BATCH_DEPENDENT_ROPES), None)
-
-
-def _check_weights(path: str) -> None:
-    folder = Path(path)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise UnsupportedModelError(
-            f"{path!r} holds no *.safetensors file; other formats can run code when read. "
-            "Convert it with model.save_pretrained(folder) first"
-        )

@@ -5,7 +5,6 @@ Reads only JSON files and the template of the checkpoint; loads neither torch no
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidArgumentError, UnsupportedModelError
-from baton.models import DESCRIPTION, checkpoint_folder
+from baton.models import DESCRIPTION, checkpoint_folder, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +98,7 @@ class ModelCard:
 def read_model_card(path: str) -> ModelCard:
     """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`."""
     folder = checkpoint_folder(path, DESCRIPTION)
-    config = _read(folder / "config.json")
-    if config is None:
-        raise UnsupportedModelError(f"{path!r} holds no config.json")
+    config = read_json(folder / "config.json")
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.is_file():
         raise UnsupportedModelError(
@@ -109,8 +106,8 @@ def read_model_card(path: str) -> ModelCard:
             "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
         )
     text = config.get("text_config", config)
-    tokenizer_config = _read(folder / "tokenizer_config.json") or {}
-    generation = _read(folder / "generation_config.json") or {}
+    tokenizer_config = _read(folder / "tokenizer_config.json")
+    generation = _read(folder / "generation_config.json")
     return ModelCard(
         name=Path(path).name,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
@@ -124,14 +121,9 @@ def read_model_card(path: str) -> ModelCard:
     )
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        content: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error
-    return content
+def _read(file: Path) -> dict[str, Any]:
+    """Returns the content of a file that a checkpoint may lack."""
+    return read_json(file) if file.is_file() else {}
 
 
 def _read_tokenizer(file: Path) -> Tokenizer:

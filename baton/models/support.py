@@ -1,0 +1,100 @@
+"""Support of checkpoints: what Baton cannot serve by a checkpoint's description.
+
+Reads its JSON files and the names of its other files; no weights, and no code of the checkpoint.
+Knows nothing of torch: `baton up` refuses a model here before it starts a process.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton.errors import UnsupportedModelError
+from baton.models import (
+    DESCRIPTION,
+    SAFETENSORS_ONLY,
+    WEIGHTS,
+    checkpoint_folder,
+    locate,
+    read_json,
+)
+
+CONFIG = "config.json"
+# Keys under which a configuration describes quantized weights.
+_QUANTIZED = ("quantization_config", "compression_config")
+
+
+def check_model(model: str) -> None:
+    """Raises `UnsupportedModelError` for a model that no worker can serve by its description.
+
+    `model`: "tiny", a folder, or a hub id, of which this fetches the description alone.
+    """
+    folder = checkpoint_folder(model, DESCRIPTION)
+    check_description(folder)
+    if folder == Path(locate(model)):
+        check_weights(folder)
+
+
+def check_description(folder: Path) -> None:
+    """Raises `UnsupportedModelError` if the files that describe a checkpoint rule it out."""
+    if not (folder / CONFIG).is_file() and any(folder.glob("*.gguf")):
+        raise UnsupportedModelError(f"{str(folder)!r} holds a GGUF model; {SAFETENSORS_ONLY}")
+    config = read_json(folder / CONFIG)
+    check_config(config)
+    _check_code(config)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedModelError` for the configuration of quantized weights, or of an
+    encoder-decoder model."""
+    for described in (config, config.get("text_config")):
+        for key in _QUANTIZED:
+            if isinstance(described, Mapping) and described.get(key):
+                raise UnsupportedModelError(
+                    f"the weights of {_architecture(config)} are quantized by "
+                    f"{_method(described[key])} ({key} in {CONFIG}); Baton serves float32, "
+                    "bfloat16 and float16: give the original checkpoint, from before it was "
+                    "quantized"
+                )
+    if config.get("is_encoder_decoder"):
+        raise UnsupportedModelError(
+            f"{_architecture(config)} is an encoder-decoder model; Baton serves decoder-only "
+            "models: choose a causal language model"
+        )
+
+
+def check_weights(folder: Path) -> None:
+    """Raises `UnsupportedModelError` if a folder has no weights in safetensors."""
+    if not any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
+        raise UnsupportedModelError(
+            f"{str(folder)!r} holds no *.safetensors file; other formats can run code when read. "
+            "Convert it with model.save_pretrained(folder) first"
+        )
+
+
+def _check_code(config: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedModelError` for a model whose classes are code in the checkpoint."""
+    own = config.get("auto_map")
+    if not own:
+        return
+    # Imported for such checkpoints alone: it takes seconds where torch is installed.
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING_NAMES:
+        named = ", ".join(map(str, own.values())) if isinstance(own, Mapping) else own
+        raise UnsupportedModelError(
+            f"{_architecture(config)} needs code of its checkpoint ({named}), which Baton never "
+            f"runs, and this transformers has no model type {model_type!r}: upgrade it if a later "
+            "one has, or choose another model"
+        )
+
+
+def _method(config: Any) -> str:
+    """Returns the quantization method that a `quantization_config` names."""
+    named = config.get("quant_method") if isinstance(config, Mapping) else None
+    return str(named or "an unnamed method")
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or [config.get("model_type") or "the model"]
+    return str(names[0])
