@@ -261,7 +261,7 @@ class LocalCluster:
         running = [process for process in self.processes if process.is_running]
         for process in running:
             if not statuses[process.name].is_ready:
-                statuses[process.name] = status_of(process)
+                statuses[process.name] = status_of(process, statuses[process.name])
         if not all(statuses[process.name].state in _SETTLED for process in running):
             return False
         if self._router.is_running and not self._takes_calls():

@@ -27,11 +27,12 @@ class Status:
 OnStatus = Callable[[list[Status]], None]
 
 
-def status_of(process: Process) -> Status:
-    """Returns the status of a process, by its admin service."""
+def status_of(process: Process, last: Status) -> Status:
+    """Returns the status of a process, by its admin service; the `last` one if it does not answer,
+    as while it loads a model."""
     try:
         with Client(process.admin_endpoint, timeout=ANSWER_TIMEOUT, tls=process.tls) as client:
             load = client.get_load()
     except BatonError:
-        return Status(process.name)
+        return last
     return Status(process.name, load.state, load.phase, load.progress)

@@ -46,10 +46,13 @@ _Component = TypeVar("_Component")
 # stall whenever the event loop sends a step's tokens; shorter still costs more than it gains.
 SWITCH_INTERVAL = 0.0005
 
+# From the end of the engine's start until the worker takes requests.
+_LAST_PHASE = "opening connections"
+
 
 class Worker:
     """Worker process. Roles and components add services to `server` and `kv_server`, metrics to
-    `exposition`, and callbacks; then `run` is called (`baton.worker.roles`).
+    `exposition`, and callbacks; then `run` is called (`baton.worker.process`).
 
     Attributes:
         role: its present pool.
@@ -79,6 +82,7 @@ class Worker:
         self.exposition = Exposition()
         self.round_trips = RoundTrips()
         self._engine: AsyncEngine | None = None
+        self._is_loaded = False
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_epoch: list[Callable[[], None]] = []
         self._components: dict[object, object] = {}
@@ -98,7 +102,8 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        return self._engine is not None
+        """True once it takes requests, or would if it did not drain; never false again."""
+        return self._is_loaded
 
     @property
     def is_draining(self) -> bool:
@@ -288,6 +293,7 @@ class Worker:
             await callback(stack)
         if redis is not None:
             await self._register(redis, stack)
+        self._is_loaded = True
         await self._publish_state()
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
 
@@ -330,7 +336,7 @@ class Worker:
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:
-        self.phase = "" if fraction >= 1.0 else phase
+        self.phase = phase if fraction < 1.0 else _LAST_PHASE
         self.progress = fraction
 
     def _on_cache_events(self, events: CacheEvents) -> None:

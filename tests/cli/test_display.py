@@ -4,10 +4,17 @@ import re
 from rich.console import Console
 
 from baton.cli.display import status_display
-from baton.cli.status import Status
+from baton.cli.ports import free_port
+from baton.cli.process import Process
+from baton.cli.status import Status, status_of
 
 LOADING = Status("prefill-0", "starting", "loading weights", 0.5)
 READY = Status("prefill-0", "ready", "", 1.0)
+
+
+def test_status_stays_while_a_process_does_not_answer() -> None:
+    silent = Process("prefill-0", "prefill", free_port(set()), {}, admin_port=free_port(set()))
+    assert status_of(silent, LOADING) == LOADING
 
 
 def test_status_display_prints_a_line_per_change_off_terminal() -> None:

@@ -1,10 +1,16 @@
 """Settings of a worker, in combination."""
 
+from contextlib import AsyncExitStack
+
 import pytest
 
 from baton.cli.certs import Authority, write
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.v1 import admin_pb2 as pb
+from baton.worker.admin import WorkerAdmin
+from baton.worker.process import assemble
 from baton.worker.role_changes import RoleChanges
+from baton.worker.roles import settings_class
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
 
@@ -43,3 +49,24 @@ async def test_worker_refuses_role_that_certificate_does_not_cover(tmp_path):
     # This one may, once it has loaded its model.
     with pytest.raises(UnavailableError, match="not ready yet"):
         await RoleChanges(worker_with("worker")).set_role("decode")
+
+
+async def test_worker_is_starting_until_all_of_it_is_set_up() -> None:
+    worker = assemble("decode", settings_class()(worker_id="w", device="cpu", num_blocks=8))
+    admin, seen = WorkerAdmin(worker), []
+
+    async def look(_stack: AsyncExitStack) -> None:
+        load = await admin.GetLoad(pb.GetLoadRequest(), None)
+        seen.append((load.state, load.phase, load.progress))
+
+    worker.on_load(look)
+    async with AsyncExitStack() as stack:
+        await worker.listen(stack)
+        await look(stack)
+        await worker.load(stack)
+        await look(stack)
+    assert seen == [
+        (pb.WORKER_STATE_STARTING, "starting", 0.0),
+        (pb.WORKER_STATE_STARTING, "opening connections", 1.0),
+        (pb.WORKER_STATE_READY, "", 1.0),
+    ]
