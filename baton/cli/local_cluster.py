@@ -60,6 +60,8 @@ class LocalCluster:
         tls_dir: folder of certificates made by `baton certs`, with which all processes use TLS.
         log_dir: folder of the logs, a file for each process; None: they are deleted by `stop`.
 
+    Raises `InvalidArgumentError` for settings that workers would refuse.
+
     Attributes:
         model: as given.
         tls: the certificates, if there are any.
@@ -122,6 +124,8 @@ class LocalCluster:
             self._worker(role, index, own)
             for (role, index), own in zip(names, on_devices(flags), strict=True)
         ]
+        for one in {process.role: process for process in self._workers}.values():
+            one.check_settings()
 
     def __enter__(self) -> Self:
         self.start()
@@ -211,9 +215,14 @@ class LocalCluster:
 
     def check(self) -> None:
         """Raises `UnavailableError` if a process died without having been signalled."""
-        dead = [process.failure_report() for process in self.processes if process.has_failed]
+        dead: dict[str, list[str]] = {}  # names of processes, by their failure
+        for process in self.processes:
+            if process.has_failed:
+                dead.setdefault(process.failure(), []).append(process.name)
         if dead:
-            raise UnavailableError("\n".join(dead))
+            raise UnavailableError(
+                "\n".join(f"{' and '.join(names)} {failure}" for failure, names in dead.items())
+            )
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
         """Sends a process a signal; after SIGKILL it has ended. `check` ignores its end."""

@@ -1,6 +1,7 @@
 """Child process of a local cluster: its command line, log, start and end."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,13 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from pydantic_settings import SettingsError
+
 from baton.cli.fork_server import ForkedProcess, ForkServer
 from baton.cli.ports import HOST
 from baton.cli.signals import signals_deferred
 from baton.cli.tls_folder import TlsFolder
 from baton.cluster.address import has_secret
 from baton.cluster.parent_death import dying_with_parent
+from baton.errors import InvalidArgumentError
 from baton.serving.listening import WILDCARDS
+from baton.serving.settings import parse
+from baton.worker.roles import settings_class
 
 Role = Literal["router", "prefill", "decode"]
 Flags = Mapping[str, object]
@@ -83,6 +89,7 @@ class Process:
         url = flags.get("redis_url")
         self._secrets: Flags = {"redis_url": url} if has_secret(str(url)) else {}
         self._log_path: Path | None = None
+        self._log_start = 0  # bytes that earlier starts have written
         self._popen: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
@@ -165,9 +172,18 @@ class Process:
     @property
     def lost_port(self) -> int | None:
         """Own port that another process listens on, if it ended for that reason."""
-        tail = self.log_tail() if self.has_failed else ""
+        error = self._last_error() if self.has_failed else ""
         ports = (self.port, self.admin_port, self.metrics_port, self.http_port)
-        return next((port for port in ports if f"port {port} on " in tail), None)
+        return next((port for port in ports if f"port {port} on " in error), None)
+
+    def check_settings(self) -> None:
+        """Raises `InvalidArgumentError` for settings that a worker would refuse when it starts."""
+        assert self.role != "router", "it reads other settings"
+        try:
+            settings = parse(settings_class(), self._arguments[1:], self.name, _NOT_INHERITED)
+        except SettingsError as error:
+            raise InvalidArgumentError("worker settings", str(error)) from None
+        settings.engine_config()
 
     def start(self, log_dir: Path) -> None:
         """Starts it, again if it had ended; appends to its log in `log_dir`, made if needed.
@@ -181,6 +197,7 @@ class Process:
         inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
         environment = {**inherited, **self.environment}
         with self._log_path.open("ab") as log, signals_deferred():
+            self._log_start = log.tell()
             server = None if self.role == "router" else ForkServer.shared()
             if server is not None:
                 self._popen = server.start("baton", self._arguments, environment, log)
@@ -213,24 +230,39 @@ class Process:
             return False
         return True
 
-    def failure_report(self) -> str:
-        """Returns its exit reason and the end of its log, as text for the user."""
+    def failure(self) -> str:
+        """Returns how it ended: its last error, or its exit code and the end of its log if it gave
+        none, or if a traceback explains it."""
         assert self._popen is not None
         code = self._popen.returncode
         assert code is not None, f"{self.name} is running"
+        has_traceback = any(line.startswith("Traceback") for line in self._log_end())
+        if code > 0 and not has_traceback and (error := self._last_error()):
+            return f"failed: {error}"
         end = (
             f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )
         tail = self.log_tail()
-        return f"{self.name} {end}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
+        return f"{end}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
 
     def log_tail(self) -> str:
-        """Returns the last lines of its log."""
+        """Returns the last lines of its log since it was started."""
+        return "\n".join(self._log_end()[-_TAIL_LINES:])
+
+    def _last_error(self) -> str:
+        """Returns the sentence that its command has printed last; empty if there is none."""
+        sentence = re.compile(
+            rf"(?:{self.role}|(?:\S+ -m )?baton(?: {_COMMANDS[self.role]})?): (.+)"
+        )
+        found = [match[1] for line in self._log_end() if (match := sentence.fullmatch(line))]
+        return found[-1] if found else ""
+
+    def _log_end(self) -> list[str]:
         try:
-            text = self.log_path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+            written = self.log_path.read_bytes()[self._log_start :]
         except OSError:
-            return ""
-        return "\n".join(text.strip().splitlines()[-_TAIL_LINES:])
+            return []
+        return written[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
 
 
 def _flags(flags: Flags) -> list[str]:

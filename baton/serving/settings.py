@@ -10,7 +10,7 @@ import difflib
 import os
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -185,13 +185,22 @@ def load(
     """
     program = program or Path(sys.argv[0]).name
     try:
-        return _from_sources(settings_class, sys.argv[1:] if argv is None else argv, program)
+        return parse(settings_class, sys.argv[1:] if argv is None else argv, program)
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _from_sources(settings_class: type[_Settings], argv: Sequence[str], program: str) -> _Settings:
+def parse(
+    settings_class: type[_Settings],
+    argv: Sequence[str],
+    program: str,
+    ignored: Collection[str] = (),
+) -> _Settings:
+    """Returns the settings as `load` does, without the environment variables in `ignored`.
+
+    Raises `SettingsError` with a sentence about each that is invalid.
+    """
     command_line = CliSettingsSource[ArgumentParser](
         settings_class, cli_prog_name=program, parse_args_method=_parse_args
     )
@@ -203,7 +212,11 @@ def _from_sources(settings_class: type[_Settings], argv: Sequence[str], program:
         f"[env: {_variable('config')}]",
     )
     flags = command_line(args=list(argv))()
-    environment = EnvSettingsSource(settings_class, env_ignore_empty=True)()
+    environment = {
+        field: value
+        for field, value in EnvSettingsSource(settings_class, env_ignore_empty=True)().items()
+        if _variable(field) not in ignored
+    }
     path = command_line.env_vars.get("config") or os.environ.get(_variable("config"))
     file = _from_file(settings_class, Path(path)) if path else {}
     try:

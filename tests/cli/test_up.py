@@ -1,13 +1,18 @@
 import json
 import re
+import shutil
 import signal
 import socket
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from baton.cli.main import app
 from baton.cli.ports import is_free
+from baton.models import locate
 from tests.cli.conftest import baton, gone, interrupt, running, started
 from tests.support.readme import OUTPUTS, shows
 from tests.support.waiting import wait_until
@@ -64,11 +69,46 @@ def test_up_ends_with_the_log_of_a_child_that_dies() -> None:
 
 
 @pytest.mark.slow
-def test_up_quotes_the_log_when_the_model_is_missing() -> None:
-    ended = baton(*ARGUMENTS, "--model", "no/such/folder")
+def test_up_ends_with_the_last_error_of_a_worker_alone(tmp_path: Path) -> None:
+    folder = shutil.copytree(locate("tiny"), tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    ended = baton(*ARGUMENTS, "--model", str(folder))
     assert ended.returncode == 1
-    assert "ended with code 1; its log ends:" in ended.stderr
-    assert "no/such/folder" in ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert re.match(
+        r"baton: (prefill|decode)-0 failed: cannot read the weights at '.*damaged'", line
+    )
+
+
+REFUSED = {
+    "unknown setting": (
+        ["--worker-arg", "max-num-sequences=16"],
+        "flag --max-num-sequences is unknown; did you mean --max-num-seqs?",
+    ),
+    "unknown value": (["--dtype", "int8"], "--dtype is 'int8'; must be 'auto', 'float32'"),
+    "value out of bounds": (["--worker-arg", "block-size=0"], "--block-size is '0'; must be gre"),
+    "contradiction": (
+        ["--worker-arg", "deterministic=true", "--worker-arg", "kernels=torch"],
+        "deterministic: is set, which needs kernels to be triton or auto, not torch",
+    ),
+    "missing folder": (["--model", "./no/such"], "the folder './no/such' does not exist"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_up_refuses_options_before_it_starts_a_process(name: str) -> None:
+    options, sentence = REFUSED[name]
+    result = CliRunner().invoke(app, [*ARGUMENTS, *options])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("baton: ")
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_up_ignores_the_certificates_of_its_own_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_TLS_CA", "of/a/client.pem")
+    assert CliRunner().invoke(app, [*ARGUMENTS, "--dry-run"]).exit_code == 0
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ async def test_prefill_worker_drains_until_its_lease_is_claimed(cluster):
         assert tuple(tokens) == expected.answer[0]
         assert (await prefill.read()).WhichOneof("event") == "released"
     assert await asyncio.to_thread(giver.wait, time.monotonic() + 10.0)
-    assert "ended with code 0;" in giver.failure_report()
+    assert "ended with code 0;" in giver.failure()
     cluster.restart("prefill-0")
     assert held(cluster) == {}
 

@@ -171,7 +171,7 @@ class Pools:
     def _wait_back(self, process: Process, before: Mapping[str, int]) -> None:
         deadline = time.monotonic() + _STARTS_WITHIN
         while not self._is_back(process, before):
-            assert process.is_running, process.failure_report()
+            assert process.is_running, process.failure()
             assert time.monotonic() < deadline, f"{process.name} is not back: {process.log_tail()}"
             time.sleep(0.05)
 
@@ -179,7 +179,7 @@ class Pools:
         began = time.monotonic()
         process.signal(signal.SIGTERM)
         assert process.wait(began + _STOPS_WITHIN), f"{process.name} runs on: {process.log_tail()}"
-        assert "ended with code 0;" in process.failure_report()
+        assert "ended with code 0;" in process.failure()
         self.drains[process.name] = time.monotonic() - began
 
     def _is_back(self, process: Process, before: Mapping[str, int]) -> bool:

@@ -61,7 +61,7 @@ class SecondRouter:
             with Client(self.admin_address, timeout=2.0, tls=self.router.tls) as client:
                 return running <= {w.id for w in client.list_workers() if w.state == "ready"}
         except BatonError:
-            assert self.router.is_running, self.router.failure_report()
+            assert self.router.is_running, self.router.failure()
             return False
 
 
