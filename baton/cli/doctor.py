@@ -9,7 +9,7 @@ from rich.text import Text
 
 from baton.cli.checks.cluster import cluster
 from baton.cli.checks.finding import Finding, Level
-from baton.cli.checks.machine import machine
+from baton.cli.checks.machine import NO_WORKER, machine
 from baton.cli.checks.store import store
 from baton.tls import Tls
 
@@ -35,9 +35,10 @@ def endpoint(
 
 def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> int:
     """Prints each finding as it arrives; returns the number of faults."""
-    num_faults = 0
+    num_faults, can_run_workers = 0, True
     for finding in findings:
         num_faults += finding.level is Level.FAULT
+        can_run_workers &= finding.subject != NO_WORKER
         if as_json:
             print(json.dumps(dataclasses.asdict(finding)), flush=True)
             continue
@@ -48,11 +49,11 @@ def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> i
         if finding.advice:
             console.print(Text(f"      {finding.advice}", "dim"), soft_wrap=True)
     if not as_json:
-        console.print(_summary(num_faults))
+        console.print(_summary(num_faults, can_run_workers=can_run_workers))
     return num_faults
 
 
-def _summary(num_faults: int) -> str:
+def _summary(num_faults: int, *, can_run_workers: bool) -> str:
     if not num_faults:
-        return "no faults"
+        return "no faults" if can_run_workers else f"no faults for a router; {NO_WORKER}"
     return f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; each with its remedy below"

@@ -51,6 +51,8 @@ def test_doctor_finds_no_fault_in_a_healthy_installation() -> None:
     assert {"Python", "packages", "memory", "shared memory"} <= found.keys()
     assert re.fullmatch(r"Valkey 9\.[\d.]+ answers within [\d.]+ ms", found["embedded Redis"][1])
     assert "C compiler" not in found, "only GPUs take one"
+    assert torch.version.cuda or "a C compiler" in found["device"][2]
+    assert found["workers"] == ("ok", "can run here", "")
 
 
 def test_doctor_prints_advice_below_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +80,24 @@ def test_doctor_notes_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         "nixl is not installed; needed for the NIXL connector",
         "pip install 'baton-serve[nixl]'",
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "summary"),
+    [
+        ("llguidance", 0, "no faults for a router; no worker can run here"),
+        ("baton.worker.process", 1, "1 fault; each with its remedy below"),
+    ],
+    ids=["not installed", "broken"],
+)
+def test_doctor_says_that_no_worker_can_run(
+    monkeypatch: pytest.MonkeyPatch, module: str, code: int, summary: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor"])
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, summary)
+    assert re.search(rf"(note|fault) +no worker can run here: .*{module}", result.stdout)
+    assert "baton-serve[worker]'" in result.stdout
 
 
 def test_doctor_finds_missing_redis_server_for_local_cluster(

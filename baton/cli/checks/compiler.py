@@ -14,7 +14,7 @@ from baton.cli.checks.finding import Finding, fault, ok
 
 _SUBJECT = "C compiler"
 _NEEDED_BY = "Triton compiles a module with it when a GPU's first kernel is launched"
-_HOW = "on Debian: apt-get install gcc libc6-dev python3-dev"
+INSTALL_COMPILER = "on Debian: apt-get install gcc libc6-dev python3-dev"
 _TIMEOUT = 30.0  # seconds
 _SOURCE = "#include <Python.h>\n#include <stdlib.h>\n"
 
@@ -23,9 +23,13 @@ def compiler() -> Finding:
     """Builds a module that includes what Triton's does. Blocks the thread for up to 30 s."""
     name = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if name is None:
-        return fault(_SUBJECT, f"neither gcc nor clang is on PATH; {_NEEDED_BY}", _HOW)
+        return fault(_SUBJECT, f"neither gcc nor clang is on PATH; {_NEEDED_BY}", INSTALL_COMPILER)
     if why := _built_by(name):
-        return fault(_SUBJECT, f"{name} compiles no module for Python ({why}); {_NEEDED_BY}", _HOW)
+        return fault(
+            _SUBJECT,
+            f"{name} compiles no module for Python ({why}); {_NEEDED_BY}",
+            INSTALL_COMPILER,
+        )
     return ok(_SUBJECT, f"{name} compiles modules for Python")
 
 

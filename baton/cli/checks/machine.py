@@ -1,5 +1,6 @@
 """Checks of this machine and installation, for a cluster that would run here."""
 
+import importlib
 import os
 import platform
 import resource
@@ -11,9 +12,15 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from baton.cli.checks.compiler import compiler
+from baton.cli.checks.compiler import INSTALL_COMPILER, compiler
 from baton.cli.checks.finding import Finding, Level, fault, note, ok
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS
+from baton.errors import FailedPreconditionError
+from baton.serving.optional_dependencies import check_extra
+from baton.worker.roles import modules
+
+# Subject of the finding that no worker can run here.
+NO_WORKER = "no worker can run here"
 
 _OLDEST_PYTHON = (3, 11)
 # Part of the workers' extra, but not needed by workers. `store.py` looks for a Redis server.
@@ -32,6 +39,7 @@ def machine(host: str, port: int) -> Iterator[Finding]:
     yield (device := _device())
     if device.level is Level.OK:
         yield compiler()
+    yield _workers()
     yield _shared_memory()
     yield _memory()
     yield _files()
@@ -95,8 +103,8 @@ def _device() -> Finding:
     """Returns the device that workers compute on; ok if it is a GPU."""
     try:
         import torch
-    except ImportError:
-        return note("device", "no torch, so no worker can run here", "install baton-serve[worker]")
+    except (ImportError, OSError) as error:  # OSError: a library of its own is missing
+        return note("device", f"unknown, since torch cannot be imported: {error}")
     if torch.cuda.is_available():
         names = ", ".join(
             f"{torch.cuda.get_device_name(i)} with "
@@ -107,8 +115,26 @@ def _device() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = f"no GPU that torch {torch.__version__} can use; {cores} cores"
     if torch.version.cuda is None:
-        return note("device", text, "for GPUs, install a build of torch with CUDA")
+        advice = "for GPUs, install a build of torch with CUDA, and a C compiler with the headers "
+        return note("device", text, f"{advice}of Python, which Triton needs; {INSTALL_COMPILER}")
     return note("device", text, "run `nvidia-smi`: the driver or the device is missing")
+
+
+def _workers() -> Finding:
+    """Checks that a worker's modules can be imported. Without their extra this is a note: a router
+    and clients need none of them."""
+    try:
+        check_extra("worker", "a worker")
+    except FailedPreconditionError as error:
+        return note(NO_WORKER, str(error), "a router and clients can run without it")
+    try:
+        for module in modules():
+            importlib.import_module(module)
+    # Libraries raise anything when they do not fit together.
+    except Exception as error:
+        advice = "pip install --upgrade 'baton-serve[worker]'"
+        return fault(NO_WORKER, f"{type(error).__name__}: {error}", advice)
+    return ok("workers", "can run here")
 
 
 def _shared_memory() -> Finding:
