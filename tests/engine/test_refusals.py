@@ -324,6 +324,19 @@ def test_engine_rejects_a_cache_below_one_block(checkpoints: Checkpoints) -> Non
 
 
 @pytest.mark.parametrize(
+    "changes", [{"num_blocks": 2**40}, {"num_blocks": None, "kv_cache_bytes": 2**50}]
+)
+def test_engine_rejects_a_cache_beyond_the_memory(
+    checkpoints: Checkpoints, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"asks for \d+ MiB for KV .* set less"
+    ) as refusal:
+        load(checkpoints["llama"], **changes)
+    assert refusal.value.field in changes
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"block_size": 0},

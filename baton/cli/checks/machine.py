@@ -8,13 +8,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from baton.cli.checks.compiler import INSTALL_COMPILER, compiler
 from baton.cli.checks.finding import Finding, Level, fault, note, ok
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS
+from baton.engine.memory.machine_memory import allowed_memory, machine_memory
 from baton.errors import FailedPreconditionError
 from baton.serving.optional_dependencies import check_extra
 from baton.worker.roles import modules
@@ -158,24 +158,12 @@ def _shared_memory() -> Finding:
 
 def _memory() -> Finding:
     """Checks the memory of this machine, or that of the cgroup if it is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _group_limit()
-    allowed = total if limit is None else min(total, limit)
-    text = f"{allowed / _GIB:.1f} GiB" + ("" if allowed == total else " allowed by the cgroup")
+    allowed = allowed_memory()
+    by_group = " allowed by the cgroup" if allowed < machine_memory() else ""
+    text = f"{allowed / _GIB:.1f} GiB{by_group}"
     if allowed < _SMALL_WORKER:
         return fault("memory", text, "plan 2 GiB for each worker, plus its KV pool")
     return ok("memory", text)
-
-
-def _group_limit() -> int | None:
-    """Returns the cgroup's limit in bytes; None without a limit."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = Path(path).read_text().strip()
-        except OSError:
-            continue
-        return int(limit) if limit.isdigit() else None
-    return None
 
 
 def _files() -> Finding:

@@ -86,6 +86,16 @@ def num_blocks(
     return counts
 
 
+def check_fits(field: str, num_bytes: int, memory: int) -> None:
+    """Raises `InvalidArgumentError` if what a `field` asks for, `num_bytes`, exceeds `memory`."""
+    if num_bytes > memory:
+        raise InvalidArgumentError(
+            field,
+            f"asks for {num_bytes // _MIB} MiB for KV blocks, where there are {memory // _MIB} MiB "
+            "of memory in all; set less",
+        )
+
+
 def check_holds_longest(
     counts: list[int], layouts: list[KvLayout], max_len: int, max_chunk: int
 ) -> None:
