@@ -34,7 +34,7 @@ from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton.version import version
 from baton.worker.layout_wire import serialize_layouts
-from baton.worker.memory import keep_freed_memory
+from baton.worker.memory import bound_primitive_caches, keep_freed_memory
 from baton.worker.pairing import Pairing
 from baton.worker.settings import WorkerSettings
 
@@ -247,6 +247,7 @@ class Worker:
         """Serves until a signal, drains and stops. Raises what prevented it from serving."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         keep_freed_memory()
+        bound_primitive_caches()
         async with AsyncExitStack() as stack:
             await self.listen(stack)
             self.server.on_drain(self.drain)
