@@ -5,6 +5,7 @@ Independent of the services called.
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -88,17 +89,22 @@ class Channels:
         *,
         tls: Tls | None = None,
         options: Sequence[tuple[str, int | str]] = (),
+        idle_seconds: float = math.inf,
     ) -> None:
-        """Takes `tls` (None: plaintext), and `options` in addition to those of
-        `channel_options`."""
-        self._options = [*channel_options(max_message_bytes), *options]
+        """Takes `tls` (None: plaintext), and `options` in addition to those of `channel_options`.
+        A channel that `get` was not asked for during `idle_seconds` closes after its calls."""
+        # Channels share no connection, so that a new one has a new connection.
+        apart = ("grpc.use_local_subchannel_pool", 1)
+        self._options = [*channel_options(max_message_bytes), apart, *options]
         self._files: PemFiles | None = None
         self._shown: Pem | None = None
         if tls is not None:
             self._options += tls.channel_options()
             self._files = watched(tls)
             self._shown = self._files.current()
+        self._idle_seconds = idle_seconds
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._last_used: dict[str, float] = {}  # in this order
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._on_renewal: list[Callable[[], None]] = []
 
@@ -109,15 +115,27 @@ class Channels:
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
         """Returns the channel to "host:port", which connects on first use. Call on it soon: it is
-        valid until `discard`, `close`, or some seconds after a certificate renewal."""
+        valid until `discard`, `close`, or some seconds after `reconnect` or a certificate
+        renewal."""
         if self._files is not None and self._files.current() is not self._shown:
             self._renew()
+        now = time.monotonic()
+        self._last_used.pop(endpoint, None)
+        self._last_used[endpoint] = now
+        self._retire_idle(now)
         if endpoint not in self._channels:
             self._channels[endpoint] = self._open(endpoint)
         return self._channels[endpoint]
 
+    def reconnect(self, endpoint: str) -> None:
+        """Opens a new connection to `endpoint` for later calls; calls in flight stay on theirs."""
+        self._last_used.pop(endpoint, None)
+        if endpoint in self._channels:
+            self._retire(self._channels.pop(endpoint))
+
     async def discard(self, endpoint: str) -> None:
         """Closes the channel to an endpoint that is gone. Its calls end with CANCELLED."""
+        self._last_used.pop(endpoint, None)
         channel = self._channels.pop(endpoint, None)
         if channel is not None:
             await channel.close()
@@ -136,11 +154,21 @@ class Channels:
         self._shown = self._files.current()
         former, self._channels = self._channels, {}
         for channel in former.values():
-            task = asyncio.create_task(_retire(channel))
-            self._retired[task] = channel
-            task.add_done_callback(self._retired.pop)
+            self._retire(channel)
         for callback in self._on_renewal:
             callback()
+
+    def _retire_idle(self, now: float) -> None:
+        while self._last_used:
+            endpoint, last_used = next(iter(self._last_used.items()))
+            if now - last_used <= self._idle_seconds:
+                return
+            self.reconnect(endpoint)
+
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.create_task(_close_after_calls(channel))
+        self._retired[task] = channel
+        task.add_done_callback(self._retired.pop)
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         if self._shown is None:
@@ -149,7 +177,7 @@ class Channels:
         return grpc.aio.secure_channel(endpoint, credentials, options=self._options)
 
 
-async def _retire(channel: grpc.aio.Channel) -> None:
+async def _close_after_calls(channel: grpc.aio.Channel) -> None:
     """Closes `channel` once its calls have ended; a caller of `get` may still begin one."""
     await asyncio.sleep(_CALL_START_SECONDS)
     await channel.close(_LONGEST_CALL_SECONDS)

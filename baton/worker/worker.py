@@ -45,6 +45,8 @@ _Component = TypeVar("_Component")
 # The engine's thread needs the interpreter some hundred times a step. At Python's 5 ms it would
 # stall whenever the event loop sends a step's tokens; shorter still costs more than it gains.
 SWITCH_INTERVAL = 0.0005
+# Seconds after which the channel to a worker closes that no blocks were fetched from.
+_CHANNEL_IDLE_SECONDS = 600.0
 
 # From the end of the engine's start until the worker takes requests.
 _LAST_PHASE = "opening connections"
@@ -75,6 +77,7 @@ class Worker:
             max(settings.max_message_bytes, settings.kv_max_message_bytes),
             tls=settings.tls_to_workers,
             options=LARGE_FRAMES,
+            idle_seconds=_CHANNEL_IDLE_SECONDS,
         )
         self.epoch = new_epoch()
         self.phase = "starting"
