@@ -1,7 +1,10 @@
-"""Cancellation-safe waiting for work that writes to blocks until it ends."""
+"""Cancellation-safe waiting for work that reads or writes blocks until it ends."""
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 
 async def ended(work: "asyncio.Future[Any]", within: float | None = None) -> bool:
@@ -22,3 +25,31 @@ async def ended(work: "asyncio.Future[Any]", within: float | None = None) -> boo
     if not work.cancelled():
         work.exception()
     return True
+
+
+async def in_thread(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Returns the result of a function that is called in a thread. The call has ended when this
+    returns or raises, even by cancellation."""
+    calling = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    try:
+        return await asyncio.shield(calling)
+    finally:
+        await ended(calling)
+
+
+async def one_ahead(calls: Iterable[Callable[[], _Result]]) -> AsyncGenerator[_Result, None]:
+    """Yields the results of `calls` in order. Each is called in a thread while the result before it
+    is used. Has to be closed (`contextlib.aclosing`): no call is running after that."""
+    start = asyncio.get_running_loop().run_in_executor
+    calling: asyncio.Future[_Result] | None = None
+    try:
+        for call in calls:
+            before, calling = calling, start(None, call)
+            if before is not None:
+                yield before.result()
+            await asyncio.shield(calling)
+        if calling is not None:
+            yield calling.result()
+    finally:
+        if calling is not None:
+            await ended(calling)

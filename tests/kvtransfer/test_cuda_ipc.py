@@ -3,7 +3,9 @@ CUDA itself does is tested in `tests/gpu`."""
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import Connector, Integrity
-from baton_kvtransfer.connectors.cuda_ipc import memory_handles
+from baton_kvtransfer.connectors.cuda_ipc import driver_memory, memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
@@ -43,6 +45,7 @@ class Memory:
         self.let_go.set()
         self.fails = False
         self.sees = {UUID: CPU}
+        self.contexts: list[torch.device] = []
 
     def device_uuid(self, device):
         return UUID
@@ -61,6 +64,7 @@ class Memory:
     def open(self, handle, device):
         if handle not in self.allocations:
             raise RuntimeError("no such handle")
+        self.contexts.append(device)
         address = 1_000_000 * (1 + len(self.opened))
         self.opened[address] = self.allocations[handle]
         return address
@@ -120,6 +124,37 @@ async def test_cuda_ipc_opens_shared_allocation_once(sources, targets):
     regions = tuple(replace(region, handle=bytes(64)) for region in offer.regions[:1] * 2)
     attach(replace(offer, regions=regions), targets[:1] * 2, memory)
     assert len(memory.opened) == 1
+
+
+async def test_cuda_ipc_opens_memory_in_own_context(sources, targets):
+    """That of the source's GPU would take memory there, and copy by way of it."""
+    memory = Memory(sources)
+    memory.sees, memory.reaches = {UUID: torch.device("cuda", 1)}, lambda *_: True
+    attach(offer_of(sources), targets, memory)
+    assert memory.contexts == [pool.device for pool in targets]
+
+
+def test_cuda_driver_closes_memory_once_for_each_receiver(monkeypatch):
+    """Which the driver maps at one address for both."""
+    monkeypatch.setattr(driver_memory, "current_context", lambda _device: nullcontext())
+    closed = []
+
+    def open_at_one_address(address, _handle, _flags) -> int:
+        address._obj.value = 4096
+        return 0
+
+    def close(address) -> int:
+        closed.append(address.value)
+        return 0
+
+    memory = DriverMemory()
+    vars(memory)["_driver"] = SimpleNamespace(
+        cuIpcOpenMemHandle_v2=open_at_one_address, cuIpcCloseMemHandle=close
+    )
+    for address in [memory.open(bytes(64), CPU), memory.open(bytes(64), CPU)]:
+        memory.close(address)
+    assert closed == [4096, 4096]
+    assert not memory._opened
 
 
 async def test_cuda_ipc_verifies_checksums_of_copy(sources, targets):

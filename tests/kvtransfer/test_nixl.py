@@ -1,6 +1,7 @@
 """Agents that read each other's pools: when there is one, and what it makes of what it is told."""
 
 import asyncio
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from baton_kvtransfer import client, sources
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
+from baton_kvtransfer.connectors.nixl import agent
 from baton_kvtransfer.connectors.nixl import claimant as nixl_claimant
 from baton_kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, NixlOffer, Region
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
@@ -202,6 +204,20 @@ async def test_nixl_bounds_and_ends_abandoned_agents(monkeypatch):
             assert len(reader._lingering) <= nixl_claimant._MOST_LINGERING
         await until(lambda: not reader._lingering, within=5.0)
         await reads(await reader.attach(await source.offer()), reader)
+
+
+def test_nixl_threads_enter_the_context_of_their_pools(monkeypatch):
+    entered = []
+
+    def enter(device) -> None:
+        entered.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr(agent, "enter_context", enter)
+    pools = [pool_of(2), pool_of(3)]
+    for side in (NixlReader(pools), NixlSource(pools)):
+        side._thread.submit(lambda: None).result()
+        side.close()
+    assert entered == [(f"nixl-{n}_0", pools[0].device) for n in ("reader", "source")]
 
 
 @given(

@@ -5,17 +5,27 @@ remain after a process is killed.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from baton.engine.cache.kv_pool import KvPool
+from baton_kvtransfer.transfer_stream import TransferStream, current_context, launched_steps
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
+
+
+@dataclass(slots=True)
+class _Mapping:
+    """Allocation of another process, which the driver maps once for all that have it open."""
+
+    device: torch.device
+    num_users: int = 0
 
 
 class _Handle(ctypes.Structure):
@@ -26,8 +36,9 @@ class DriverMemory:
     """`CudaMemory` of this process. Does not initialize CUDA before its first use."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._opened: dict[int, torch.device] = {}
+        self._stream = TransferStream()
+        self._lock = threading.Lock()
+        self._opened: dict[int, _Mapping] = {}
 
     @cached_property
     def _driver(self) -> Any:
@@ -50,7 +61,7 @@ class DriverMemory:
 
     def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
         handle, base = _Handle(), ctypes.c_uint64()
-        with _context(memory.device):
+        with current_context(memory.device):
             address = ctypes.c_uint64(memory.data_ptr())
             self._do("cuMemGetAddressRange_v2", ctypes.byref(base), None, address)
             self._do("cuIpcGetMemHandle", ctypes.byref(handle), base)
@@ -60,54 +71,35 @@ class DriverMemory:
         if len(handle) != HANDLE_BYTES:
             raise RuntimeError(f"a handle of {len(handle)} bytes")
         address = ctypes.c_uint64()
-        with _context(device):
+        with current_context(device):
             opened = _Handle.from_buffer_copy(handle)
             flags = ctypes.c_uint(_LAZY_PEER_ACCESS)
             self._do("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, flags)
-        self._opened[address.value] = device
+            with self._lock:
+                self._opened.setdefault(address.value, _Mapping(device)).num_users += 1
         return address.value
 
     def view(self, address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        return torch.as_tensor(_Array(address, num_bytes), device=device)
+        # Names the device itself: torch would ask the driver, which may say the source's.
+        storage: Any = torch._C._construct_storage_from_data_pointer(address, device, num_bytes)
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
     def close(self, address: int) -> None:
-        with _context(self._opened.pop(address)):
+        with self._lock:
+            mapping = self._opened[address]
+            mapping.num_users -= 1
+            if not mapping.num_users:
+                del self._opened[address]
+        with current_context(mapping.device):
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy(
         self, pool: KvPool, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        stream = self._stream(pool.device)
-        with torch.cuda.device(pool.device), torch.cuda.stream(stream):
+        with self._stream.after(launched_steps(pool.device), pool.device):
             pool.copy_content(sources, targets, origin)
-        stream.synchronize()
-
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return self._streams[device]
 
     def _do(self, name: str, *arguments: Any) -> None:
         result = getattr(self._driver, name)(*arguments)
         if result:
             raise RuntimeError(f"{name} of the CUDA driver gave error {result}")
-
-
-@contextmanager
-def _context(device: torch.device) -> Iterator[None]:
-    """Makes the device's context current in this thread, as the driver requires."""
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current
-        yield
-
-
-class _Array:
-    """Array of device bytes that exposes `__cuda_array_interface__`."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }

@@ -5,7 +5,6 @@ of its own, concurrently with other work of its GPU; the copied blocks are valid
 source has confirmed that the lease still held.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
-from baton_kvtransfer.cancellation import ended
+from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
 
@@ -65,10 +64,12 @@ class CudaMemory(Protocol):
         """Returns the IPC handle of the allocation that has `memory`, and its offset in bytes."""
 
     def open(self, handle: bytes, device: torch.device) -> int:
-        """Maps another process's allocation until `close`. Returns its address here."""
+        """Maps another process's allocation into the context of `device`, this process's GPU, which
+        then reads it over the link between the GPUs. Returns its address here, which is the same
+        for all that have it open; each has to `close` it."""
 
     def view(self, address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """Returns a view of the bytes at an address."""
+        """Returns a view of the bytes at an address that is mapped for `device`."""
 
     def close(self, address: int) -> None: ...
 
@@ -105,7 +106,7 @@ def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaMemory) -> "Ipc
             device = visible.get(region.device_uuid)
             if device is None or not cuda.reaches(pool.device, device):
                 raise UnavailableError("the GPU of the other worker is not visible to this one")
-            receiver.open(region, pool.layout, device)
+            receiver.open(region, pool.layout, pool.device)
     except RuntimeError as error:
         receiver.close()
         raise UnavailableError(f"the other worker's memory cannot be opened: {error}") from error
@@ -143,14 +144,9 @@ class IpcReceiver:
         rows = self._pools[run.group]
         run.sources(len(targets), len(rows) - 1)
         self._num_copying += 1
-        copying = asyncio.get_running_loop().run_in_executor(
-            None, self._copy, run, rows, pool, targets, integrity
-        )
         try:
-            await asyncio.shield(copying)
+            await in_thread(self._copy, run, rows, pool, targets, integrity)
         finally:
-            # Other sequences may get the targets as soon as this ends, even by cancellation.
-            await ended(copying)
             self._num_copying -= 1
             self._close_if_done()
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,9 +19,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.errors import UnavailableError
+from baton_kvtransfer.transfer_stream import enter_context
 
 # Microseconds after which a source's progress thread wakes even without an event.
 _WAKE_US = 10_000
@@ -226,6 +229,17 @@ class Agent:
 
     def _kind(self, region: Region) -> Any:
         return self._nixl.DRAM_SEG if region.device is None else self._nixl.VRAM_SEG
+
+
+def agent_thread(name: str, pools: Sequence[KvPool]) -> ThreadPoolExecutor:
+    """Returns a thread for all calls of one agent, with the CUDA context of its pools, if any."""
+    devices = {pool.device for pool in pools}
+    return ThreadPoolExecutor(1, name, _enter_contexts, (devices,))
+
+
+def _enter_contexts(devices: set[torch.device]) -> None:
+    for device in devices:
+        enter_context(device)
 
 
 def is_installed() -> bool:

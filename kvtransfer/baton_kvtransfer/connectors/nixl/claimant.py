@@ -11,7 +11,6 @@ when it answers.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,9 +20,9 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
-from baton_kvtransfer.cancellation import ended
+from baton_kvtransfer.cancellation import ended, in_thread
 from baton_kvtransfer.connector import Connector, Integrity
-from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer
+from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
 
 # Seconds for a cancelled read to end by itself.
 _GRACE_S = 0.3
@@ -42,7 +41,7 @@ class NixlReader:
         """`devices`: network devices as UCX names them; None for all."""
         self._pools = pools
         self._devices = devices
-        self._thread = ThreadPoolExecutor(1, "nixl-reader", use_device, (pools[0].device,))
+        self._thread = agent_thread("nixl-reader", pools)
         self._agent: Agent | None = None
         self._lingering: list[Agent] = []
         self._timers: dict[Agent, asyncio.TimerHandle] = {}  # each closes a lingering agent
@@ -158,7 +157,7 @@ class NixlReceiver:
         try:
             await self._read(run.group, sources, targets)
             if integrity is Integrity.CHECKSUMS:
-                await asyncio.to_thread(_check, run, pool, targets)
+                await in_thread(_check, run, pool, targets)
         except UnavailableError:
             self._is_closed = True  # the next fetch asks the source again
             raise

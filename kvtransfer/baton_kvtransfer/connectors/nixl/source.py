@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from baton.engine.cache.kv_pool import KvPool
-from baton.engine.device import use_device
 from baton.errors import UnavailableError
-from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer
+from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, agent_thread
 
 
 class NixlSource:
@@ -18,7 +16,7 @@ class NixlSource:
         """`devices`: network devices as UCX names them; None for all."""
         self._pools = pools
         self._devices = devices
-        self._thread = ThreadPoolExecutor(1, "nixl-source", use_device, (pools[0].device,))
+        self._thread = agent_thread("nixl-source", pools)
         self._agent: asyncio.Future[Agent] | None = None
 
     async def offer(self) -> NixlOffer | str:
