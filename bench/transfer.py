@@ -142,7 +142,7 @@ class _Claimant:
             [self._pool],
             pairing,
             CLAIMANT,
-            self._channels.get,
+            self._channels,
             connector=connector,
             nixl_devices="lo",
         )

@@ -55,7 +55,7 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
     endpoints = {how: json.loads(await child.read())[0] for how, (child, _) in channels.items()}
     fetchers = {
         (connector, how): KvFetcher(
-            [pool], pairing_of(pool), CLAIMANT, one.get, connector=connector, nixl_devices="lo"
+            [pool], pairing_of(pool), CLAIMANT, one, connector=connector, nixl_devices="lo"
         )
         for connector in CONNECTORS
         for how, (_, one) in channels.items()

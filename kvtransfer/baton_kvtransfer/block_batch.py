@@ -65,6 +65,17 @@ class BlockBatch:
             )
 
 
+def joined(batches: Sequence[BlockBatch]) -> BlockBatch:
+    """Returns adjacent batches of one cache group, in order, as one."""
+    return BlockBatch(
+        batches[0].group,
+        batches[0].first_block,
+        tuple(checksum for batch in batches for checksum in batch.checksums),
+        tuple(piece for batch in batches for piece in batch.payload),
+        tuple(block for batch in batches for block in batch.source_blocks),
+    )
+
+
 def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple[int, ...]:
     """Returns the xxh3-64 of each block; each piece holds whole blocks."""
     import xxhash  # imported late: the environment of the GPU tests lacks it

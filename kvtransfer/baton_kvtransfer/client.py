@@ -12,11 +12,13 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
 from baton.rpc_errors import is_loss
+from baton.serving.channels import Channels
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.worker.pairing import Pairing
 from baton_kvtransfer import frames
+from baton_kvtransfer.arrivals import Arrivals
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Connector, Integrity, Receiver
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
@@ -48,7 +50,7 @@ class KvFetcher:
         pools: Sequence[KvPool],
         pairing: Pairing,
         worker_id: str,
-        channel_to: Callable[[str], grpc.aio.Channel],
+        channels: Channels,
         *,
         connector: Choice = "auto",
         nixl_devices: str | None = None,
@@ -64,7 +66,7 @@ class KvFetcher:
         self._layouts = tuple(pool.layout for pool in pools)
         self._pairing = pairing
         self._worker_id = worker_id
-        self._channel_to = channel_to
+        self._channels = channels
         self._clock = clock
         nixl = NixlReader(pools, nixl_devices)
         self._sources = Sources(
@@ -120,6 +122,10 @@ class KvFetcher:
             raise UnavailableError(
                 f"the connection to {handle.source_worker} broke: {error.details()}"
             ) from error
+        except DataLossError:
+            # What damaged the blocks may have damaged the connection's own state too.
+            self._channels.reconnect(handle.source_endpoint)
+            raise
         finally:
             handoff.end(ClaimantEvent.BROKEN)
 
@@ -127,30 +133,22 @@ class KvFetcher:
         self, handoff: Handoff, handle: Handle, num_held: int, deadline: float
     ) -> tuple[FirstToken | None, TransferReport]:
         transport = await self._sources.transport(handle.source_endpoint, handle.source_epoch)
-        connector = transport.receiver.connector
-        is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)
-        integrity = handle.integrity.of(connector, is_on_gpu=is_on_gpu)
-        request = fetch_request(
-            handle, self._worker_id, self._pairing, num_held, connector, integrity
-        )
-        fetch = _fetch(self._channel_to(handle.source_endpoint))
-        handoff.request()
-        call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
-        try:
-            await self._receive(call, handoff, transport.receiver, integrity)
-            prefilled_at = time.monotonic()
-            confirmation = pb.ConfirmRequest(
-                lease_id=handle.lease_id,
-                generation=handoff.generation,
-                claimant=self._worker_id,
-                tenant=handle.tenant,
+        with transport.transfer() as receiver:
+            connector = receiver.connector
+            is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)
+            integrity = handle.integrity.of(connector, is_on_gpu=is_on_gpu)
+            request = fetch_request(
+                handle, self._worker_id, self._pairing, num_held, connector, integrity
             )
-            timeout = self._left(handoff, deadline)
-            # Asks for the channel again: certificates may have changed since the fetch began.
-            stub = pb_grpc.KvTransferStub(self._channel_to(handle.source_endpoint))
-            await stub.Confirm(confirmation, timeout=timeout, metadata=outgoing())
-        finally:
-            call.cancel()
+            fetch = _fetch(self._channels.get(handle.source_endpoint))
+            handoff.request()
+            call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
+            try:
+                await self._receive(call, handoff, receiver, integrity)
+                prefilled_at = time.monotonic()
+                await self._confirm(handle, handoff, deadline)
+            finally:
+                call.cancel()
         exposed = time.monotonic() - prefilled_at
         report = TransferReport(
             handoff.num_blocks, handoff.num_bytes, exposed, connector, transport.reason
@@ -158,31 +156,32 @@ class KvFetcher:
         return handoff.acknowledge(), report
 
     async def _receive(
-        self,
-        call: Any,
-        handoff: Handoff,
-        receiver: Receiver,
-        integrity: Integrity,
+        self, call: Any, handoff: Handoff, receiver: Receiver, integrity: Integrity
     ) -> None:
-        """Receives manifest and blocks, until the result of the transfer."""
-        async for event in call:
-            if event is None:
-                raise DataLossError("the transfer brought something that is no event of it")
-            if isinstance(event, BlockBatch):
-                targets = handoff.place(event)
-                receiving = receiver.receive(event, self._pools[event.group], targets, integrity)
-                if receiver.connector is Connector.NIXL:
-                    await run_until(receiving, _loss(call))
-                else:
-                    await receiving
-                continue
-            match event.WhichOneof("event"):
-                case "manifest":
-                    handoff.open(event.manifest.generation, event.manifest.num_blocks)
-                case "result":
-                    handoff.complete(first_token_of(event.result))
-                    return
-        raise DataLossError("the transfer ended without a result")
+        """Receives and writes all blocks, until the result of the transfer."""
+
+        async def write(batch: BlockBatch, targets: Sequence[int]) -> None:
+            receiving = receiver.receive(batch, self._pools[batch.group], targets, integrity)
+            if receiver.connector is Connector.NIXL:
+                await run_until(receiving, _loss(call))
+            else:
+                await receiving
+
+        arrivals = Arrivals(write)
+        await run_until(_read(call, handoff, arrivals), arrivals.write_all())
+
+    async def _confirm(self, handle: Handle, handoff: Handoff, deadline: float) -> None:
+        """Confirms the lease, after all blocks were written."""
+        confirmation = pb.ConfirmRequest(
+            lease_id=handle.lease_id,
+            generation=handoff.generation,
+            claimant=self._worker_id,
+            tenant=handle.tenant,
+        )
+        timeout = self._left(handoff, deadline)
+        # Asks for the channel again: certificates may have changed since the fetch began.
+        stub = pb_grpc.KvTransferStub(self._channels.get(handle.source_endpoint))
+        await stub.Confirm(confirmation, timeout=timeout, metadata=outgoing())
 
     def _left(self, handoff: Handoff, deadline: float) -> float:
         """Returns the seconds to `deadline`. After it, ends the handoff and raises
@@ -194,9 +193,27 @@ class KvFetcher:
         return left
 
     async def _describe(self, endpoint: str, wanted: Sequence[Connector]) -> Description:
-        stub = pb_grpc.KvTransferStub(self._channel_to(endpoint))
+        stub = pb_grpc.KvTransferStub(self._channels.get(endpoint))
         request = pb.DescribeRequest(connectors=connector_values(wanted))
         return description_of(await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT))
+
+
+async def _read(call: Any, handoff: Handoff, arrivals: Arrivals) -> None:
+    """Reads manifest and blocks until the result of the transfer, after all blocks are written."""
+    async for event in call:
+        if event is None:
+            raise DataLossError("the transfer brought something that is no event of it")
+        if isinstance(event, BlockBatch):
+            await arrivals.put(event, handoff.place(event))
+            continue
+        match event.WhichOneof("event"):
+            case "manifest":
+                handoff.open(event.manifest.generation, event.manifest.num_blocks)
+            case "result":
+                await arrivals.flush()
+                handoff.complete(first_token_of(event.result))
+                return
+    raise DataLossError("the transfer ended without a result")
 
 
 async def _loss(call: Any) -> NoReturn:

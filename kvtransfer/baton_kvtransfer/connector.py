@@ -5,11 +5,11 @@ A connector is two objects: a `Sender` at the source, which builds batches of fi
 `Receiver` at the claimant, which writes them into its pools.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
 from typing import Protocol
 
-from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError
 from baton_kvtransfer.block_batch import BlockBatch
 
@@ -61,17 +61,15 @@ class Integrity(Enum):
 class Sender(Protocol):
     """Builder of block batches at a source."""
 
-    def max_blocks(self, layout: KvLayout, num_sent: int) -> int:
-        """Returns the maximum number of blocks in the next batch; at least 1.
-
-        `num_sent`: blocks already sent, of those of its group that were filled at the same time.
-        """
-
-    async def send(
+    def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
-    ) -> BlockBatch:
-        """Returns a batch of the filled blocks `block_ids` of `pool`. It is valid until the next
-        call, or until the lease is over."""
+    ) -> AsyncGenerator[BlockBatch, None]:
+        """Yields batches of the filled blocks `block_ids` of `pool`, in order.
+
+        They may be built before they are requested. So a batch has the blocks' content only if the
+        lease still holds when it is yielded, and is valid until the lease is over. The iterator has
+        to be closed: no thread reads a block after that.
+        """
 
 
 class Receiver(Protocol):

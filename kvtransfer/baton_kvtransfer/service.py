@@ -1,6 +1,7 @@
 """gRPC service `KvTransfer`: the source streams the blocks of its leases to claimants."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.offers import Description, description_to_message
 from baton_kvtransfer.transfer_spans import sending_span
+from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
 
 # Seconds for which a Fetch waits for its Prefill to open the lease.
@@ -62,6 +64,7 @@ class KvTransferService:
     def __init__(self, leases: LeaseTable, served: Callable[[], ServedPools]) -> None:
         self._leases = leases
         self._served = served
+        self._stream = TransferStream()
 
     async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
         served = self._served()
@@ -77,13 +80,15 @@ class KvTransferService:
         claim = claim_of(request)
         served = self._served()
         _check(request, served)
-        sender = _sender(request, served)
+        sender = _sender(request, served, self._stream)
         remaining = context.time_remaining()
         timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
         with sending_span(request.claimant, connector_of(request.connector)):
             async with self._leases.claim(claim, timeout) as lease:
-                async for event in _stream(lease, served.pools, sender, request.num_held_blocks):
-                    yield event
+                events = _stream(lease, served.pools, sender, request.num_held_blocks)
+                async with aclosing(events):  # the lease ends after all reads of its blocks
+                    async for event in events:
+                        yield event
                 await lease.over()
 
     async def Confirm(self, request: pb.ConfirmRequest, _context: Any) -> pb.ConfirmResponse:
@@ -123,11 +128,11 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
     served.pairing.check(other, request.claimant or "the claimant")
 
 
-def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
+def _sender(request: pb.FetchRequest, served: ServedPools, stream: TransferStream) -> Sender:
     connector = connector_of(request.connector)
     integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
     if connector is Connector.GRPC:
-        return PayloadSender()
+        return PayloadSender(stream)
     offered = {
         Connector.SHM: served.shm,
         Connector.NIXL: served.nixl,
@@ -140,7 +145,7 @@ def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
 
 async def _stream(
     lease: Lease, pools: Sequence[KvPool], sender: Sender, num_held: int
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event, None]:
     """Yields the manifest, blocks as they are filled, and the result."""
     num_blocks = lease.blocks.num_blocks
     if num_held > num_blocks:
@@ -153,8 +158,9 @@ async def _stream(
         num_filled = max(sent, lease.num_filled)
         for group, pool in enumerate(pools):
             filled = range(max(sent, due[group].start), num_filled)
-            async for run in _runs(lease, group, pool, filled, sender):
-                yield run
+            async with aclosing(_runs(lease, group, pool, filled, sender)) as runs:
+                async for run in runs:
+                    yield run
         if lease.is_over:
             await lease.over()  # raises the reason why blocks are missing
         sent = num_filled
@@ -165,15 +171,14 @@ async def _stream(
 
 async def _runs(
     lease: Lease, group: int, pool: KvPool, blocks: range, sender: Sender
-) -> AsyncIterator[BlockBatch]:
-    """Yields filled blocks of the sequence in one cache group, in batches.
-
-    Each batch is built when the stream requests it; none is built after the lease has ended.
-    """
-    start = blocks.start
-    while start < blocks.stop and not lease.is_over:
-        most = sender.max_blocks(pool.layout, start - blocks.start)
-        block_ids = lease.block_ids[group][start : min(start + most, blocks.stop)]
-        assert NULL_BLOCK not in block_ids, "a block was given back that its claimant still needs"
-        yield await sender.send(group, start, block_ids, pool)
-        start += len(block_ids)
+) -> AsyncGenerator[BlockBatch, None]:
+    """Yields filled blocks of the sequence in one cache group, in batches; none after the lease has
+    ended: blocks that were read meanwhile may have been another sequence's by then."""
+    block_ids = lease.block_ids[group][blocks.start : blocks.stop]
+    async with aclosing(sender.send(group, blocks.start, block_ids, pool)) as batches:
+        async for batch in batches:
+            if lease.is_over:
+                return
+            still_held = lease.block_ids[group][batch.first_block : blocks.stop]
+            assert NULL_BLOCK not in still_held, "a block was given back that its claimant needs"
+            yield batch

@@ -6,8 +6,8 @@ Independent of messages: `describe` returns the source's offers as plain data.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -22,29 +22,66 @@ from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.offers import Description
+from baton_kvtransfer.transfer_stream import TransferStream
 
 Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
 
 # Connectors that read the source's memory; the fallback is `GRPC`.
 FASTEST_FIRST = (Connector.CUDA_IPC, Connector.SHM, Connector.NIXL)
 
+# Seconds after which a source is forgotten that no transfer has used: it may have left the cluster.
+_IDLE_SECONDS = 600.0
 # Seconds after which a faster connector is tried again that failed for a reason which may pass.
 _RETRY_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class Transport:
-    """Transport of the blocks of one source, and the reason for it.
+    """Transport of the blocks of one source, which transfers share.
 
     Attributes:
+        receiver: of all transfers; each uses it in `transfer`.
+        reason: why this transport was chosen.
         expires: seconds of the event loop's clock at which it is chosen again.
     """
 
-    receiver: Receiver
-    reason: str
-    expires: float = math.inf
+    def __init__(self, receiver: Receiver, reason: str, expires: float = math.inf) -> None:
+        self.receiver = receiver
+        self.reason = reason
+        self.expires = expires
+        self._num_transfers = 0
+        self._is_dropped = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.receiver.is_open and not self._is_dropped
+
+    @property
+    def is_in_use(self) -> bool:
+        return self._num_transfers > 0
+
+    @contextmanager
+    def transfer(self) -> Iterator[Receiver]:
+        """Keeps the source's memory open for one transfer, the `with` block."""
+        self._num_transfers += 1
+        try:
+            yield self.receiver
+        finally:
+            self._num_transfers -= 1
+            if self._is_dropped and not self._num_transfers:
+                self.receiver.close()
+
+    def drop(self) -> None:
+        """Closes the receiver after the last transfer has ended. Idempotent."""
+        self._is_dropped = True
+        if not self._num_transfers:
+            self.receiver.close()
+
+    def close(self) -> None:
+        """Closes the receiver, although transfers may use it: they fail. Idempotent."""
+        self._is_dropped = True
+        self.receiver.close()
 
 
 Describe = Callable[[str, Sequence[Connector]], Awaitable[Description]]
@@ -52,7 +89,7 @@ _Source = tuple[str, int]
 
 
 class Sources:
-    """Transports from one worker's sources, cached by endpoint and epoch until `close`."""
+    """Transports from one worker's sources, cached by endpoint and epoch while they are used."""
 
     def __init__(
         self,
@@ -76,7 +113,9 @@ class Sources:
         self._nixl_problem = nixl_problem
         self._cuda = cuda or DriverMemory()
         self._socket_dir = socket_dir
+        self._stream = TransferStream()
         self._transports: dict[_Source, asyncio.Task[Transport]] = {}
+        self._last_used: dict[_Source, float] = {}  # in this order
 
     async def transport(self, endpoint: str, epoch: int) -> Transport:
         """Returns the transport of the source at `endpoint`, in its incarnation `epoch`.
@@ -85,16 +124,21 @@ class Sources:
         epoch, or if the only transport that is allowed is not available.
         """
         if self._choice == "grpc":
-            return Transport(PayloadReceiver(), "no other is allowed here")
+            return Transport(PayloadReceiver(self._stream), "no other is allowed here")
         source = endpoint, epoch
-        self._drop_if_lost(source)
+        now = asyncio.get_running_loop().time()
+        self._drop_unusable(source, now)
+        self._drop_idle(now)
+        self._last_used.pop(source, None)
+        self._last_used[source] = now
         if source not in self._transports:
             self._transports[source] = asyncio.create_task(self._choose(source))
             self._transports[source].add_done_callback(partial(self._forget_failed, source))
         return await asyncio.shield(self._transports[source])
 
     def lost(self, endpoint: str, epoch: int) -> None:
-        """Closes the transport of a source that could not be reached."""
+        """Drops the transport of a source to which a connection broke; transfers that read its
+        memory continue."""
         transport = self._transports.get((endpoint, epoch))
         if transport is not None and transport.done():
             self._drop((endpoint, epoch))
@@ -102,7 +146,9 @@ class Sources:
     def close(self) -> None:
         """Closes all transports. Idempotent."""
         for source in tuple(self._transports):
-            self._drop(source)
+            transport = self._forget(source)
+            if transport is not None:
+                transport.close()
         self._nixl.close()
 
     async def _choose(self, source: _Source) -> Transport:
@@ -132,7 +178,7 @@ class Sources:
             )
         reason = "; ".join(map(_why_not, problems.items()))
         expires = asyncio.get_running_loop().time() + _RETRY_SECONDS if may_pass else math.inf
-        return self._chosen(source, PayloadReceiver(), reason, expires)
+        return self._chosen(source, PayloadReceiver(self._stream), reason, expires)
 
     async def _attach(
         self, connector: Connector, source: _Source, described: Description
@@ -150,7 +196,7 @@ class Sources:
                 raise UnavailableError("the pools of this worker are not in host memory")
             shm, layouts = _offered(described.shm), [pool.layout for pool in self._pools]
             receiver = await _opened(partial(shm_claimant.attach, shm, layouts, self._socket_dir))
-            receiver.watch(partial(self._drop, source))
+            receiver.watch(partial(self._gone, source, receiver))
             return receiver, "both are on one host and of one user"
         if self._nixl_problem:
             raise UnavailableError(self._nixl_problem)
@@ -169,7 +215,7 @@ class Sources:
         """Removes a choice that failed, so that the next fetch asks the source again."""
         failed = choice.cancelled() or choice.exception() is not None
         if failed and self._transports.get(source) is choice:
-            del self._transports[source]
+            self._forget(source)
 
     def _forget_others(self, source: _Source) -> None:
         """Drops other epochs of the same endpoint, which has one incarnation at a time."""
@@ -177,22 +223,47 @@ class Sources:
             if other != source and other[0] == source[0] and self._transports[other].done():
                 self._drop(other)
 
-    def _drop_if_lost(self, source: _Source) -> None:
-        choice = self._transports.get(source)
-        if choice is None or not choice.done() or choice.cancelled():
-            return
-        if choice.exception() is not None:
-            return
-        chosen, now = choice.result(), asyncio.get_running_loop().time()
-        if not chosen.receiver.is_open or now >= chosen.expires:
+    def _drop_unusable(self, source: _Source, now: float) -> None:
+        """Drops a transport that is closed, or due to be chosen again."""
+        transport = self._chosen_for(source)
+        if transport is not None and (not transport.is_open or now >= transport.expires):
             self._drop(source)
 
+    def _drop_idle(self, now: float) -> None:
+        """Drops the transports that were not used for long."""
+        for source, last_used in tuple(self._last_used.items()):
+            if now - last_used < _IDLE_SECONDS:
+                return
+            transport = self._chosen_for(source)
+            if transport is not None and not transport.is_in_use:
+                self._drop(source)
+
+    def _chosen_for(self, source: _Source) -> Transport | None:
+        """Returns the transport of a source; None if it is not chosen yet, or could not be."""
+        choice = self._transports.get(source)
+        if choice is None or not choice.done() or choice.cancelled():
+            return None
+        return None if choice.exception() is not None else choice.result()
+
     def _drop(self, source: _Source) -> None:
-        choice = self._transports.pop(source)
-        if not choice.done():
-            choice.cancel()
-        elif not choice.cancelled() and choice.exception() is None:
-            choice.result().receiver.close()
+        transport = self._forget(source)
+        if transport is not None:
+            transport.drop()
+
+    def _gone(self, source: _Source, receiver: Receiver) -> None:
+        """Closes the receiver of a source that closed its memory, and drops its transport, unless
+        the source has another one by now."""
+        receiver.close()
+        transport = self._chosen_for(source)
+        if transport is not None and not transport.is_open:
+            self._drop(source)
+
+    def _forget(self, source: _Source) -> Transport | None:
+        """Removes a source, whose transport is to be chosen again. Returns it if there is one."""
+        transport = self._chosen_for(source)
+        self._last_used.pop(source, None)
+        self._transports.pop(source).cancel()
+        return transport
 
 
 _Opened = TypeVar("_Opened", bound=Receiver)

@@ -119,7 +119,8 @@ def test_read_and_write_blocks_equal_one_by_one(data):
     source, target = filled(12), KvPool(LAYOUT, 12, CPU)
     content = b"".join(source.read_blocks(there))
     assert content == b"".join(bytes(source.read_block(block)) for block in there)
-    target.write_blocks(here, content)
+    cut = data.draw(st.integers(0, len(there))) * LAYOUT.block_bytes
+    target.write_blocks(here, [content[:cut], content[cut:]])
     for mine, theirs in zip(here, there, strict=True):
         assert target.read_block(mine) == source.read_block(theirs)
     assert not target._bytes[[b for b in range(13) if b not in here]].any()
@@ -136,5 +137,5 @@ def test_read_blocks_merges_adjacent_blocks():
 def test_write_blocks_rejects_content_of_another_length(length):
     pool = KvPool(LAYOUT, 3, CPU)
     with pytest.raises(AssertionError):
-        pool.write_blocks([1, 2], b"\xff" * length)
+        pool.write_blocks([1, 2], [b"\xff" * length])
     assert not pool._bytes.any()

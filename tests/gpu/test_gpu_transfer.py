@@ -21,6 +21,7 @@ from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
     attach,
 )
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
+from baton_kvtransfer.transfer_stream import TransferStream
 from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_from_json
 from tests.support.repository import ROOT
 
@@ -100,16 +101,13 @@ def test_grpc_transport_copies_blocks_through_the_host(device):
     sources, targets = filled(device), empty(device)
 
     async def hand_over() -> None:
-        sender, receiver = PayloadSender(), PayloadReceiver()
+        sender, receiver = PayloadSender(TransferStream()), PayloadReceiver(TransferStream())
         for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            step = min(sender.max_blocks(source.layout, 0), 24)
-            for first in range(0, NUM_BLOCKS, step):
-                run = await sender.send(group, first, SOURCES[first : first + step], source)
-                arrived = memoryview(b"".join(run.payload))
-                copy = BlockBatch(group, first, run.checksums, (arrived,))
-                await receiver.receive(
-                    copy, target, TARGETS[first : first + step], Integrity.CHECKSUMS
-                )
+            async for batch in sender.send(group, 0, SOURCES, source):
+                arrived = memoryview(b"".join(batch.payload))
+                copy = BlockBatch(group, batch.first_block, batch.checksums, (arrived,))
+                into = TARGETS[batch.first_block : batch.first_block + len(batch.checksums)]
+                await receiver.receive(copy, target, into, Integrity.CHECKSUMS)
 
     asyncio.run(hand_over())
     check_arrived(targets, device)

@@ -1,8 +1,8 @@
 """Conformance of connectors. A new one is one more row of `CONNECTORS`."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 import pytest
@@ -324,17 +324,17 @@ class Damaging:
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
-        self.max_blocks = sender.max_blocks
 
-    async def send(self, group, first_block, block_ids, pool) -> BlockBatch:
-        run = await self._sender.send(group, first_block, block_ids, pool)
-        pool._bytes[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
-        return run
+    async def send(self, group, first_block, block_ids, pool) -> AsyncGenerator[BlockBatch, None]:
+        async with aclosing(self._sender.send(group, first_block, block_ids, pool)) as batches:
+            async for batch in batches:
+                pool._bytes[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
+                yield batch
 
 
 @pytest.mark.parametrize("way", rows(CHECKED))
 async def test_fetch_is_data_loss_when_bit_flips(way, monkeypatch):
-    monkeypatch.setattr(service, "PayloadSender", lambda: Damaging(payload.PayloadSender()))
+    monkeypatch.setattr(service, "PayloadSender", lambda s: Damaging(payload.PayloadSender(s)))
     monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(source.PlaceSender(i)))
     async with between(way) as ends:
         with ends.computed_lease((1, 2, 3)) as lease:

@@ -69,7 +69,7 @@ THERE, HERE = tables(1), tables(2)
 async def claimant_by(connector: Any) -> AsyncIterator[tuple[list[KvPool], Channels, KvFetcher]]:
     targets, channels = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID], Channels()
     fetcher = KvFetcher(
-        targets, PAIRING, CLAIMANT, channels.get, connector=connector, nixl_devices="lo"
+        targets, PAIRING, CLAIMANT, channels, connector=connector, nixl_devices="lo"
     )
     yield targets, channels, fetcher
     fetcher.close()

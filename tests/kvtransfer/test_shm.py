@@ -11,13 +11,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
+from baton.serving.channels import Channels
+from baton.worker.pairing import Pairing
 from baton_kvtransfer import sources
 from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
@@ -28,9 +32,13 @@ from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, 
 from baton_kvtransfer.offers import Description
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
+    CLAIMANT,
     EPOCH,
     HYBRID,
     LAYOUT,
+    MODEL,
+    PLAIN,
+    VERSION,
     allocation,
     contents,
     filled_pool,
@@ -177,7 +185,7 @@ async def test_shm_checksums_find_one_wrong_byte_anywhere(block_bytes):
     cuts = [at for cut in range(piece, block_bytes, piece) for at in (cut - 1, cut)]
     async with HandleServer([source]) as server:
         receiver = await attached(server.endpoint, layouts)
-        run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, places, source)
+        run = await anext(PlaceSender(Integrity.CHECKSUMS).send(0, 0, places, source))
         await receiver.receive(run, target, into, Integrity.CHECKSUMS)
         assert contents(target, into) == contents(source, places)
         for index, place in enumerate(places):
@@ -200,7 +208,7 @@ async def test_shm_threads_share_blocks_of_batch(num_blocks, integrity, monkeypa
     into = tuple(range(21 - num_blocks, 21))
     async with HandleServer([source]) as server:
         receiver = await attached(server.endpoint, layouts)
-        run = await PlaceSender(integrity).send(0, 0, places, source)
+        run = await anext(PlaceSender(integrity).send(0, 0, places, source))
         await receiver.receive(run, target, into, integrity)
         receiver.close()
     assert contents(target, into) == contents(source, places)
@@ -221,7 +229,7 @@ async def test_shm_waits_for_all_threads_when_one_fails(monkeypatch):
     monkeypatch.setattr(shm_claimant, "_copy_digested", slow_for_the_second)
     async with HandleServer([source]) as server:
         receiver = await attached(server.endpoint, (LAYOUT,))
-        run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source)
+        run = await anext(PlaceSender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source))
         source.content[1, 0] ^= 1
         receiving = asyncio.create_task(receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS))
         assert not (await asyncio.wait({receiving}, timeout=0.2))[0]
@@ -234,15 +242,22 @@ async def test_shm_waits_for_all_threads_when_one_fails(monkeypatch):
     assert contents(target, (2,)) == contents(source, (2,))
 
 
-async def test_checksummed_batches_grow_from_short_first_one():
-    layout, sizes, num_sent = layout_of(512), [], 0
-    assert layout.block_bytes == 2**18
-    while num_sent < 600:
-        sizes.append(PlaceSender(Integrity.CHECKSUMS).max_blocks(layout, num_sent))
-        num_sent += sizes[-1]
-    assert sizes == [8, 8, 16, 32, 64, 128, 128, 128, 128]
-    assert PlaceSender(Integrity.CHECKSUMS).max_blocks(layout_of(2**17), 0) == 1
-    assert PlaceSender(Integrity.FENCE).max_blocks(layout, 0) == 1024
+@pytest.mark.parametrize(
+    ("integrity", "num_layers", "num_blocks", "sizes"),
+    [
+        (Integrity.CHECKSUMS, 512, 600, [8, 8, 16, 32, 64, 128, 128, 128, 88]),
+        (Integrity.CHECKSUMS, 2**17, 3, [1, 1, 1]),
+        (Integrity.FENCE, 512, 1100, [1024, 76]),
+    ],
+)
+async def test_place_batches_grow_only_with_checksums(
+    integrity, num_layers, num_blocks, sizes, monkeypatch
+):
+    layout = layout_of(num_layers)
+    monkeypatch.setattr(source_side, "checksums_of", lambda *_: ())
+    pool = SimpleNamespace(layout=layout, read_blocks=list)
+    batches = PlaceSender(integrity).send(0, 0, range(num_blocks), pool)
+    assert [len(batch.source_blocks) async for batch in batches] == sizes
 
 
 async def fetched(ends, turn: int = 0, **changes):
@@ -312,6 +327,51 @@ async def test_handle_of_an_earlier_epoch_harms_no_transfer_in_flight():
             lease.complete(None, lambda: None)
             assert (await in_flight)[1].connector is Connector.SHM
             assert len(ends.fetcher._sources._transports) == 1
+
+
+async def test_lost_call_of_a_source_harms_no_transfer_in_flight():
+    async with transfer(8, connector="shm") as ends:
+        table, sources = tuple(range(1, 9)), ends.fetcher._sources
+        with ends.lease(8) as lease:
+            lease.advance(((1, 2, 3, 4),), 4)
+            fetch = ends.fetcher.fetch(ends.handle(8), allocation(table), TIMEOUT)
+            in_flight = asyncio.create_task(fetch)
+            await lease.claimed()
+            sources.lost(ends.endpoint, EPOCH)
+            await fetched_again(ends)
+            assert len(ends.handle_server._readers) == 2
+            lease.advance((table,), 8)
+            lease.complete(None, lambda: None)
+            await in_flight
+        await until(lambda: len(ends.handle_server._readers) == 1, within=TIMEOUT)
+        assert len(sources._transports) == 1
+
+
+async def fetched_again(ends) -> None:
+    with ends.computed_lease((3,), lease_id=bytes(16)):
+        handle = ends.handle(1, lease_id=bytes(16))
+        await ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT)
+
+
+@pytest.mark.parametrize("leaves_openly", [True, False])
+async def test_fetcher_forgets_sources_that_have_left(leaves_openly, monkeypatch):
+    monkeypatch.setattr(sources, "is_installed", lambda: False)
+    if not leaves_openly:  # such as one of another host
+        monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
+        monkeypatch.setattr(sources, "_IDLE_SECONDS", 0.0)
+    channels = Channels(idle_seconds=0.0)
+    pairing = Pairing(VERSION, MODEL, PLAIN)
+    fetcher = KvFetcher([pool_of(8)], pairing, CLAIMANT, channels, connector="auto")
+    for _ in range(8):
+        async with transfer(8) as ends:
+            with ends.computed_lease((3,)):
+                await fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
+        left = 0 if leaves_openly else 1
+        await until(lambda left=left: len(fetcher._sources._transports) == left, within=TIMEOUT)
+        assert len(fetcher._sources._last_used) == left
+        assert len(channels._channels) == 1
+    fetcher.close()
+    await channels.close()
 
 
 async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):

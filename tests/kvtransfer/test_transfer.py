@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -66,11 +67,11 @@ async def test_lease_that_ends_during_a_transfer_gives_its_own_reason(monkeypatc
     sends = payload.PayloadSender.send
 
     async def send(self, group, first, block_ids, pool):
-        if first == 3:
-            asyncio.get_running_loop().call_soon(lease.end, NotFoundError("its time is over"))
-        batch = await sends(self, group, first, block_ids, pool)
-        await asyncio.sleep(0.01)
-        return batch
+        async with aclosing(sends(self, group, first, block_ids, pool)) as batches:
+            async for batch in batches:
+                if batch.first_block == 3:
+                    lease.end(NotFoundError("its time is over"))
+                yield batch
 
     monkeypatch.setattr(payload.PayloadSender, "send", send)
     async with transfer(8, connector="grpc") as ends:
@@ -336,8 +337,10 @@ DAMAGE = {
 async def test_fetch_of_damaged_transfer_is_data_loss_and_unconfirmed(script):
     source = ScriptedSource(script)
     async with transfer(servicer=source) as ends:
+        channel = ends.channels.get(ends.endpoint)
         fetch = ends.fetcher.fetch(ends.handle(2), allocation((1, 2)), TIMEOUT)
         assert isinstance(await failure_of(fetch), DataLossError)
+        assert ends.channels.get(ends.endpoint) is not channel
         assert untouched(ends.target, (NULL_BLOCK, *range(3, 9)))
     assert not source.confirmed
 

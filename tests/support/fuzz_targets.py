@@ -46,6 +46,7 @@ from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
 from baton_kvtransfer.handle import Handle
 from baton_kvtransfer.handoff import Handoff
 from baton_kvtransfer.offers import description_of
+from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import (
     claim_of,
     connector_of,
@@ -159,7 +160,8 @@ def payload(data: bytes) -> None:
     handoff.open(1, len(TABLE))
     if isinstance(event, BlockBatch):
         targets = handoff.place(event)
-        asyncio.run(PayloadReceiver().receive(event, pool(), targets, Integrity.CHECKSUMS))
+        receiver = PayloadReceiver(TransferStream())
+        asyncio.run(receiver.receive(event, pool(), targets, Integrity.CHECKSUMS))
     elif kind == "result":
         handoff.complete(first_token_of(event.result))
 

@@ -170,7 +170,8 @@ class KvPool:
     def read_blocks(self, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
         """Returns the bytes of blocks in their order, one piece per run of consecutive blocks.
 
-        On a CPU views of the pool, valid until the blocks are released; else one copy of them all.
+        On a CPU views of the pool, valid until the blocks are released; else one copy of them all,
+        made on the thread's current stream.
         """
         if self.device.type != "cpu":
             chosen = torch.tensor(block_ids, device=self.device)
@@ -184,20 +185,27 @@ class KvPool:
             for start, stop in runs(np.asarray(block_ids, np.int64))
         ]
 
-    def write_blocks(self, block_ids: Sequence[int], content: "bytes | memoryview[Any]") -> None:
-        """Writes `content`, exactly the bytes of all `block_ids` in order; no id repeats."""
-        source = np.frombuffer(content, np.uint8)
-        assert len(source) == len(block_ids) * self.layout.block_bytes, "content of another length"
+    def write_blocks(
+        self, block_ids: Sequence[int], pieces: "Sequence[bytes | memoryview[Any]]"
+    ) -> None:
+        """Writes the bytes of `block_ids` in order, in pieces of whole blocks; no id repeats. On a
+        GPU they are written on the thread's current stream, and are there on return."""
+        size = self.layout.block_bytes
+        num_bytes = sum(map(len, pieces))
+        assert num_bytes == len(block_ids) * size, "content of another length"
         if self.device.type == "cpu":
-            self.copy_rows(
-                as_rows(source, self.layout.block_bytes), range(len(block_ids)), block_ids
-            )
+            for piece in pieces:
+                rows = as_rows(np.frombuffer(piece, np.uint8), size)
+                self.copy_rows(rows, range(len(rows)), block_ids[: len(rows)])
+                block_ids = block_ids[len(rows) :]
             return
-        staged = _staging(len(source))
-        staged.numpy()[:] = source
-        rows = staged.view(-1, self.layout.block_bytes).to(self.device, non_blocking=True)
-        self._bytes[list(block_ids)] = rows
-        torch.cuda.current_stream(self.device).synchronize()  # the engine has streams of its own
+        staged = _staging(num_bytes)
+        start = 0
+        for piece in pieces:
+            staged.numpy()[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+            start += len(piece)
+        self._bytes[list(block_ids)] = staged.view(-1, size).to(self.device, non_blocking=True)
+        torch.cuda.current_stream(self.device).synchronize()
 
     def copy_rows(
         self, origin: Rows, sources: "Sequence[int] | Places", targets: Sequence[int]

@@ -71,7 +71,7 @@ class KvExchange:
             worker.engine.pools,
             worker.pairing(),
             worker.id,
-            worker.channels.get,
+            worker.channels,
             connector=worker.settings.kv_connector,
             nixl_devices=worker.settings.devices_of_nixl,
             nixl_problem=worker.settings.nixl_problem,

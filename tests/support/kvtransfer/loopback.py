@@ -67,7 +67,7 @@ def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
     generator = torch.Generator().manual_seed(num_blocks)
     size = (num_blocks * layout.block_bytes,)
     noise = torch.randint(256, size, dtype=torch.uint8, generator=generator)
-    pool.write_blocks(range(1, num_blocks + 1), memoryview(noise.numpy()))
+    pool.write_blocks(range(1, num_blocks + 1), [memoryview(noise.numpy())])
     return pool
 
 
@@ -165,7 +165,7 @@ async def transfer(
         targets,
         theirs,
         CLAIMANT,
-        channels.get,
+        channels,
         connector=connector,
         nixl_devices="lo",
         nixl_problem=nixl_problem,

@@ -109,7 +109,7 @@ class Claimant:
             Integrity.BY_CONNECTOR,
         )  # fmt: skip
         fetcher = KvFetcher(
-            self._pools, PAIRING, CLAIMANT, self._channels.get, connector=connector,
+            self._pools, PAIRING, CLAIMANT, self._channels, connector=connector,
             nixl_devices="lo",
         )  # fmt: skip
         into = allocation(*map(tuple, tables))

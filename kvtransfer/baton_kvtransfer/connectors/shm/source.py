@@ -4,10 +4,11 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from functools import partial
 
-from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import SharedMemory
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import Integrity
@@ -20,14 +21,10 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     listen,
     remove,
 )
+from baton_kvtransfer.send_ahead import batches_ahead
 
 # Maximum bytes of one batch: a message costs as much as copying some hundred KiB.
 RUN_BYTES = 256 * 2**20
-# With checksums, source and claimant work in parallel only over several batches. The first is small
-# for low latency, each later one as large as all before it: the claimant copies one in about the
-# time that the source takes to hash the next.
-FIRST_CHECKED_RUN_BYTES = 2 * 2**20
-CHECKED_RUN_BYTES = 32 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -112,18 +109,27 @@ class PlaceSender:
     def __init__(self, integrity: Integrity) -> None:
         self._checked = integrity is Integrity.CHECKSUMS
 
-    def max_blocks(self, layout: KvLayout, num_sent: int) -> int:
-        limit = RUN_BYTES
-        if self._checked:
-            before = num_sent * layout.block_bytes
-            limit = min(max(FIRST_CHECKED_RUN_BYTES, before), CHECKED_RUN_BYTES)
-        return max(1, limit // layout.block_bytes)
-
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
-    ) -> BlockBatch:
-        checksums: tuple[int, ...] = ()
+    ) -> AsyncGenerator[BlockBatch, None]:
+        block_bytes = pool.layout.block_bytes
         if self._checked:
-            pieces = pool.read_blocks(block_ids)
-            checksums = await asyncio.to_thread(checksums_of, pieces, pool.layout.block_bytes)
-        return BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))
+            digest = partial(_digest, pool, group)
+            async with aclosing(
+                batches_ahead(digest, first_block, block_ids, block_bytes)
+            ) as batches:
+                async for batch in batches:
+                    yield batch
+            return
+        most = max(1, RUN_BYTES // block_bytes)
+        for start in range(0, len(block_ids), most):
+            places = tuple(block_ids[start : start + most])
+            yield BlockBatch(group, first_block + start, source_blocks=places)
+
+
+def _digest(
+    pool: KvPool, group: int, first_block: int, block_ids: Sequence[int]
+) -> list[BlockBatch]:
+    """Returns one batch of the blocks with their checksums."""
+    checksums = checksums_of(pool.read_blocks(block_ids), pool.layout.block_bytes)
+    return [BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))]
