@@ -263,6 +263,15 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         role. `DeadlineExceededError`: its calls in flight did not end in time."""
         return self._call(rpcs.SET_ROLE, worker, role)
 
+    def pause_admission(self) -> int:
+        """Pauses admission in the process at this address: new requests wait until
+        `resume_admission`, up to their deadlines. Returns the number that waits already."""
+        return self._call(rpcs.PAUSE_ADMISSION)
+
+    def resume_admission(self) -> int:
+        """Resumes admission; returns the number of requests that waited."""
+        return self._call(rpcs.RESUME_ADMISSION)
+
     def flush_cache(self) -> int:
         """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
         return self._call(rpcs.FLUSH_CACHE)
@@ -352,6 +361,14 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
     async def set_role(self, worker: str, role: str) -> int:
         """Drains a worker and changes its role, as `Client.set_role`."""
         return await self._call(rpcs.SET_ROLE, worker, role)
+
+    async def pause_admission(self) -> int:
+        """Pauses admission in the process at this address, as `Client.pause_admission`."""
+        return await self._call(rpcs.PAUSE_ADMISSION)
+
+    async def resume_admission(self) -> int:
+        """Resumes admission; returns the number of requests that waited."""
+        return await self._call(rpcs.RESUME_ADMISSION)
 
     async def flush_cache(self) -> int:
         """Evicts all cached prefixes that no request uses; returns the number of their blocks."""

@@ -51,6 +51,12 @@ def _epoch_of(message: admin.SetRoleResponse) -> int:
     return message.epoch
 
 
+def _num_waiting_of(
+    message: admin.PauseAdmissionResponse | admin.ResumeAdmissionResponse,
+) -> int:
+    return message.num_waiting
+
+
 def _num_blocks_of(message: admin.FlushCacheResponse) -> int:
     return message.num_blocks
 
@@ -75,6 +81,12 @@ ROLE_BALANCE = Rpc(
     lambda stubs: stubs.admin.GetRoleBalance, admin.GetRoleBalanceRequest, role_balance_of
 )
 SET_ROLE = Rpc(lambda stubs: stubs.admin.SetRole, set_role_request, _epoch_of)
+PAUSE_ADMISSION = Rpc(
+    lambda stubs: stubs.admin.PauseAdmission, admin.PauseAdmissionRequest, _num_waiting_of
+)
+RESUME_ADMISSION = Rpc(
+    lambda stubs: stubs.admin.ResumeAdmission, admin.ResumeAdmissionRequest, _num_waiting_of
+)
 FLUSH_CACHE = Rpc(lambda stubs: stubs.admin.FlushCache, admin.FlushCacheRequest, _num_blocks_of)
 ABORT = Rpc(
     lambda stubs: stubs.admin.Abort, admin.AbortRequest, lambda _: None, failover_codes=_NOT_FOUND

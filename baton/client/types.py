@@ -342,3 +342,4 @@ class Load:
     num_transferred_bytes: int = 0
     num_transfers: int = 0
     num_failed_transfers: int = 0
+    is_paused: bool = False

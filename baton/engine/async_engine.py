@@ -168,7 +168,12 @@ class SequenceStream:
 
 
 class AsyncEngine:
-    """Async engine: owns the engine's thread, from `start` to `stop`."""
+    """Async engine: owns the engine's thread, from `start` to `stop`.
+
+    Attributes:
+        num_steps: steps since the start.
+        is_paused: no new request starts until `resume`.
+    """
 
     def __init__(
         self,
@@ -179,6 +184,7 @@ class AsyncEngine:
     ) -> None:
         self.engine = engine
         self.num_steps = 0
+        self.is_paused = False
         self._on_cache_events = on_cache_events
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -312,11 +318,14 @@ class AsyncEngine:
         self._commands.put(command)
 
     def pause(self) -> None:
-        """Starts no new request from a next step on; requests that have begun continue."""
+        """Starts no new request from a next step on; requests that have begun continue.
+        Idempotent."""
+        self.is_paused = True
         self.submit(self.engine.pause)
 
     def resume(self) -> None:
-        """Starts waiting requests again."""
+        """Starts waiting requests again. Idempotent."""
+        self.is_paused = False
         self.submit(self.engine.resume)
 
     async def flush_cache(self) -> int:

@@ -402,7 +402,7 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 @_typing.final
 class GetLoadResponse(_message.Message):
     """Load of one process. Whatever requests hold is back to zero when none is in flight. Counters run
-    since the start; a router reports the first five fields only.
+    since the start; a router reports the first five fields and `is_paused` only.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -429,6 +429,7 @@ class GetLoadResponse(_message.Message):
     NUM_TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_TRANSFERS_FIELD_NUMBER: _builtins.int
     NUM_FAILED_TRANSFERS_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     """State: starting, ready or draining."""
     phase: _builtins.str
@@ -475,6 +476,8 @@ class GetLoadResponse(_message.Message):
     """Successful transfers since the start."""
     num_failed_transfers: _builtins.int
     """Failed transfers since the start, including cancelled ones."""
+    is_paused: _builtins.bool
+    """True if admission is paused (`PauseAdmission`)."""
     def __init__(
         self,
         *,
@@ -500,10 +503,11 @@ class GetLoadResponse(_message.Message):
         num_transferred_bytes: _builtins.int = ...,
         num_transfers: _builtins.int = ...,
         num_failed_transfers: _builtins.int = ...,
+        is_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_paused", b"is_paused", "num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -664,6 +668,84 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class PauseAdmissionRequest(_message.Message):
+    """Request to pause admission."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseAdmissionRequest: _TypeAlias = PauseAdmissionRequest  # noqa: Y015
+
+@_typing.final
+class PauseAdmissionResponse(_message.Message):
+    """Confirmation that admission is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    num_waiting: _builtins.int
+    """Requests that wait to be admitted."""
+    def __init__(
+        self,
+        *,
+        num_waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_waiting", b"num_waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseAdmissionResponse: _TypeAlias = PauseAdmissionResponse  # noqa: Y015
+
+@_typing.final
+class ResumeAdmissionRequest(_message.Message):
+    """Request to resume admission."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeAdmissionRequest: _TypeAlias = ResumeAdmissionRequest  # noqa: Y015
+
+@_typing.final
+class ResumeAdmissionResponse(_message.Message):
+    """Confirmation that admission has resumed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    num_waiting: _builtins.int
+    """Requests that were waiting to be admitted."""
+    def __init__(
+        self,
+        *,
+        num_waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_waiting", b"num_waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeAdmissionResponse: _TypeAlias = ResumeAdmissionResponse  # noqa: Y015
 
 @_typing.final
 class SetRoleRequest(_message.Message):

@@ -67,6 +67,16 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.PauseAdmission = channel.unary_unary(
+                '/baton.v1.Admin/PauseAdmission',
+                request_serializer=baton_dot_v1_dot_admin__pb2.PauseAdmissionRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.PauseAdmissionResponse.FromString,
+                _registered_method=True)
+        self.ResumeAdmission = channel.unary_unary(
+                '/baton.v1.Admin/ResumeAdmission',
+                request_serializer=baton_dot_v1_dot_admin__pb2.ResumeAdmissionRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.ResumeAdmissionResponse.FromString,
+                _registered_method=True)
         self.SetRole = channel.unary_unary(
                 '/baton.v1.Admin/SetRole',
                 request_serializer=baton_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
@@ -143,6 +153,25 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseAdmission(self, request, context):
+        """Pauses admission in this process: requests that wait and new ones start only after
+        `ResumeAdmission`, and fail at their deadlines; requests that have begun continue. A router
+        holds the requests of its own clients, and more than its queue takes are RESOURCE_EXHAUSTED; a
+        worker holds those that routers have placed on it. Idempotent. FAILED_PRECONDITION: the process
+        drains. UNAVAILABLE: the worker is loading its model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeAdmission(self, request, context):
+        """Resumes admission in this process. Idempotent; a drain resumes it, too. UNAVAILABLE: the worker
+        is loading its model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetRole(self, request, context):
         """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
         the worker takes work in that role: at once if it has the role already. The change continues if
@@ -213,6 +242,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'PauseAdmission': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseAdmission,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.PauseAdmissionRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.PauseAdmissionResponse.SerializeToString,
+            ),
+            'ResumeAdmission': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeAdmission,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.ResumeAdmissionRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.ResumeAdmissionResponse.SerializeToString,
             ),
             'SetRole': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRole,
@@ -400,6 +439,60 @@ class Admin:
             '/baton.v1.Admin/Drain',
             baton_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             baton_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseAdmission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/PauseAdmission',
+            baton_dot_v1_dot_admin__pb2.PauseAdmissionRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.PauseAdmissionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeAdmission(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/ResumeAdmission',
+            baton_dot_v1_dot_admin__pb2.ResumeAdmissionRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.ResumeAdmissionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,17 @@ class AdminStub:
     """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
     process does not exit.
     """
+    PauseAdmission: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseAdmissionRequest, _admin_pb2.PauseAdmissionResponse]
+    """Pauses admission in this process: requests that wait and new ones start only after
+    `ResumeAdmission`, and fail at their deadlines; requests that have begun continue. A router
+    holds the requests of its own clients, and more than its queue takes are RESOURCE_EXHAUSTED; a
+    worker holds those that routers have placed on it. Idempotent. FAILED_PRECONDITION: the process
+    drains. UNAVAILABLE: the worker is loading its model.
+    """
+    ResumeAdmission: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeAdmissionRequest, _admin_pb2.ResumeAdmissionResponse]
+    """Resumes admission in this process. Idempotent; a drain resumes it, too. UNAVAILABLE: the worker
+    is loading its model.
+    """
     SetRole: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetRoleRequest, _admin_pb2.SetRoleResponse]
     """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
     the worker takes work in that role: at once if it has the role already. The change continues if
@@ -110,6 +121,17 @@ class AdminAsyncStub(AdminStub):
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
     process does not exit.
+    """
+    PauseAdmission: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseAdmissionRequest, _admin_pb2.PauseAdmissionResponse]  # type: ignore[assignment]
+    """Pauses admission in this process: requests that wait and new ones start only after
+    `ResumeAdmission`, and fail at their deadlines; requests that have begun continue. A router
+    holds the requests of its own clients, and more than its queue takes are RESOURCE_EXHAUSTED; a
+    worker holds those that routers have placed on it. Idempotent. FAILED_PRECONDITION: the process
+    drains. UNAVAILABLE: the worker is loading its model.
+    """
+    ResumeAdmission: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeAdmissionRequest, _admin_pb2.ResumeAdmissionResponse]  # type: ignore[assignment]
+    """Resumes admission in this process. Idempotent; a drain resumes it, too. UNAVAILABLE: the worker
+    is loading its model.
     """
     SetRole: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetRoleRequest, _admin_pb2.SetRoleResponse]  # type: ignore[assignment]
     """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
@@ -196,6 +218,29 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
         process does not exit.
+        """
+
+    @_abc_1.abstractmethod
+    def PauseAdmission(
+        self,
+        request: _admin_pb2.PauseAdmissionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PauseAdmissionResponse, _abc.Awaitable[_admin_pb2.PauseAdmissionResponse]]:
+        """Pauses admission in this process: requests that wait and new ones start only after
+        `ResumeAdmission`, and fail at their deadlines; requests that have begun continue. A router
+        holds the requests of its own clients, and more than its queue takes are RESOURCE_EXHAUSTED; a
+        worker holds those that routers have placed on it. Idempotent. FAILED_PRECONDITION: the process
+        drains. UNAVAILABLE: the worker is loading its model.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeAdmission(
+        self,
+        request: _admin_pb2.ResumeAdmissionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumeAdmissionResponse, _abc.Awaitable[_admin_pb2.ResumeAdmissionResponse]]:
+        """Resumes admission in this process. Idempotent; a drain resumes it, too. UNAVAILABLE: the worker
+        is loading its model.
         """
 
     @_abc_1.abstractmethod

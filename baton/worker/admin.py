@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from baton.errors import NotFoundError
+from baton.errors import FailedPreconditionError, NotFoundError
 from baton.role_wire import role_of
 from baton.serving import build_info
 from baton.v1 import admin_pb2 as pb
@@ -46,6 +46,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_accepted_tokens=stats.num_accepted_tokens,
             num_computed_tokens=stats.num_computed_tokens,
             num_pulled_tokens=stats.num_pulled_tokens,
+            is_paused=worker.engine.is_paused,
             **worker.load_report(),  # type: ignore[arg-type] # fields by name
         )
 
@@ -76,6 +77,25 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         await self._worker.drain()
         num_requests = self._worker.engine.num_streams if self._worker.is_ready else 0
         return pb.DrainResponse(num_requests=num_requests)
+
+    async def PauseAdmission(
+        self, _request: pb.PauseAdmissionRequest, _context: Any
+    ) -> pb.PauseAdmissionResponse:
+        engine = self._worker.engine
+        if self._worker.is_draining:
+            raise FailedPreconditionError(
+                "the worker is draining and finishes the requests that wait; pause another one"
+            )
+        engine.pause()
+        return pb.PauseAdmissionResponse(num_waiting=engine.stats().num_waiting)
+
+    async def ResumeAdmission(
+        self, _request: pb.ResumeAdmissionRequest, _context: Any
+    ) -> pb.ResumeAdmissionResponse:
+        engine = self._worker.engine
+        num_waiting = engine.stats().num_waiting
+        engine.resume()
+        return pb.ResumeAdmissionResponse(num_waiting=num_waiting)
 
     async def SetRole(self, request: pb.SetRoleRequest, _context: Any) -> pb.SetRoleResponse:
         if request.worker not in ("", self._worker.id):

@@ -204,6 +204,8 @@ class Worker:
         if not self._is_shutting_down:
             self._is_shutting_down = True
             logger.info("draining: no new requests are accepted")
+            if self._engine is not None:
+                self._engine.resume()  # the requests that wait are to finish
             await self._publish_state()
 
     async def pause(self) -> None:

@@ -96,6 +96,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             progress=1.0,
             num_waiting=self._requests.num_waiting,
             num_running=len(self._requests) - self._requests.num_waiting,
+            is_paused=self._requests.is_paused,
         )
 
     async def GetInfo(
@@ -108,6 +109,19 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.DrainResponse:
         await self._requests.drain()
         return admin_pb2.DrainResponse(num_requests=len(self._requests))
+
+    async def PauseAdmission(
+        self, _request: admin_pb2.PauseAdmissionRequest, _context: Any
+    ) -> admin_pb2.PauseAdmissionResponse:
+        self._requests.pause()
+        return admin_pb2.PauseAdmissionResponse(num_waiting=self._requests.num_waiting)
+
+    async def ResumeAdmission(
+        self, _request: admin_pb2.ResumeAdmissionRequest, _context: Any
+    ) -> admin_pb2.ResumeAdmissionResponse:
+        num_waiting = self._requests.num_waiting
+        self._requests.resume()
+        return admin_pb2.ResumeAdmissionResponse(num_waiting=num_waiting)
 
     async def SetRole(
         self, request: admin_pb2.SetRoleRequest, context: Any

@@ -89,6 +89,11 @@ class RouterMetrics:
             admission_controller.num_waiting,
         )
         yield gauge(
+            "baton_admission_paused",
+            "Whether admission at this router is paused (baton pause).",
+            admission_controller.is_paused,
+        )
+        yield gauge(
             "baton_waiting_prompt_tokens",
             "Prompt tokens of the requests in this router's admission queue.",
             admission_controller.num_waiting_tokens,

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -10,6 +11,7 @@ from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.version import version
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -109,6 +111,21 @@ def test_workers_prints_table_and_json(cluster: LocalCluster, wide: None) -> Non
     assert table.count(version()) == 2
     lines = invoke(cluster, "workers", "--json").stdout.splitlines()
     assert [json.loads(line)["role"] for line in lines] == ["decode", "prefill"]
+
+
+def test_pause_holds_new_requests_until_resume(cluster: LocalCluster) -> None:
+    with ThreadPoolExecutor() as pool:
+        paused = invoke(cluster, "pause")
+        try:
+            assert paused.stdout == "admission is paused; requests waiting: 0\n"
+            answer = pool.submit(expected, cluster, 4)
+            with Client(cluster.admin_address) as client:
+                wait_until(lambda: [r.phase for r in client.list_requests()] == ["waiting"])
+                assert client.get_load().is_paused
+        finally:
+            resumed = invoke(cluster, "resume")
+        assert resumed.stdout == "admission has resumed; requests that waited: 1\n"
+        assert answer.result()
 
 
 def test_role_shows_balance_and_rejects_taking_the_last_worker(cluster: LocalCluster, wide: None):

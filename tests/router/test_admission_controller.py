@@ -6,13 +6,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.errors import CancelledError, DeadlineExceededError, OverloadedError
+from baton.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    OverloadedError,
+)
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant
 from baton_router.admission.admission_queue import Forecast
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.quotas import Quota, Quotas
+from baton_router.lifecycle.in_flight import Requests
 from baton_router.placement.decision import Decision, PlacementInputs, Rules
 from baton_router.request import ANONYMOUS, Request, RequestOutcome
 from baton_router.usage import Account, Timings
@@ -262,3 +268,22 @@ async def test_admission_raises_abort_of_queued_request():
     full.set()
     await first
     assert cluster.admission_controller.num_waiting == 0
+
+
+async def test_paused_admission_holds_requests_until_resume_or_drain():
+    for ends in ("resume", "drain"):
+        cluster = Cluster(room=1)
+        requests = Requests(cluster.admission_controller)
+        requests.pause()
+        waiting = asyncio.create_task(cluster.run("waits"))
+        with pytest.raises(DeadlineExceededError):
+            await cluster.run("late", seconds=0.1)
+        assert (cluster.order, requests.num_waiting, requests.is_paused) == ([], 1, True)
+        if ends == "drain":
+            await requests.drain()
+            with pytest.raises(FailedPreconditionError, match="draining"):
+                requests.pause()
+        else:
+            requests.resume()
+        await waiting
+        assert (cluster.order, requests.is_paused) == (["waits"], False)

@@ -120,6 +120,38 @@ def role(
 
 @command("Operations")
 @takes_tls
+def pause(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
+    """Pause admission: new requests wait, running ones continue.
+
+    Requests that wait fail at their deadlines. Each router has an admission queue of its own.
+
+    \b
+    Example:
+      baton pause --admin 127.0.0.1:50053
+    """
+    from baton.cli.session import admin_session
+
+    with admin_session(admin, 5.0, tls=tls.tls()) as client:
+        print(f"admission is paused; requests waiting: {client.pause_admission()}")
+
+
+@command("Operations")
+@takes_tls
+def resume(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
+    """Resume admission after `baton pause`.
+
+    \b
+    Example:
+      baton resume --admin 127.0.0.1:50053
+    """
+    from baton.cli.session import admin_session
+
+    with admin_session(admin, 5.0, tls=tls.tls()) as client:
+        print(f"admission has resumed; requests that waited: {client.resume_admission()}")
+
+
+@command("Operations")
+@takes_tls
 def doctor(
     *,
     tls: TlsOptions,

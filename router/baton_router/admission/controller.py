@@ -41,11 +41,15 @@ class AdmissionController:
 
     Args:
         max_waiting: maximum number of queued requests; the queue rejects more.
+
+    Attributes:
+        is_paused: no queued request is admitted.
     """
 
     def __init__(
         self, quotas: Quotas, forecasts: InFlightForecasts, max_waiting: int = MAX_WAITING
     ) -> None:
+        self.is_paused = False
         self._forecasts = forecasts
         self._queue: AdmissionQueue[Request] = AdmissionQueue(quotas, forecasts, max_waiting)
         self._pending: dict[int, _Admission] = {}  # of queued requests
@@ -89,12 +93,21 @@ class AdmissionController:
         if admission is not None and not admission.done():
             admission.set_exception(error)
 
+    def pause(self) -> None:
+        """Admits no request until `resume`; requests queue, up to their deadlines. Idempotent."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Admits queued requests again. Idempotent."""
+        self.is_paused = False
+        self.poll()
+
     def poll(self) -> None:
         """Admits the next eligible request; callers call it when capacity may have become free.
 
         Admits one at a time: the next is considered after the previous one has been placed.
         """
-        if self._is_placing:
+        if self._is_placing or self.is_paused:
             return
         while (next_one := self._queue.next(self._is_done)) is not None:
             admission = self._pending[id(next_one.request)]

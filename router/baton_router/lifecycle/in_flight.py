@@ -1,6 +1,11 @@
 """Registry of the requests in flight at a router. Knows nothing of the API they came in by."""
 
-from baton.errors import AlreadyExistsError, CancelledError, NotFoundError
+from baton.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    FailedPreconditionError,
+    NotFoundError,
+)
 from baton.serving.tenant import Tenant
 from baton_router.admission.controller import AdmissionController
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
@@ -21,6 +26,11 @@ class Requests:
     def num_waiting(self) -> int:
         """Requests in flight that are not yet placed."""
         return self._admission.num_waiting
+
+    @property
+    def is_paused(self) -> bool:
+        """True if no request is admitted until `resume`."""
+        return self._admission.is_paused
 
     def of(self, tenant: Tenant) -> list[RequestLifecycle]:
         """Returns the requests of one tenant, oldest first."""
@@ -47,8 +57,25 @@ class Requests:
         aborted = CancelledError(f"request {request_id} was aborted")
         self._admission.abandon(lifecycle.request, aborted)
 
+    def pause(self) -> None:
+        """Admits no request until `resume`; requests wait, up to their deadlines. Idempotent.
+
+        Raises `FailedPreconditionError` while draining, which ends once none waits.
+        """
+        if self.is_draining:
+            raise FailedPreconditionError(
+                "the router is draining and admits the requests that wait; pause another one"
+            )
+        self._admission.pause()
+
+    def resume(self) -> None:
+        """Admits requests again. Idempotent."""
+        self._admission.resume()
+
     async def drain(self) -> None:
+        """Adds no more requests, and admits those that wait even if admission was paused."""
         self.is_draining = True
+        self.resume()
 
 
 def _key(lifecycle: RequestLifecycle) -> tuple[str, str]:

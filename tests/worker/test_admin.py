@@ -1,0 +1,31 @@
+"""Administration of one worker."""
+
+import pytest
+
+from baton.errors import FailedPreconditionError
+from baton.models import locate
+from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2 as pb
+from tests.support.failures import failure_of
+from tests.support.waiting import until
+from tests.support.worker.pair import TIMEOUT, pair_of, rest_of
+
+TINY = locate("tiny")
+PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest.mark.parametrize("ends", ["ResumeAdmission", "Drain"])
+async def test_paused_worker_starts_no_request_until_resume_or_drain(ends):
+    async with pair_of(TINY) as pair:
+        admin, engine = pair.decode_admin, pair.decode.engine
+        await admin.PauseAdmission(pb.PauseAdmissionRequest(), timeout=TIMEOUT)
+        assert (await admin.GetLoad(pb.GetLoadRequest(), timeout=TIMEOUT)).is_paused
+        call = pair.to_decode.Generate(pair.decode_request([5, 6, 7], PARAMS), timeout=TIMEOUT)
+        assert (await call.read()).HasField("admitted")
+        await until(lambda: engine.stats().num_waiting == 1)
+        await getattr(admin, ends)(getattr(pb, f"{ends}Request")(), timeout=TIMEOUT)
+        assert (await rest_of(call))[-1].HasField("finished")
+        if ends == "Drain":
+            paused = admin.PauseAdmission(pb.PauseAdmissionRequest(), timeout=TIMEOUT)
+            assert isinstance(await failure_of(paused), FailedPreconditionError)
+        assert not engine.is_paused
