@@ -272,9 +272,10 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         """Resumes admission; returns the number of requests that waited."""
         return self._call(rpcs.RESUME_ADMISSION)
 
-    def flush_cache(self) -> int:
-        """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
-        return self._call(rpcs.FLUSH_CACHE)
+    def flush_cache(self, prompt: Prompt | None = None) -> int:
+        """Drops the cached blocks of a prompt on all workers; None: all cached prefixes. Returns
+        the number of blocks dropped."""
+        return self._call(rpcs.FLUSH_CACHE, prompt)
 
     def abort(self, request_id: str) -> None:
         """Ends a request of any client. `NotFoundError`: no request has this id."""
@@ -370,9 +371,9 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         """Resumes admission; returns the number of requests that waited."""
         return await self._call(rpcs.RESUME_ADMISSION)
 
-    async def flush_cache(self) -> int:
-        """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
-        return await self._call(rpcs.FLUSH_CACHE)
+    async def flush_cache(self, prompt: Prompt | None = None) -> int:
+        """Drops the cached blocks of a prompt, or of all, as `Client.flush_cache`."""
+        return await self._call(rpcs.FLUSH_CACHE, prompt)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request of any client. `NotFoundError`: no request has this id."""

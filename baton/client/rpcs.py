@@ -10,6 +10,7 @@ from baton.client.connections import RouterStubs
 from baton.client.wire import (
     explain_request,
     explanation_of,
+    flush_cache_request,
     info_of,
     load_of,
     model_of,
@@ -87,7 +88,7 @@ PAUSE_ADMISSION = Rpc(
 RESUME_ADMISSION = Rpc(
     lambda stubs: stubs.admin.ResumeAdmission, admin.ResumeAdmissionRequest, _num_waiting_of
 )
-FLUSH_CACHE = Rpc(lambda stubs: stubs.admin.FlushCache, admin.FlushCacheRequest, _num_blocks_of)
+FLUSH_CACHE = Rpc(lambda stubs: stubs.admin.FlushCache, flush_cache_request, _num_blocks_of)
 ABORT = Rpc(
     lambda stubs: stubs.admin.Abort, admin.AbortRequest, lambda _: None, failover_codes=_NOT_FOUND
 )

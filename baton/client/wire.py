@@ -54,6 +54,11 @@ def generate_request(
     request = pb.GenerateRequest(
         model=model, request_id=request_id, sampling=sampling, priority=priority
     )
+    _set_input(request, prompt)
+    return request
+
+
+def _set_input(request: pb.GenerateRequest | admin.FlushCacheRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = prompt
     elif not prompt:
@@ -62,7 +67,6 @@ def generate_request(
         request.chat.CopyFrom(_chat(cast("Chat", prompt)))
     else:
         request.token_ids.ids.extend(_checked_ids(cast("Sequence[int]", prompt)))
-    return request
 
 
 def resumed_request(
@@ -121,6 +125,13 @@ def explain_request(
 ) -> admin.ExplainPlacementRequest:
     request = generate_request(prompt, params, model, request_id, 0)
     return admin.ExplainPlacementRequest(request=request)
+
+
+def flush_cache_request(prompt: Prompt | None) -> admin.FlushCacheRequest:
+    request = admin.FlushCacheRequest()
+    if prompt is not None:
+        _set_input(request, prompt)
+    return request
 
 
 def set_role_request(worker: str, role: str) -> admin.SetRoleRequest:

@@ -328,9 +328,10 @@ class AsyncEngine:
         self.is_paused = False
         self.submit(self.engine.resume)
 
-    async def flush_cache(self) -> int:
-        """Drops every cached prefix. Returns how many blocks were cached."""
-        return await self._query(self.engine.flush_cache)
+    async def flush_cache(self, hashes: Sequence[BlockHash] | None = None) -> int:
+        """Drops cached blocks with these chain hashes; None: every cached prefix. Returns how many
+        blocks were cached."""
+        return await self._query(lambda: self.engine.flush_cache(hashes))
 
     @asynccontextmanager
     async def pinned(self, name: str, hashes: Sequence[BlockHash]) -> AsyncIterator[Tables]:

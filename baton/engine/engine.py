@@ -545,13 +545,16 @@ class Engine:
         """Returns the usage of the KV blocks, with sharing and waste."""
         return self._scheduler.memory_report()
 
-    def flush_cache(self) -> int:
-        """Drops every cached prefix; the next step's `cache_events` say so.
+    def flush_cache(self, hashes: SequenceOf[BlockHash] | None = None) -> int:
+        """Drops cached blocks with these chain hashes; None: every cached prefix. The next step's
+        `cache_events` say so. Sequences that hold such blocks keep them.
 
         Returns how many blocks were cached.
         """
         self._flushed = True
-        return self._scheduler.reset_prefix_cache()
+        if hashes is None:
+            return self._scheduler.reset_prefix_cache()
+        return self._scheduler.evict(hashes)
 
     def close(self) -> None:
         """Ends the grammar compiler's trial processes, as the garbage collector would."""

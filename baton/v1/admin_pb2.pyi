@@ -896,14 +896,39 @@ class FlushCacheRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, as `GenerateRequest.text`."""
+    block_hashes: _builtins.bytes
+    """Chain hashes of its full blocks, 16 bytes each: the form in which the router asks workers,
+    which have no tokenizer.
+    """
+    @_builtins.property
+    def token_ids(self) -> _inference_pb2.TokenIds:
+        """Token ids, as `GenerateRequest.token_ids`."""
+
+    @_builtins.property
+    def chat(self) -> _inference_pb2.Chat:
+        """Conversation, as `GenerateRequest.chat`."""
+
     def __init__(
         self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _inference_pb2.TokenIds | None = ...,
+        chat: _inference_pb2.Chat | None = ...,
+        block_hashes: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "chat", b"chat", "input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "chat", b"chat", "input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "block_hashes"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___FlushCacheRequest: _TypeAlias = FlushCacheRequest  # noqa: Y015
 
@@ -915,7 +940,7 @@ class FlushCacheResponse(_message.Message):
 
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
-    """Blocks dropped."""
+    """Blocks dropped, of all cache groups and workers."""
     def __init__(
         self,
         *,

@@ -195,8 +195,9 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drops all cached prefixes that no request uses; on the router, those of every serving worker.
-        Idempotent.
+        """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+        Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
+        that a worker gets as anything but `block_hashes`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

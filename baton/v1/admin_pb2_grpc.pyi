@@ -84,8 +84,9 @@ class AdminStub:
     UNIMPLEMENTED on workers.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
-    """Drops all cached prefixes that no request uses; on the router, those of every serving worker.
-    Idempotent.
+    """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+    Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
+    that a worker gets as anything but `block_hashes`.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]
     """Aborts a request in flight; its stream ends with CANCELLED. NOT_FOUND: no such request here,
@@ -148,8 +149,9 @@ class AdminAsyncStub(AdminStub):
     UNIMPLEMENTED on workers.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Drops all cached prefixes that no request uses; on the router, those of every serving worker.
-    Idempotent.
+    """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+    Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
+    that a worker gets as anything but `block_hashes`.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]  # type: ignore[assignment]
     """Aborts a request in flight; its stream ends with CANCELLED. NOT_FOUND: no such request here,
@@ -275,8 +277,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
-        """Drops all cached prefixes that no request uses; on the router, those of every serving worker.
-        Idempotent.
+        """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+        Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
+        that a worker gets as anything but `block_hashes`.
         """
 
     @_abc_1.abstractmethod

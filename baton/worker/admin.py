@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 
-from baton.errors import FailedPreconditionError, NotFoundError
+from baton.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from baton.role_wire import role_of
 from baton.serving import build_info
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
 from baton.worker.pairing import describe_layouts
 from baton.worker.role_changes import RoleChanges
+from baton.worker.wire import hashes_of
 from baton.worker.worker import Worker
 
 
@@ -109,9 +110,16 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         raise NotImplementedError("a worker knows no other; ask the router")
 
     async def FlushCache(
-        self, _request: pb.FlushCacheRequest, _context: Any
+        self, request: pb.FlushCacheRequest, _context: Any
     ) -> pb.FlushCacheResponse:
-        return pb.FlushCacheResponse(num_blocks=await self._worker.engine.flush_cache())
+        hashes, given = None, request.WhichOneof("input")
+        if given == "block_hashes":
+            hashes = hashes_of(request.block_hashes, "block_hashes")
+        elif given is not None:
+            raise InvalidArgumentError(
+                given, "is a prompt, which workers cannot tokenize; ask the router"
+            )
+        return pb.FlushCacheResponse(num_blocks=await self._worker.engine.flush_cache(hashes))
 
     async def Abort(self, request: pb.AbortRequest, _context: Any) -> pb.AbortResponse:
         self._worker.engine.cancel(request.request_id)

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 
+from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.engine.messages import EngineRequest
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.sequences.config import ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -61,6 +63,15 @@ def engine_request(
         return_cost=return_cost,
         first_token_deadline=None if time_remaining is None else arrival + time_remaining,
     )
+
+
+def hashes_of(joined: bytes, field: str) -> tuple[BlockHash, ...]:
+    """Splits joined chain hashes. Raises `InvalidArgumentError` for a partial hash."""
+    if len(joined) % HASH_BYTES:
+        raise InvalidArgumentError(
+            field, f"has {len(joined)} bytes; must be a multiple of {HASH_BYTES}"
+        )
+    return tuple(joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES))
 
 
 def work_done_to_message(done: WorkDone) -> prefill_pb2.WorkDone:

@@ -9,13 +9,12 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from baton.worker.layout_wire import layouts_of, layouts_to_messages
 from baton.worker.pairing import Pairing
-from baton.worker.wire import top_logprobs_to_message
+from baton.worker.wire import hashes_of, top_logprobs_to_message
 from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle
 from baton_kvtransfer.lease import Claim
 
 HANDLE_VERSION = 1
-_HASH_BYTES = 16
 
 CONNECTORS = {
     pb.CONNECTOR_UNSPECIFIED: Connector.GRPC,
@@ -55,15 +54,6 @@ def handle_of(message: pb.KvHandle) -> Handle:
         integrity=integrity_of(message.integrity),
         tenant=message.tenant,
     )
-
-
-def hashes_of(joined: bytes, field: str) -> tuple[bytes, ...]:
-    """Splits joined chain hashes. Raises `InvalidArgumentError` for a partial hash."""
-    if len(joined) % _HASH_BYTES:
-        raise InvalidArgumentError(
-            field, f"has {len(joined)} bytes; must be a multiple of {_HASH_BYTES}"
-        )
-    return tuple(joined[i : i + _HASH_BYTES] for i in range(0, len(joined), _HASH_BYTES))
 
 
 def integrity_of(value: int) -> Integrity:

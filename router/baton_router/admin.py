@@ -137,11 +137,19 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         return admin_wire.role_balance(self._rebalancer.balance, self._rebalancer.is_elastic)
 
     async def FlushCache(
-        self, request: admin_pb2.FlushCacheRequest, _context: Any
+        self, request: admin_pb2.FlushCacheRequest, context: Any
     ) -> admin_pb2.FlushCacheResponse:
-        counts = await asyncio.gather(
-            *(self._flush(m, request) for m in self._fleet.members if m.is_serving)
-        )
+        tenant, token_ids = self._tenants.of(context), ()
+        is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
+        if is_prompt:
+            token_ids = tuple(await self._intake.tokens_of(request))
+
+        async def flush(member: Member) -> int:
+            hashes = self._fleet.block_hashes(member, token_ids, tenant.salt)
+            of_prompt = admin_pb2.FlushCacheRequest(block_hashes=b"".join(hashes))
+            return await self._flush(member, of_prompt if is_prompt else request)
+
+        counts = await asyncio.gather(*map(flush, self._serving()))
         return admin_pb2.FlushCacheResponse(num_blocks=sum(counts))
 
     async def Abort(self, request: admin_pb2.AbortRequest, context: Any) -> admin_pb2.AbortResponse:
@@ -157,6 +165,9 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
                 logger.warning("%s did not flush its cache: %s", member.record.id, error.details())
                 return 0
         return int(response.num_blocks)
+
+    def _serving(self) -> list[Member]:
+        return [member for member in self._fleet.members if member.is_serving]
 
     def _info(self, member: Member) -> admin_pb2.WorkerInfo:
         record = member.record

@@ -128,6 +128,19 @@ def test_pause_holds_new_requests_until_resume(cluster: LocalCluster) -> None:
         assert answer.result()
 
 
+def test_flush_drops_blocks_of_a_prompt_or_all(cluster: LocalCluster) -> None:
+    text = PROMPT * 8
+
+    def num_flushed(*arguments: str) -> int:
+        flushed = invoke(cluster, "flush", *arguments, stdin=text)
+        return int(flushed.stdout.removeprefix("cached blocks dropped: "))
+
+    for arguments in (["-"], []):
+        invoke(cluster, "generate", text, "--max-tokens", "1")
+        assert num_flushed(*arguments) > 0
+        assert num_flushed(text) == 0
+
+
 def test_role_shows_balance_and_rejects_taking_the_last_worker(cluster: LocalCluster, wide: None):
     shown = invoke(cluster, "role").stdout
     assert re.match(r"pressure: prefill [0-9.]+, decode [0-9.]+ \(", shown)

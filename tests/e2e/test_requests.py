@@ -232,6 +232,21 @@ async def test_locality_index_learns_blocks_of_all_workers(client, cluster):
     await until_observed(is_indexed, within=3.0, what="an event of every worker")
 
 
+async def test_flush_cache_drops_one_prompt_and_keeps_others(client):
+    async def num_cached(prompt: list[int]) -> int:
+        generation = client.generate(prompt, SamplingParams(max_tokens=2))
+        await generation.text()
+        return generation.finished.usage.num_cached_prompt_tokens
+
+    beginning = prompt_of(64, seed=97)
+    longer, other = beginning + prompt_of(32, seed=96), prompt_of(64, seed=95)
+    for prompt in (longer, other):
+        assert await num_cached(prompt) == 0
+    assert await client.flush_cache(beginning[:48]) == 2 * 3  # of both workers
+    assert await client.flush_cache(beginning[:48]) == 0
+    assert [await num_cached(p) for p in (other, longer)] == [63, 0]
+
+
 async def test_flush_cache_makes_a_prompt_uncached(client):
     prompt = prompt_of(64, seed=98)
     for expected in (0, 63):

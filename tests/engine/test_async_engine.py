@@ -71,7 +71,7 @@ class ScriptedEngine:
         self.aborted.append(request_id)
         self.requests.pop(request_id, None)
 
-    def flush_cache(self) -> int:
+    def flush_cache(self, _hashes: object = None) -> int:
         return 7
 
     def close(self) -> None:

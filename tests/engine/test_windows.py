@@ -122,7 +122,7 @@ def test_windowed_prefix_hit_shrinks_when_blocks_are_evicted(checkpoints, oracle
         )
         engine.generate([prompt], GREEDY)
         group = len(engine.cache.pools) - 1
-        engine._scheduler.evict([victim], group)
+        engine._scheduler._kv.groups[group].pool.evict([victim])
         (result,) = engine.generate([prompt], GREEDY)
         assert result.token_ids == oracle(path, prompt, NUM_TOKENS)
         assert result.num_cached_tokens <= 72

@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.errors import FailedPreconditionError
+from baton.cluster.prefix import hash_chain
+from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as pb
@@ -29,3 +30,17 @@ async def test_paused_worker_starts_no_request_until_resume_or_drain(ends):
             paused = admin.PauseAdmission(pb.PauseAdmissionRequest(), timeout=TIMEOUT)
             assert isinstance(await failure_of(paused), FailedPreconditionError)
         assert not engine.is_paused
+
+
+async def test_worker_flushes_block_hashes_and_refuses_prompts():
+    async with pair_of(TINY) as pair:
+        engine, prompt = pair.decode.engine, list(range(3, 43))
+        await pair.decode_alone(prompt, PARAMS)
+        hashes = hash_chain(engine.info.namespace.root(), prompt, engine.block_size)
+        for drop, num_blocks in ((hashes[1:], 1), (hashes, 1), (hashes, 0)):
+            request = pb.FlushCacheRequest(block_hashes=b"".join(drop))
+            response = await pair.decode_admin.FlushCache(request, timeout=TIMEOUT)
+            assert response.num_blocks == num_blocks
+        for wrong in ({"block_hashes": b"short"}, {"text": "a prompt"}):
+            call = pair.decode_admin.FlushCache(pb.FlushCacheRequest(**wrong), timeout=TIMEOUT)
+            assert isinstance(await failure_of(call), InvalidArgumentError)

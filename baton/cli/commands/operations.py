@@ -152,6 +152,34 @@ def resume(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
 
 @command("Operations")
 @takes_tls
+def flush(
+    *,
+    tls: TlsOptions,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="Text to drop from the caches; -: read it from stdin. Unset: all."),
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
+    token: Token = "",
+) -> None:
+    """Drop cached prefixes of all workers: all, or those of one prompt.
+
+    A prompt is looked up as one of the tenant of --token. Running requests continue.
+
+    \b
+    Examples:
+      baton flush
+      baton flush "def fibonacci(n):"
+    """
+    from baton.cli.session import admin_session
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with admin_session(admin, 30.0, token, tls.tls()) as client:
+        print(f"cached blocks dropped: {client.flush_cache(text)}")
+
+
+@command("Operations")
+@takes_tls
 def doctor(
     *,
     tls: TlsOptions,

@@ -9,11 +9,12 @@ from baton.engine.async_engine import AsyncEngine
 from baton.errors import NotFoundError
 from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
+from baton.worker.wire import hashes_of
 from baton.worker.worker import Worker
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_table import LeaseTable
-from baton_kvtransfer.wire import claim_of, hashes_of
+from baton_kvtransfer.wire import claim_of
 
 # Seconds between two checks whether sequences here need the blocks of an unclaimed lease.
 POLL_INTERVAL = 0.1

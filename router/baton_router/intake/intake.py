@@ -19,6 +19,7 @@ from baton.sampling import (
     check_vocabulary,
 )
 from baton.serving.tenant import Tenant
+from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
 from baton_router.request import ANONYMOUS, Request
@@ -52,7 +53,7 @@ class Intake:
         limit = min(max_model_len, self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
         check_length(1, params.max_tokens, limit)
-        token_ids = await self._tokens_of(message)
+        token_ids = await self.tokens_of(message)
         prompt_field = f"input.{message.WhichOneof('input')}"
         check_length(len(token_ids), params.max_tokens, limit, prompt_field)
         if params.stop_token_ids:
@@ -88,7 +89,10 @@ class Intake:
         self._check_size("input.chat.messages", text)
         return await _off_loop(self._card.encode_rendered, text)
 
-    async def _tokens_of(self, message: pb.GenerateRequest) -> list[int]:
+    async def tokens_of(
+        self, message: "pb.GenerateRequest | admin_pb2.FlushCacheRequest"
+    ) -> list[int]:
+        """Returns the tokens of the input, at least 1."""
         if message.WhichOneof("input") == "token_ids":
             token_ids = list(message.token_ids.ids)
             check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
@@ -120,7 +124,7 @@ class Intake:
         return sequences
 
     async def _encode(
-        self, message: "pb.GenerateRequest | pb.TokenizeRequest"
+        self, message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest"
     ) -> tuple[list[int], str]:
         kind = message.WhichOneof("input")
         if kind == "text":

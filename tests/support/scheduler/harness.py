@@ -224,7 +224,7 @@ class Harness:
         self._note_command()
         pool = self.groups[group].pool
         num_cached = len(pool._cached)
-        count = self.scheduler.evict(block_ids, group)
+        count = pool.evict(block_ids)
         assert count == num_cached - len(pool._cached)
 
     def find(self, prompt: SequenceOf[int], index: int, group: int = 0) -> int | None:

@@ -158,7 +158,14 @@ class PrefixCache:
             extras_of = partial(input_extras, spans, size) if spans else None
             extend_chain(hashes, request.root, new, size, extras_of)
 
-    # The whole cache.
+    # Eviction.
+
+    def evict(self, hashes: SequenceOf[BlockHash]) -> int:
+        """Drops the blocks of these prefixes from all groups. Returns how many were cached."""
+        return sum(
+            group.pool.evict(b for b in map(group.pool.lookup, hashes) if b is not None)
+            for group in self._groups
+        )
 
     def clear(self) -> int:
         """Drops every cached prefix. Returns how many blocks were cached."""

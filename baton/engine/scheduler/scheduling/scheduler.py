@@ -310,9 +310,9 @@ class Scheduler:
         """Drops every cached prefix. Returns how many blocks were cached."""
         return self._kv.prefixes.clear()
 
-    def evict(self, block_ids: SequenceOf[int], group: int = 0) -> int:
-        """Removes these blocks from the prefix cache. Returns how many were cached."""
-        return self._kv.groups[group].pool.evict(block_ids)
+    def evict(self, hashes: SequenceOf[BlockHash]) -> int:
+        """Drops cached blocks with these chain hashes. Returns how many were cached."""
+        return self._kv.prefixes.evict(hashes)
 
     def drain_events(self) -> CacheEvents:
         """Returns the prefix cache events since the last call, of the group with the largest
