@@ -1,17 +1,19 @@
-"""`baton workers`: the workers of a cluster."""
+"""`baton workers`: the workers of a cluster, and the use of their KV memory."""
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from baton.client.client import Worker
+from baton.cli.top.tables import in_bytes
+from baton.client.client import Worker, WorkerMemory
 
 _STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "unreachable": "red"}
 
 
-def print_json(workers: list[Worker]) -> None:
+def print_json(workers: Sequence[Worker] | Sequence[WorkerMemory]) -> None:
     """Prints one JSON object a line."""
     for worker in workers:
         print(json.dumps(dataclasses.asdict(worker)))
@@ -35,5 +37,35 @@ def print_table(workers: list[Worker], console: Console) -> None:
             f"[{style}]{worker.state}[/]" if style else worker.state,
             str(worker.num_requests),
             str(worker.num_indexed_blocks),
+        )
+    console.print(table)
+
+
+def print_memory(used: list[WorkerMemory], console: Console) -> None:
+    """Prints a row for each worker that serves; a sentence if there is none."""
+    if not used:
+        console.print("no worker serves yet")
+        return
+    table = Table("worker", box=None)
+    for name in (
+        "KV pool", "held", "cached", "free", "saved", "unused tokens", "reserved tokens",
+        "host pool", "held", "swapped out", "in",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for worker in used:
+        num_free = worker.num_blocks - worker.num_held_blocks - worker.num_cached_blocks
+        table.add_row(
+            worker.worker,
+            in_bytes(worker.pool_bytes),
+            str(worker.num_held_blocks),
+            str(worker.num_cached_blocks),
+            str(num_free),
+            str(worker.num_saved_blocks),
+            str(worker.num_unused_tokens),
+            str(worker.num_reserved_tokens),
+            in_bytes(worker.host_pool_bytes),
+            str(worker.num_held_host_blocks),
+            str(worker.num_swapped_out_blocks),
+            str(worker.num_swapped_in_blocks),
         )
     console.print(table)

@@ -45,6 +45,7 @@ from baton.client.types import (
     Tokens,
     Usage,
     Worker,
+    WorkerMemory,
 )
 from baton.client.wire import generate_request
 from baton.errors import BatonError, CancelledError, InvalidArgumentError
@@ -83,6 +84,7 @@ __all__ = [
     "Tokens",
     "Usage",
     "Worker",
+    "WorkerMemory",
 ]
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
@@ -254,6 +256,10 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         """Returns versions, clock and Redis state of the process at this address."""
         return self._call(rpcs.GET_INFO)
 
+    def get_memory(self) -> list[WorkerMemory]:
+        """Returns the use of the KV memory of each serving worker."""
+        return self._call(rpcs.GET_MEMORY)
+
     def role_balance(self) -> RoleBalance:
         """Returns the loads of both pools, and the role change that would balance them, if any."""
         return self._call(rpcs.ROLE_BALANCE)
@@ -354,6 +360,10 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
     async def get_info(self) -> Info:
         """Returns versions, clock and Redis state of the process at this address."""
         return await self._call(rpcs.GET_INFO)
+
+    async def get_memory(self) -> list[WorkerMemory]:
+        """Returns the use of the KV memory of each serving worker, as `Client.get_memory`."""
+        return await self._call(rpcs.GET_MEMORY)
 
     async def role_balance(self) -> RoleBalance:
         """Returns the loads of both pools, and the role change that would balance them, if any."""

@@ -13,6 +13,7 @@ from baton.client.wire import (
     flush_cache_request,
     info_of,
     load_of,
+    memory_of,
     model_of,
     requests_of,
     role_balance_of,
@@ -88,6 +89,7 @@ PAUSE_ADMISSION = Rpc(
 RESUME_ADMISSION = Rpc(
     lambda stubs: stubs.admin.ResumeAdmission, admin.ResumeAdmissionRequest, _num_waiting_of
 )
+GET_MEMORY = Rpc(lambda stubs: stubs.admin.GetMemory, admin.GetMemoryRequest, memory_of)
 FLUSH_CACHE = Rpc(lambda stubs: stubs.admin.FlushCache, flush_cache_request, _num_blocks_of)
 ABORT = Rpc(
     lambda stubs: stubs.admin.Abort, admin.AbortRequest, lambda _: None, failover_codes=_NOT_FOUND

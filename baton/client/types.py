@@ -242,6 +242,26 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Use of a worker's KV memory; the fields are those of `baton.v1.WorkerMemory`."""
+
+    worker: str
+    block_size: int
+    pool_bytes: int
+    num_blocks: int
+    num_held_blocks: int
+    num_cached_blocks: int
+    num_saved_blocks: int
+    num_unused_tokens: int
+    num_reserved_tokens: int
+    host_pool_bytes: int
+    num_host_blocks: int
+    num_held_host_blocks: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestInfo:
     """Request that a router serves; the fields are those of `baton.v1.RequestInfo`.
 

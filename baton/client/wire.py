@@ -31,6 +31,7 @@ from baton.client.types import (
     Usage,
     Worker,
     WorkerFacts,
+    WorkerMemory,
 )
 from baton.errors import InvalidArgumentError
 from baton.params_wire import to_proto
@@ -218,6 +219,10 @@ def _worker(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
     return _plain(Worker, message, role=role, state=state)
+
+
+def memory_of(message: admin.GetMemoryResponse) -> list[WorkerMemory]:
+    return [_plain(WorkerMemory, worker) for worker in message.workers]
 
 
 def requests_of(message: admin.ListRequestsResponse) -> list[RequestInfo]:

@@ -25,6 +25,7 @@ from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, Step
 from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
@@ -212,6 +213,11 @@ class AsyncEngine:
         return self.engine.cache.pools
 
     @property
+    def host_pools(self) -> list[KvPool]:
+        """The same in host memory, for swapped sequences; empty without swap space."""
+        return self.engine.cache.host_pools
+
+    @property
     def layouts(self) -> tuple[KvLayout, ...]:
         """Layouts of the pools, in their order."""
         return self.engine.cache.layouts
@@ -341,6 +347,10 @@ class AsyncEngine:
             yield await self._query(lambda: self.engine.pin(name, hashes))
         finally:
             self.submit(lambda: self.engine.unpin(name))
+
+    async def memory_report(self) -> MemoryReport:
+        """Returns the usage of the KV blocks, with sharing and waste."""
+        return await self._query(self.engine.memory_report)
 
     def stats(self) -> SchedulerStats:
         """Returns counts as of some moment between two steps."""

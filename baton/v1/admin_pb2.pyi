@@ -891,6 +891,121 @@ class RoleFlip(_message.Message):
 Global___RoleFlip: _TypeAlias = RoleFlip  # noqa: Y015
 
 @_typing.final
+class GetMemoryRequest(_message.Message):
+    """Request for the use of the KV memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMemoryRequest: _TypeAlias = GetMemoryRequest  # noqa: Y015
+
+@_typing.final
+class GetMemoryResponse(_message.Message):
+    """Use of the KV memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerMemory]:
+        """Workers by id, ascending. The router leaves out those that do not answer in time."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___WorkerMemory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMemoryResponse: _TypeAlias = GetMemoryResponse  # noqa: Y015
+
+@_typing.final
+class WorkerMemory(_message.Message):
+    """Use of the KV memory of one worker. Blocks are those of all cache groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    POOL_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_UNUSED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_POOL_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HELD_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Id of the worker."""
+    block_size: _builtins.int
+    """Tokens of a block."""
+    pool_bytes: _builtins.int
+    """Bytes of the KV pools."""
+    num_blocks: _builtins.int
+    """Blocks of the KV pools."""
+    num_held_blocks: _builtins.int
+    """Blocks held by requests or leases."""
+    num_cached_blocks: _builtins.int
+    """Blocks in the prefix cache that no request and no lease holds."""
+    num_saved_blocks: _builtins.int
+    """Blocks saved by sharing: entries of all block tables beyond the first of each block."""
+    num_unused_tokens: _builtins.int
+    """Token slots of blocks that requests hold which have no token yet."""
+    num_reserved_tokens: _builtins.int
+    """Token slots of free and cached blocks that are reserved for prompts that have begun."""
+    host_pool_bytes: _builtins.int
+    """Bytes of the pools in host memory, which preempted requests are swapped to. 0: no swap."""
+    num_host_blocks: _builtins.int
+    """Blocks of the pools in host memory."""
+    num_held_host_blocks: _builtins.int
+    """Blocks of the pools in host memory that hold swapped requests."""
+    num_swapped_out_blocks: _builtins.int
+    """Blocks copied to host memory since the start."""
+    num_swapped_in_blocks: _builtins.int
+    """Blocks copied back from host memory since the start; those still cached are not copied."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        block_size: _builtins.int = ...,
+        pool_bytes: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_held_blocks: _builtins.int = ...,
+        num_cached_blocks: _builtins.int = ...,
+        num_saved_blocks: _builtins.int = ...,
+        num_unused_tokens: _builtins.int = ...,
+        num_reserved_tokens: _builtins.int = ...,
+        host_pool_bytes: _builtins.int = ...,
+        num_host_blocks: _builtins.int = ...,
+        num_held_host_blocks: _builtins.int = ...,
+        num_swapped_out_blocks: _builtins.int = ...,
+        num_swapped_in_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "host_pool_bytes", b"host_pool_bytes", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_held_blocks", b"num_held_blocks", "num_held_host_blocks", b"num_held_host_blocks", "num_host_blocks", b"num_host_blocks", "num_reserved_tokens", b"num_reserved_tokens", "num_saved_blocks", b"num_saved_blocks", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_unused_tokens", b"num_unused_tokens", "pool_bytes", b"pool_bytes", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerMemory: _TypeAlias = WorkerMemory  # noqa: Y015
+
+@_typing.final
 class FlushCacheRequest(_message.Message):
     """Request to drop cached prefixes."""
 

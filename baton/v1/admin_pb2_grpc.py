@@ -87,6 +87,11 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceResponse.FromString,
                 _registered_method=True)
+        self.GetMemory = channel.unary_unary(
+                '/baton.v1.Admin/GetMemory',
+                request_serializer=baton_dot_v1_dot_admin__pb2.GetMemoryRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.GetMemoryResponse.FromString,
+                _registered_method=True)
         self.FlushCache = channel.unary_unary(
                 '/baton.v1.Admin/FlushCache',
                 request_serializer=baton_dot_v1_dot_admin__pb2.FlushCacheRequest.SerializeToString,
@@ -194,6 +199,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMemory(self, request, context):
+        """Returns the use of the KV memory of this worker; on the router, of every serving worker.
+        UNAVAILABLE: the worker is loading its model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FlushCache(self, request, context):
         """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
         Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
@@ -263,6 +276,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetRoleBalance,
                     request_deserializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceResponse.SerializeToString,
+            ),
+            'GetMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMemory,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.GetMemoryRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.GetMemoryResponse.SerializeToString,
             ),
             'FlushCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushCache,
@@ -548,6 +566,33 @@ class Admin:
             '/baton.v1.Admin/GetRoleBalance',
             baton_dot_v1_dot_admin__pb2.GetRoleBalanceRequest.SerializeToString,
             baton_dot_v1_dot_admin__pb2.GetRoleBalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/GetMemory',
+            baton_dot_v1_dot_admin__pb2.GetMemoryRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.GetMemoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -83,6 +83,10 @@ class AdminStub:
     """Compares the loads of the two pools, and proposes a role change where one would help.
     UNIMPLEMENTED on workers.
     """
+    GetMemory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetMemoryRequest, _admin_pb2.GetMemoryResponse]
+    """Returns the use of the KV memory of this worker; on the router, of every serving worker.
+    UNAVAILABLE: the worker is loading its model.
+    """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
     """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
     Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
@@ -147,6 +151,10 @@ class AdminAsyncStub(AdminStub):
     GetRoleBalance: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]  # type: ignore[assignment]
     """Compares the loads of the two pools, and proposes a role change where one would help.
     UNIMPLEMENTED on workers.
+    """
+    GetMemory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetMemoryRequest, _admin_pb2.GetMemoryResponse]  # type: ignore[assignment]
+    """Returns the use of the KV memory of this worker; on the router, of every serving worker.
+    UNAVAILABLE: the worker is loading its model.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
@@ -269,6 +277,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.GetRoleBalanceResponse, _abc.Awaitable[_admin_pb2.GetRoleBalanceResponse]]:
         """Compares the loads of the two pools, and proposes a role change where one would help.
         UNIMPLEMENTED on workers.
+        """
+
+    @_abc_1.abstractmethod
+    def GetMemory(
+        self,
+        request: _admin_pb2.GetMemoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetMemoryResponse, _abc.Awaitable[_admin_pb2.GetMemoryResponse]]:
+        """Returns the use of the KV memory of this worker; on the router, of every serving worker.
+        UNAVAILABLE: the worker is loading its model.
         """
 
     @_abc_1.abstractmethod

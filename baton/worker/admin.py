@@ -1,9 +1,11 @@
 """Admin service of a worker in any role."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from baton.role_wire import role_of
 from baton.serving import build_info
@@ -109,6 +111,9 @@ class WorkerAdmin(pb_grpc.AdminServicer):
     ) -> pb.GetRoleBalanceResponse:
         raise NotImplementedError("a worker knows no other; ask the router")
 
+    async def GetMemory(self, _request: pb.GetMemoryRequest, _context: Any) -> pb.GetMemoryResponse:
+        return pb.GetMemoryResponse(workers=[await _memory(self._worker)])
+
     async def FlushCache(
         self, request: pb.FlushCacheRequest, _context: Any
     ) -> pb.FlushCacheResponse:
@@ -136,6 +141,31 @@ def _facts(worker: Worker) -> pb.WorkerFacts:
         kv_endpoint=worker.kv_server.endpoint,
         device=_name_of(engine.device),
     )
+
+
+async def _memory(worker: Worker) -> pb.WorkerMemory:
+    engine = worker.engine
+    report, stats = await engine.memory_report(), engine.stats()
+    return pb.WorkerMemory(
+        worker=worker.id,
+        block_size=engine.block_size,
+        pool_bytes=_num_bytes(engine.pools),
+        num_blocks=stats.num_blocks,
+        num_held_blocks=stats.num_held_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        num_saved_blocks=report.num_saved_blocks,
+        num_unused_tokens=report.num_wasted_slots,
+        num_reserved_tokens=stats.num_reserved_blocks * engine.block_size,
+        host_pool_bytes=_num_bytes(engine.host_pools),
+        num_host_blocks=stats.num_host_blocks,
+        num_held_host_blocks=stats.num_held_host_blocks,
+        num_swapped_out_blocks=stats.num_swapped_out_blocks,
+        num_swapped_in_blocks=stats.num_swapped_in_blocks,
+    )
+
+
+def _num_bytes(pools: Iterable[KvPool]) -> int:
+    return sum(pool.num_blocks * pool.layout.block_bytes for pool in pools)
 
 
 def _name_of(device: torch.device) -> str:

@@ -15,6 +15,7 @@ _STEP_SECONDS = "baton_step_seconds_total"
 _HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_total"
 _PREEMPTIONS = "baton_preemptions_total"
 _COMPILATIONS = "baton_kernel_compilations_total"
+_SWAPPED = "baton_swapped_kv_blocks_total"
 _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total"
 
 # Help text by name, and the labels beside the role.
@@ -42,6 +43,10 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     _COMPILATIONS: (
         "Kernels compiled after the warm-up, each of which stalled a step for seconds: expected 0.",
         (),
+    ),
+    _SWAPPED: (
+        "KV blocks of preempted sequences copied to host memory (out) and back (in).",
+        ("direction",),
     ),
     _DRAFTED: ("Draft tokens of speculative decoding.", ()),
     _ACCEPTED: ("Accepted draft tokens of speculative decoding.", ()),
@@ -103,6 +108,10 @@ class WorkerMetrics:
                 ("return",): stats.num_returns,
             },
             _COMPILATIONS: {(): engine.num_late_compilations},
+            _SWAPPED: {
+                ("out",): stats.num_swapped_out_blocks,
+                ("in",): stats.num_swapped_in_blocks,
+            },
             _DRAFTED: {(): stats.num_drafted_tokens},
             _ACCEPTED: {(): stats.num_accepted_tokens},
         }
@@ -164,6 +173,21 @@ class WorkerMetrics:
                 (role, "held"): stats.num_held_blocks,
                 (role, "cached"): stats.num_cached_blocks,
                 (role, "free"): num_free,
+            },
+            ("role", "state"),
+        )
+        yield gauge(
+            "baton_reserved_kv_blocks",
+            "KV blocks, cached or free, that are reserved for prompts that have begun.",
+            {(role,): stats.num_reserved_blocks},
+            ("role",),
+        )
+        yield gauge(
+            "baton_host_kv_blocks",
+            "KV blocks in host memory: held by swapped sequences, or free.",
+            {
+                (role, "held"): stats.num_held_host_blocks,
+                (role, "free"): stats.num_host_blocks - stats.num_held_host_blocks,
             },
             ("role", "state"),
         )

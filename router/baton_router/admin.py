@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from baton.errors import InvalidArgumentError
 from baton.role_wire import role_of, role_to_message
@@ -23,7 +26,8 @@ from baton_router.roles.rebalancer import Rebalancer
 
 logger = logging.getLogger(__name__)
 
-_FLUSH_SECONDS = 5.0
+# Timeout of a call to each worker, in seconds.
+_WORKER_SECONDS = 5.0
 _REQUESTS_LISTED, _MOST_REQUESTS_LISTED = 20, 1000
 # Seconds for a worker to drain if the caller sets no deadline.
 _SET_ROLE_SECONDS = 600.0
@@ -147,24 +151,35 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         async def flush(member: Member) -> int:
             hashes = self._fleet.block_hashes(member, token_ids, tenant.salt)
             of_prompt = admin_pb2.FlushCacheRequest(block_hashes=b"".join(hashes))
-            return await self._flush(member, of_prompt if is_prompt else request)
+            response = await self._ask(member, "FlushCache", of_prompt if is_prompt else request)
+            return 0 if response is None else int(response.num_blocks)
 
         counts = await asyncio.gather(*map(flush, self._serving()))
         return admin_pb2.FlushCacheResponse(num_blocks=sum(counts))
+
+    async def GetMemory(
+        self, request: admin_pb2.GetMemoryRequest, _context: Any
+    ) -> admin_pb2.GetMemoryResponse:
+        async def ask(member: Member) -> Sequence[admin_pb2.WorkerMemory]:
+            response = await self._ask(member, "GetMemory", request)
+            return [] if response is None else response.workers
+
+        found = await asyncio.gather(*map(ask, self._serving()))
+        return admin_pb2.GetMemoryResponse(workers=chain.from_iterable(found))
 
     async def Abort(self, request: admin_pb2.AbortRequest, context: Any) -> admin_pb2.AbortResponse:
         self._requests.abort(self._tenants.of(context), request.request_id)
         return admin_pb2.AbortResponse()
 
-    async def _flush(self, member: Member, request: admin_pb2.FlushCacheRequest) -> int:
+    async def _ask(self, member: Member, method: str, request: Message) -> Any:
+        """Returns a worker's response to a call of its Admin service; None if it fails."""
         with self._fleet.admin_channel_to(member) as channel:
-            stub = admin_pb2_grpc.AdminStub(channel)
+            call = getattr(admin_pb2_grpc.AdminStub(channel), method)
             try:
-                response = await stub.FlushCache(request, timeout=_FLUSH_SECONDS)
+                return await call(request, timeout=_WORKER_SECONDS)
             except grpc.aio.AioRpcError as error:
-                logger.warning("%s did not flush its cache: %s", member.record.id, error.details())
-                return 0
-        return int(response.num_blocks)
+                logger.warning("%s: %s failed: %s", member.record.id, method, error.details())
+                return None
 
     def _serving(self) -> list[Member]:
         return [member for member in self._fleet.members if member.is_serving]

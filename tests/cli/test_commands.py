@@ -141,6 +141,18 @@ def test_flush_drops_blocks_of_a_prompt_or_all(cluster: LocalCluster) -> None:
         assert num_flushed(text) == 0
 
 
+def test_workers_shows_memory_as_table_and_json(cluster: LocalCluster, wide: None) -> None:
+    invoke(cluster, "generate", PROMPT * 8, "--max-tokens", "1")
+    table = invoke(cluster, "workers", "--memory").stdout
+    assert "reserved tokens" in table
+    assert all(process.name in table for process in cluster.processes[1:])
+    lines = invoke(cluster, "workers", "--memory", "--json").stdout.splitlines()
+    decode, prefill = map(json.loads, lines)
+    assert (decode["num_blocks"], decode["num_host_blocks"]) == (130, 0)
+    assert prefill["num_cached_blocks"] > 0
+    assert decode["pool_bytes"] % decode["num_blocks"] == 0
+
+
 def test_role_shows_balance_and_rejects_taking_the_last_worker(cluster: LocalCluster, wide: None):
     shown = invoke(cluster, "role").stdout
     assert re.match(r"pressure: prefill [0-9.]+, decode [0-9.]+ \(", shown)

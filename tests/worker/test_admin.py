@@ -9,7 +9,7 @@ from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as pb
 from tests.support.failures import failure_of
 from tests.support.waiting import until
-from tests.support.worker.pair import TIMEOUT, pair_of, rest_of
+from tests.support.worker.pair import COMMON, TIMEOUT, pair_of, rest_of
 
 TINY = locate("tiny")
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -44,3 +44,17 @@ async def test_worker_flushes_block_hashes_and_refuses_prompts():
         for wrong in ({"block_hashes": b"short"}, {"text": "a prompt"}):
             call = pair.decode_admin.FlushCache(pb.FlushCacheRequest(**wrong), timeout=TIMEOUT)
             assert isinstance(await failure_of(call), InvalidArgumentError)
+
+
+async def test_worker_memory_counts_shared_and_unused_slots():
+    several = SamplingParams(max_tokens=200, n=3, temperature=1.0, seed=1, ignore_eos=True)
+    async with pair_of(TINY) as pair:
+        call = pair.to_decode.Generate(pair.decode_request([5] * 100, several), timeout=TIMEOUT)
+        while not (await call.read()).HasField("tokens"):
+            pass
+        response = await pair.decode_admin.GetMemory(pb.GetMemoryRequest(), timeout=TIMEOUT)
+        call.cancel()
+        (used,) = response.workers
+        assert (used.worker, used.num_blocks) == (pair.decode.id, COMMON["num_blocks"])
+        assert used.num_saved_blocks == 2 * (100 // used.block_size)
+        assert 0 < used.num_unused_tokens <= 3 * used.block_size

@@ -66,8 +66,8 @@ async def test_worker_totals_stay_with_their_role(checkpoint):
         assert min(spent) > 0
 
 
-async def test_kv_block_metrics_count_held_cached_and_free(checkpoint):
-    async with crew_of(checkpoint("llama"), "decode") as crew:
+async def test_kv_block_metrics_count_held_cached_free_and_host(checkpoint):
+    async with crew_of(checkpoint("llama"), "decode", swap_bytes=2**20) as crew:
         (member,) = crew.members
         await member.answer(prompt_of(40), GREEDY)
         await crew.nothing_held()
@@ -76,3 +76,7 @@ async def test_kv_block_metrics_count_held_cached_and_free(checkpoint):
         assert sum(states.values()) == COMMON["num_blocks"]
         assert states["held"] == 0
         assert states["cached"] == 3
+        assert of(samples, "baton_reserved_kv_blocks", role="decode") == 0
+        assert of(samples, "baton_host_kv_blocks", role="decode", state="held") == 0
+        assert of(samples, "baton_host_kv_blocks", role="decode", state="free") > 0
+        assert of(samples, "baton_swapped_kv_blocks_total", role="decode", direction="out") == 0

@@ -22,17 +22,30 @@ from baton.errors import InvalidArgumentError
 
 @command("Operations")
 @takes_tls
-def workers(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
-    """List the workers of a cluster.
+def workers(
+    *,
+    tls: TlsOptions,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show the use of their KV memory instead.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the workers of a cluster, or the use of their KV memory.
 
     \b
-    Example:
+    Examples:
       baton workers --admin 127.0.0.1:50053
+      baton workers --memory
     """
     from baton.cli import workers as impl
     from baton.cli.session import admin_session
 
     with admin_session(admin, 5.0, tls=tls.tls()) as client:
+        if memory:
+            used = client.get_memory()
+            impl.print_json(used) if json else impl.print_memory(used, console())
+            return
         found = client.list_workers()
     if json:
         impl.print_json(found)

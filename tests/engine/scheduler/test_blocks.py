@@ -230,6 +230,16 @@ def test_memory_report_counts_every_group():
     assert report.num_wasted_slots == 2 * 2
 
 
+def test_stats_count_reserved_blocks_of_a_begun_prompt():
+    harness = Harness(20, max_num_batched_tokens=8)
+    harness.add(request("p", [1] * 30, purpose=Purpose.PREFILL))
+    harness.step()
+    stats = harness.scheduler.stats()
+    assert (stats.num_held_blocks, stats.num_reserved_blocks) == (2, 6)
+    harness.abort("p")
+    assert harness.scheduler.stats().num_reserved_blocks == 0
+
+
 def test_stats_count_requests_blocks_and_hits():
     harness = Harness([cache_group(10), cache_group(10, 4)], max_num_seqs=2)
     harness.add(request("p", range(6), purpose=Purpose.PREFILL))

@@ -39,10 +39,13 @@ def test_swap_moves_each_computed_block_out_and_in_once():
     two(harness)
     plan = step_until_swapped(harness)
     assert len(plan.swap_out) == 2
-    assert harness.scheduler.stats().num_swapped == 1
+    stats = harness.scheduler.stats()
+    assert (stats.num_swapped, stats.num_held_host_blocks, stats.num_host_blocks) == (1, 2, 20)
     plans = harness.run()
     assert sum(len(plan.swap_in) for plan in plans) == 2
-    assert harness.scheduler.stats().num_swaps == 1
+    stats = harness.scheduler.stats()
+    assert (stats.num_swaps, stats.num_held_host_blocks) == (1, 0)
+    assert (stats.num_swapped_out_blocks, stats.num_swapped_in_blocks) == (2, 2)
 
 
 def test_swap_in_skips_blocks_that_are_still_cached():

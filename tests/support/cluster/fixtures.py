@@ -21,6 +21,7 @@ _SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "traced_shape": named_clusters.traced,
     "narrow_shape": named_clusters.narrow,
     "tight_shape": named_clusters.tight,
+    "swapping_shape": named_clusters.swapping,
     "pair_shape": named_clusters.pair,
     "networked_shape": named_clusters.networked,
     "rolling_shape": named_clusters.rolling,
@@ -122,3 +123,8 @@ def narrow(narrow_shape: LocalCluster) -> LocalCluster:
 @pytest.fixture
 def tight(tight_shape: LocalCluster) -> LocalCluster:
     return restored(tight_shape)
+
+
+@pytest.fixture(scope="session")
+def swapping(swapping_shape: LocalCluster) -> LocalCluster:
+    return swapping_shape

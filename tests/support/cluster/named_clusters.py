@@ -1,4 +1,4 @@
-"""The clusters that tests share: eight named shapes, each running at most once at a time.
+"""The clusters that tests share: nine named shapes, each running at most once at a time.
 
 A test that needs another flag of the router adds a router to a shape (`second_router`), which takes
 a second; only tests of `LocalCluster` and of the commands that start one construct their own.
@@ -71,15 +71,25 @@ def narrow() -> Iterator[LocalCluster]:
 
 
 @contextmanager
-def tight() -> Iterator[LocalCluster]:
-    """Two decode workers without room for all that they are given: they preempt and give back.
+def tight(num_decode: int = 2, **decode_flags: object) -> Iterator[LocalCluster]:
+    """Decode workers without room for all that they are given: they preempt and give back.
 
     The pool of each holds two requests of `ways` or one of several sequences.
+
+    Args:
+        decode_flags: more of them.
     """
-    flags = {"num_blocks": 44, "max_num_seqs": 24, "preemption": "return"}
+    flags = {"num_blocks": 44, "max_num_seqs": 24, "preemption": "return", **decode_flags}
     with LocalCluster(
-        num_decode=2, decode_flags=flags, router_flags={**HANDOFFS, "admission": "none"}
+        num_decode=num_decode, decode_flags=flags, router_flags={**HANDOFFS, "admission": "none"}
     ) as cluster:
+        yield cluster
+
+
+@contextmanager
+def swapping() -> Iterator[LocalCluster]:
+    """One decode worker without room for all that it is given, which swaps to host memory."""
+    with tight(1, preemption="swap", swap_bytes=2**24) as cluster:
         yield cluster
 
 

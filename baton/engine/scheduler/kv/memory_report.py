@@ -15,7 +15,7 @@ class MemoryReport:
 
     Attributes:
         num_logical_blocks: entries of all block tables.
-        num_physical_blocks: blocks held; fewer if sequences share.
+        num_physical_blocks: the blocks that these name, each once; fewer if sequences share.
         num_saved_blocks: the difference.
         num_wasted_slots: token slots of the tables' last blocks that hold no token yet.
     """
@@ -29,12 +29,15 @@ class MemoryReport:
 def report_memory(
     groups: SequenceOf[CacheGroup], sequences: Iterable[Sequence], block_size: int
 ) -> MemoryReport:
-    """Returns the report over `sequences`, which must be all that hold blocks."""
+    """Returns the report over `sequences`. Blocks that only a lease has pinned are in no table."""
     logical = wasted = 0
+    physical: list[set[int]] = [set() for _ in groups]
     for sequence in sequences:
         held = [sum(b != NULL_BLOCK for b in ids) for ids in sequence.block_ids]
         logical += sum(held)
+        for found, ids in zip(physical, sequence.block_ids, strict=False):
+            found.update(b for b in ids if b != NULL_BLOCK)
         covered = len(sequence.block_ids[0]) * block_size if sequence.block_ids else 0
         wasted += max(0, covered - sequence.num_computed_tokens) * sum(map(bool, held))
-    physical = sum(group.pool.num_held_blocks for group in groups)
-    return MemoryReport(logical, physical, logical - physical, wasted)
+    num_physical = sum(map(len, physical))
+    return MemoryReport(logical, num_physical, logical - num_physical, wasted)

@@ -21,6 +21,11 @@ class Reservations:
         """Returns the free blocks that are not reserved."""
         return self._groups[group].pool.num_free_blocks - self._num_reserved[group]
 
+    @property
+    def num_reserved_blocks(self) -> int:
+        """Reserved blocks of all groups."""
+        return sum(self._num_reserved)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 

@@ -17,7 +17,11 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 
 
 class Swap:
-    """Host blocks of all cache groups, and the moves between them and the device's blocks."""
+    """Host blocks of all cache groups, and the moves between them and the device's blocks.
+
+    Attributes:
+        num_blocks_out, num_blocks_in: blocks copied to host memory and back since the start.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,8 @@ class Swap:
         self._prefixes = prefixes
         self._reservations = reservations
         self._operations = operations
+        self.num_blocks_out = 0
+        self.num_blocks_in = 0
         self._releases: list[tuple[int, list[int]]] = []
 
     # Swap-out.
@@ -64,6 +70,7 @@ class Swap:
             host.hold(places[b] for b in table if b in taken)
             taken.update(b for b in table if b != NULL_BLOCK)
             sequence.host_block_ids.append([places.get(b, NULL_BLOCK) for b in table])
+        self.num_blocks_out += len(places)
         for block_id, place in places.items():
             # The target of a copy planned for this step is read at the copy's source.
             source = self._operations.copies.get((index, block_id), block_id)
@@ -121,6 +128,7 @@ class Swap:
         pool = self._groups[index].pool
         pool.hold(found.values())
         allocated = dict(zip(missing, pool.allocate(len(missing)), strict=True))
+        self.num_blocks_in += len(allocated)
         for place, block_id in allocated.items():
             self._operations.swap_in.append(BlockMove(index, place, block_id))
         blocks = {**found, **allocated, NULL_BLOCK: NULL_BLOCK}

@@ -349,6 +349,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         states, preemptor, admission = self._states, self._preemptor, self._admission
         pools = [group.pool for group in self._kv.groups]
+        hosts = [group.host for group in self._kv.groups if group.host is not None]
         return SchedulerStats(
             num_waiting=len(states.waiting) + len(states.preempted),
             num_running=states.num_running,
@@ -358,9 +359,14 @@ class Scheduler:
             num_held_blocks=sum(pool.num_held_blocks for pool in pools),
             num_cached_blocks=sum(pool.num_cached_blocks for pool in pools),
             num_blocks=sum(pool.num_blocks for pool in pools),
+            num_reserved_blocks=self._kv.reservations.num_reserved_blocks,
+            num_host_blocks=sum(host.num_blocks for host in hosts),
+            num_held_host_blocks=sum(host.num_held_blocks for host in hosts),
             num_step_tokens=self._num_step_tokens,
             num_recomputes=preemptor.num_recomputes,
             num_swaps=preemptor.num_swaps,
+            num_swapped_out_blocks=self._kv.swap.num_blocks_out,
+            num_swapped_in_blocks=self._kv.swap.num_blocks_in,
             num_returns=preemptor.num_returns,
             num_hit_tokens=admission.num_hit_tokens,
             num_prompt_tokens=admission.num_prompt_tokens,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts of one moment, blocks summed over the cache groups. Held blocks include those of
-    leases; cached ones are not held; the others are empty. `num_step_tokens` is of the last step;
-    the totals after it since the start."""
+    leases; cached ones are not held; the others are empty. `num_reserved_blocks` of the last two
+    are kept for prompts that have begun; host blocks hold swapped sequences. `num_step_tokens` is
+    of the last step; the totals after it since the start."""
 
     num_waiting: int
     num_running: int
@@ -17,9 +18,14 @@ class SchedulerStats:
     num_held_blocks: int
     num_cached_blocks: int
     num_blocks: int
+    num_reserved_blocks: int
+    num_host_blocks: int
+    num_held_host_blocks: int
     num_step_tokens: int
     num_recomputes: int
     num_swaps: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
     num_returns: int
     num_hit_tokens: int
     num_prompt_tokens: int
