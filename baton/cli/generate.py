@@ -80,6 +80,8 @@ def _completion(completion: Completion, params: SamplingParams) -> dict[str, Any
     }
     if finished.stop_string:
         answer["stop_string"] = finished.stop_string
+    if finished.stop_token_id is not None:
+        answer["stop_token_id"] = finished.stop_token_id
     if finished.score is not None:
         answer["score"] = finished.score
     if params.logprobs:

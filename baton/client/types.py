@@ -178,6 +178,7 @@ class Finished:
 
     Attributes:
         stop_string: the one that ended it, else empty.
+        stop_token_id: the one of `stop_token_ids` that ended it; None for any other end.
         usage, timings: of the whole request so far; complete with its last sequence.
         score: by which beams are ranked; None without beams.
     """
@@ -188,6 +189,12 @@ class Finished:
     timings: Timings
     sequence_index: int = 0
     score: float | None = None
+    stop_token_id: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """Stop string or stop token that ended it; None for any other end."""
+        return self.stop_string or self.stop_token_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ def finished_of(message: pb.Finished) -> Finished:
         usage=_plain(Usage, message.usage),
         timings=_timings(message.timings),
         score=message.score if message.HasField("score") else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
     )
 
 

@@ -30,7 +30,7 @@ from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption
-from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.engine.scheduler.sequences.sequence import FinishReason, Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -301,14 +301,16 @@ class AsyncEngine:
         the stream. Idempotent."""
         self.submit(lambda: self.engine.abort(request_id))
 
-    def end_sequence(self, request_id: str, index: int) -> None:
+    def end_sequence(
+        self, request_id: str, index: int, reason: FinishReason = FinishReason.ABORTED
+    ) -> None:
         """Ends one of several sequences of a request; the others continue. Idempotent.
 
         Raises `NotFoundError` if the request is not here.
         """
         if request_id not in self._streams:
             raise NotFoundError(f"no request {request_id!r} is here")
-        self.submit(lambda: self.engine.end_sequence(request_id, index))
+        self.submit(lambda: self.engine.end_sequence(request_id, index, reason))
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request for another caller: its stream raises `CancelledError`.

@@ -45,7 +45,7 @@ from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.prompt_lookup import Drafter, DraftRequest, NgramDrafter
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose, Request
 from baton.engine.updates import updates_of, updates_of_one
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
@@ -402,11 +402,13 @@ class Engine:
         self._leaving.difference_update(request_ids)
         self._scheduler.abort(*request_ids)
 
-    def end_sequence(self, request_id: str, index: int) -> None:
+    def end_sequence(
+        self, request_id: str, index: int, reason: FinishReason = FinishReason.ABORTED
+    ) -> None:
         """Ends one of a request's sequences and frees its own blocks; its last update says
-        `ABORTED`, and the others continue. Idempotent; does nothing before the sequences have
+        `reason`, and the others continue. Idempotent; does nothing before the sequences have
         forked, nor where they are ranked."""
-        progress = self._scheduler.end_sequence(request_id, index)
+        progress = self._scheduler.end_sequence(request_id, index, reason)
         if progress is not None:
             self._committed.append(progress)
 

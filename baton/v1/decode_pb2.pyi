@@ -222,22 +222,26 @@ class EndSequenceRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, as `DecodeGenerateRequest.request_id`."""
     epoch: _builtins.int
     """Epoch of the worker in which the request runs."""
     sequence_index: _builtins.int
     """Index of the sequence in the request, from 0."""
+    reason: _inference_pb2.FinishReason.ValueType
+    """Reason for the end, such as FINISH_REASON_STOP_STRING. Unspecified: it is aborted."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         sequence_index: _builtins.int = ...,
+        reason: _inference_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -527,7 +531,7 @@ class DecodeFinished(_message.Message):
     sequence_index: _builtins.int
     """Index of the sequence in the request, from 0."""
     reason: _inference_pb2.FinishReason.ValueType
-    """Finish reason. Unspecified: `EndSequence` ended it."""
+    """Finish reason, if `EndSequence` ended it that of the call. Unspecified: it was aborted."""
     score: _builtins.float
     """Score by which beams are ranked. Unset without beams."""
     def __init__(

@@ -87,7 +87,7 @@ class DecodeServicer:
 
     def EndSequence(self, request, context):
         """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
-        continue. Its `finished` has no reason. The router calls it for an end that only it sees, such
+        continue. Its `finished` has the reason of the call. The router calls it for an end that only it sees, such
         as a stop string. Idempotent; does nothing before the sequences fork, or if they are ranked.
         NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the worker has another epoch.
         """

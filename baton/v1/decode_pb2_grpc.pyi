@@ -60,7 +60,7 @@ class DecodeStub:
     """
     EndSequence: _grpc.UnaryUnaryMultiCallable[_decode_pb2.EndSequenceRequest, _decode_pb2.EndSequenceResponse]
     """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
-    continue. Its `finished` has no reason. The router calls it for an end that only it sees, such
+    continue. Its `finished` has the reason of the call. The router calls it for an end that only it sees, such
     as a stop string. Idempotent; does nothing before the sequences fork, or if they are ranked.
     NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the worker has another epoch.
     """
@@ -103,7 +103,7 @@ class DecodeAsyncStub(DecodeStub):
     """
     EndSequence: _aio.UnaryUnaryMultiCallable[_decode_pb2.EndSequenceRequest, _decode_pb2.EndSequenceResponse]  # type: ignore[assignment]
     """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
-    continue. Its `finished` has no reason. The router calls it for an end that only it sees, such
+    continue. Its `finished` has the reason of the call. The router calls it for an end that only it sees, such
     as a stop string. Idempotent; does nothing before the sequences fork, or if they are ranked.
     NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the worker has another epoch.
     """
@@ -155,7 +155,7 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_decode_pb2.EndSequenceResponse, _abc.Awaitable[_decode_pb2.EndSequenceResponse]]:
         """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
-        continue. Its `finished` has no reason. The router calls it for an end that only it sees, such
+        continue. Its `finished` has the reason of the call. The router calls it for an end that only it sees, such
         as a stop string. Idempotent; does nothing before the sequences fork, or if they are ranked.
         NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the worker has another epoch.
         """

@@ -580,6 +580,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Index of the sequence in the request, from 0."""
     reason: Global___FinishReason.ValueType
@@ -588,6 +589,8 @@ class Finished(_message.Message):
     """Stop string that ended it, when `reason` is FINISH_REASON_STOP_STRING."""
     score: _builtins.float
     """Score by which beams are ranked: see `sampling.length_penalty`. Unset without beams."""
+    stop_token_id: _builtins.int
+    """Token of `sampling.stop_token_ids` that ended it, when `reason` is FINISH_REASON_STOP_TOKEN."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Usage of the whole request so far; in the last `finished`, its total."""
@@ -605,14 +608,20 @@ class Finished(_message.Message):
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
         score: _builtins.float | None = ...,
+        stop_token_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_token_id", b"_stop_token_id", "score", b"score", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index", "stop_string", b"stop_string", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_token_id", b"_stop_token_id", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 

@@ -18,8 +18,10 @@ from baton.v1 import inference_pb2 as pb
 _FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: pb.FINISH_REASON_END_OF_SEQUENCE,
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+_REASONS_OF = {message: reason for reason, message in _FINISH_REASONS.items()}
 
 
 def finish_reason_to_message(reason: FinishReason | None) -> pb.FinishReason.ValueType:
@@ -27,6 +29,11 @@ def finish_reason_to_message(reason: FinishReason | None) -> pb.FinishReason.Val
     if reason is None:
         return pb.FINISH_REASON_UNSPECIFIED
     return _FINISH_REASONS.get(reason, pb.FINISH_REASON_UNSPECIFIED)
+
+
+def finish_reason_of(message: pb.FinishReason.ValueType) -> FinishReason:
+    """Returns ABORTED for an unspecified or unknown reason."""
+    return _REASONS_OF.get(message, FinishReason.ABORTED)
 
 
 def engine_request(

@@ -18,7 +18,7 @@ from baton.serving.telemetry.families import gauge
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
 from baton.worker.request_spans import request_spans
-from baton.worker.wire import engine_request
+from baton.worker.wire import engine_request, finish_reason_of
 from baton.worker.worker import Worker
 from baton_decode_worker import wire
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
@@ -156,7 +156,8 @@ class DecodeService(pb_grpc.DecodeServicer):
                 f"this worker's epoch is {worker.epoch}, the request's is {request.epoch}: it has "
                 "restarted or changed its role since"
             )
-        worker.engine.end_sequence(request.request_id, request.sequence_index)
+        reason = finish_reason_of(request.reason)
+        worker.engine.end_sequence(request.request_id, request.sequence_index, reason)
         return pb.EndSequenceResponse()
 
 

@@ -265,6 +265,23 @@ async def test_stop_string_ends_and_is_cut_from_the_completion(ai):
         text = whole.choices[0].text
         assert answer.choices[0].text == text[: text.index(stop)]
         assert answer.choices[0].finish_reason == "stop"
+        assert answer.choices[0].stop_reason == stop
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_reason_names_the_stop_token(ai, client, stream):
+    question = {"role": "user", "content": "What is a list?"}
+    token_ids = await client.generate([question], SamplingParams(max_tokens=12)).token_ids()
+    answer = await ai.chat.completions.create(
+        model="tiny",
+        messages=[question],
+        temperature=0,
+        stream=stream,
+        extra_body={"stop_token_ids": [token_ids[3]]},
+    )
+    choices = [p.choices[0] async for p in answer] if stream else answer.choices
+    assert choices[-1].stop_reason == token_ids[3]
+    assert [c.finish_reason for c in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
 SCHEMA = {

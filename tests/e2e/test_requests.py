@@ -136,6 +136,7 @@ async def test_generation_ends_with_its_stop_token_included(client, cluster, at)
         client, prompt_of(20), max_tokens=16, stop_token_ids=(plain[at],)
     )
     assert (tokens, finished.reason) == (plain[: last + 1], FinishReason.STOP_TOKEN)
+    assert finished.stop_reason == finished.stop_token_id == plain[at]
     await until_nothing_is_held(cluster)
 
 

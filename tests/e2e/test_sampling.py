@@ -81,7 +81,7 @@ async def test_stop_string_ends_one_sequence_only(client):
     ]
     assert [completions[0].text, completions[2].text] == [texts[0], texts[2]]
     assert completions[1].text == texts[1].split(stop)[0]
-    assert completions[1].finished.stop_string == stop
+    assert completions[1].finished.stop_string == completions[1].finished.stop_reason == stop
 
 
 # A crowd.

@@ -71,6 +71,7 @@ async def test_lifecycle_ends_sequence_at_worker_after_stop_string():
                     cue.event.set()
         (said,) = worker.ended
     assert (said.sequence_index, said.epoch) == (0, worker.epoch)
+    assert said.reason == pb.FINISH_REASON_STOP_STRING
     assert said.request_id == worker.requests[0].request_id
     endings = {
         e.finished.sequence_index: e.finished.reason for e in events if e.HasField("finished")

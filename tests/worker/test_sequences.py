@@ -137,7 +137,7 @@ async def test_one_token_sequences_are_handed_off(checkpoint):
         assert answer.kv_ready.num_transferred_blocks == 3
 
 
-async def test_ended_sequence_frees_its_blocks_while_others_run(checkpoint):
+async def test_ended_sequence_frees_its_blocks_and_reports_its_reason(checkpoint):
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5, n=2)
     prompt = prompt_of(40)
     (expected,) = alone(checkpoint("llama"), [prompt], params)
@@ -146,7 +146,7 @@ async def test_ended_sequence_frees_its_blocks_while_others_run(checkpoint):
         call = pair.to_decode.Generate(request, timeout=30.0)
         answer = Answer([], [await call.read() for _ in range(40)])
         assert pair.decode.engine.stats().num_running == 2
-        await end(pair, request, 1)
+        await end(pair, request, 1, reason=pb.FINISH_REASON_STOP_STRING)
         await until_running(pair, 1)
         held = pair.decode.engine.stats().num_held_blocks
         assert held <= -(-240 // 16), "of one sequence"
@@ -157,7 +157,7 @@ async def test_ended_sequence_frees_its_blocks_while_others_run(checkpoint):
     assert cut.token_ids == expected[1][: len(cut.token_ids)]
     assert len(cut.token_ids) < len(expected[1])
     reasons = [o.finished.reason for o in (whole, cut)]
-    assert reasons == [pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_UNSPECIFIED]
+    assert reasons == [pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP_STRING]
 
 
 async def end(pair: Pair, request: Any, index: int, **changes: Any) -> None:

@@ -48,13 +48,13 @@ class ChatShape:
         self._tokens = tokens
 
     def opening(self, index: int) -> Json | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, None)
+        return self._choice(index, {"role": "assistant", "content": ""}, [])
 
     def part(self, update: SequenceDelta) -> Json | None:
         if not (update.text or update.tokens or update.finish_reason):
             return None
         delta = {"content": update.text} if update.text or update.tokens else {}
-        choice = self._choice(update.index, delta, update.finish_reason)
+        choice = self._choice(update.index, delta, [update])
         if update.tokens:
             choice["logprobs"] = self._logprobs(update.tokens)
         return choice
@@ -65,11 +65,11 @@ class ChatShape:
             "index": index,
             "message": {"role": "assistant", "content": _text_of(updates), "refusal": None},
             "logprobs": self._logprobs(scored) if scored else None,
-            "finish_reason": _reason_of(updates),
+            **_ending_of(updates),
         }
 
-    def _choice(self, index: int, delta: Json, finish_reason: str | None) -> Json:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, index: int, delta: Json, updates: Sequence[SequenceDelta]) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, **_ending_of(updates)}
 
     def _logprobs(self, scored: Iterable[ScoredToken]) -> Json:
         content = []
@@ -107,7 +107,7 @@ class CompletionShape:
             "index": index,
             "text": _text_of(updates),
             "logprobs": self._logprobs(index, scored) if scored else None,
-            "finish_reason": _reason_of(updates),
+            **_ending_of(updates),
         }
 
     def _logprobs(self, index: int, scored: Sequence[ScoredToken]) -> Json:
@@ -159,5 +159,9 @@ def _tokens_of(updates: Iterable[SequenceDelta]) -> list[ScoredToken]:
     return [token for update in updates for token in update.tokens]
 
 
-def _reason_of(updates: Iterable[SequenceDelta]) -> str | None:
-    return next((update.finish_reason for update in updates if update.finish_reason), None)
+def _ending_of(updates: Iterable[SequenceDelta]) -> Json:
+    """Returns the finish reason, and what stopped a choice that has ended: vLLM's extension."""
+    for update in updates:
+        if update.finish_reason is not None:
+            return {"finish_reason": update.finish_reason, "stop_reason": update.stop_reason}
+    return {"finish_reason": None}

@@ -33,12 +33,14 @@ class SequenceDelta:
         index: index of the choice.
         tokens: empty unless log-probabilities were asked for; `text` may lag behind them.
         finish_reason: set on the choice's last piece.
+        stop_reason: stop string or stop token that ended the choice, if one did.
     """
 
     index: int
     text: str = ""
     tokens: tuple[ScoredToken, ...] = ()
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,12 @@ class Reader:
             self.num_output_tokens += len(event.tokens.token_ids)
             yield self._written(event.tokens)
         elif kind == "finished":
-            self.finished = event.finished
-            index = self.indices[event.finished.sequence_index]
-            yield SequenceDelta(index, finish_reason=_REASONS.get(event.finished.reason, "stop"))
+            self.finished = finished = event.finished
+            yield SequenceDelta(
+                self.indices[finished.sequence_index],
+                finish_reason=_REASONS.get(finished.reason, "stop"),
+                stop_reason=_stop_reason(finished),
+            )
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -111,6 +116,12 @@ class Reader:
         for index in self.indices:
             yield SequenceDelta(index, self._echo.text, (*first, *self._scores))
         self._echo = None
+
+
+def _stop_reason(finished: pb.Finished) -> str | int | None:
+    if finished.HasField("stop_token_id"):
+        return finished.stop_token_id
+    return finished.stop_string or None
 
 
 def _scored(

@@ -6,6 +6,7 @@ Awaits nothing; knows nothing of calls or their failures.
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -103,7 +104,7 @@ class Answer:
         return RequestOutcome(
             self._request,
             self._account,
-            tuple(self._ending(index).reason for index in complete),
+            tuple(map(self.finish_reason, complete)),
             tuple(self._outputs[index].token_ids for index in complete),
             tuple(failures),
         )
@@ -190,6 +191,10 @@ class Answer:
         self._known_surplus |= surplus
         return set() if self.is_complete else surplus
 
+    def finish_reason(self, index: int) -> pb.FinishReason.ValueType:
+        """Returns the finish reason of a complete sequence."""
+        return self._ending(index).reason
+
     def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
         index, reason = message.sequence_index, message.finish_reason
         tokens = worker_wire.decoded_tokens(message)
@@ -243,7 +248,7 @@ class Answer:
                 self._account.timings.first_token = moment = time.monotonic()
                 self._on_first_token(moment)
             self._account.num_output_tokens += len(shown)
-            known = self._ending(index).reason if is_complete else pb.FINISH_REASON_UNSPECIFIED
+            known = self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
             responses.append(client_wire.chunk(index, shown, text, known))
         return responses + self._finish(index) if is_complete else responses
 
@@ -285,10 +290,13 @@ class Answer:
 
     def _ending(self, index: int) -> Ending:
         """Returns the ending of a complete sequence."""
-        stop_string = self._outputs[index].stop_string
-        if stop_string is None:
-            return self._endings[index]
-        return Ending(pb.FINISH_REASON_STOP_STRING, stop_string)
+        output = self._outputs[index]
+        if output.stop_string is not None:
+            return Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
+        ending = self._endings[index]
+        if ending.reason == pb.FINISH_REASON_STOP_TOKEN:
+            return replace(ending, stop_token_id=output.token_ids[-1])
+        return ending
 
 
 def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, Ending]:

@@ -26,6 +26,7 @@ from baton.rpc_errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import inference_pb2 as pb
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
 from baton_router.lifecycle import worker_wire
@@ -213,16 +214,16 @@ class Attempt:
                 events += self._react(*self._received.get_nowait())
         return events
 
-    def end_sequence(self, index: int) -> None:
+    def end_sequence(self, index: int, reason: pb.FinishReason.ValueType) -> None:
         """Asks the decode worker, best effort, to end sequence `index` of several, whose further
-        tokens are not needed."""
-        task = asyncio.create_task(self._end_sequence(index))
+        tokens are not needed for this `reason`."""
+        task = asyncio.create_task(self._end_sequence(index, reason))
         self._stack.push_async_callback(_ended, task)
 
-    async def _end_sequence(self, index: int) -> None:
+    async def _end_sequence(self, index: int, reason: pb.FinishReason.ValueType) -> None:
         assert self._decode_request is not None, "a sequence of a request that was not sent"
         member = self._decode.member
-        request = worker_wire.end_sequence_request(self._decode_request, member, index)
+        request = worker_wire.end_sequence_request(self._decode_request, member, index, reason)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.EndSequence(request, timeout=_END_SECONDS)

@@ -126,6 +126,7 @@ def finished(index: int, ending: Ending, account: Account) -> pb.GenerateRespons
             reason=ending.reason,
             stop_string=ending.stop_string or "",
             score=ending.score,
+            stop_token_id=ending.stop_token_id,
             usage=pb.Usage(
                 num_prompt_tokens=account.num_prompt_tokens,
                 num_output_tokens=account.num_output_tokens,

@@ -157,7 +157,7 @@ class RequestLifecycle:
                 attempt.succeed()  # before the client sees it and sends its next request
                 break
         for index in self._answer.take_surplus():
-            attempt.end_sequence(index)
+            attempt.end_sequence(index, self._answer.finish_reason(index))
         return client_wire.coalesced(responses) if responses[1:] else responses, error
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:

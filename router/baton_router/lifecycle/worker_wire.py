@@ -20,11 +20,13 @@ from baton_router.request import Work
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Ending of one sequence. Only beams have a `score`."""
+    """Ending of one sequence. A stop string or stop token is given if it was the reason; only beams
+    have a `score`."""
 
     reason: pb.FinishReason.ValueType
     stop_string: str | None = None
     score: float | None = None
+    stop_token_id: int | None = None
 
 
 def seconds(duration: Duration) -> float:
@@ -112,11 +114,17 @@ def _return_cost(cost: ReturnCost) -> decode_pb2.ReturnCost:
 
 
 def end_sequence_request(
-    request: decode_pb2.DecodeGenerateRequest, member: Member, index: int
+    request: decode_pb2.DecodeGenerateRequest,
+    member: Member,
+    index: int,
+    reason: pb.FinishReason.ValueType,
 ) -> decode_pb2.EndSequenceRequest:
     """Returns the request to end one sequence of `request` on this worker."""
     return decode_pb2.EndSequenceRequest(
-        request_id=request.request_id, epoch=member.record.epoch, sequence_index=index
+        request_id=request.request_id,
+        epoch=member.record.epoch,
+        sequence_index=index,
+        reason=reason,
     )
 
 

@@ -88,7 +88,9 @@ class Answer:
                 case "finished":
                     output = outputs.setdefault(response.finished.sequence_index, Output())
                     assert output.finished is None, "an end twice"
-                    assert output.reason == response.finished.reason, "told with the last token"
+                    # A stop string is the router's to find: no token is told with it.
+                    told = (output.reason, pb.FINISH_REASON_STOP_STRING)
+                    assert response.finished.reason in told, "told with the last token"
                     output.finished = response.finished
         assert all(o.finished for o in outputs.values()), "a sequence without an end"
         return [outputs[i] for i in range(len(outputs))]

@@ -105,9 +105,9 @@ class OutputProcessor:
         self._finish_or_continue(sequence)
         return progress
 
-    def end(self, sequence: Sequence) -> SequenceProgress:
-        """Aborts one sequence in any state; its siblings continue."""
-        self._states.finish(sequence, FinishReason.ABORTED)
+    def end(self, sequence: Sequence, reason: FinishReason) -> SequenceProgress:
+        """Ends one sequence in any state; its siblings continue."""
+        self._states.finish(sequence, reason)
         return self._progress(sequence, ())
 
     def suspended(self, sequence: Sequence) -> SequenceProgress:

@@ -122,7 +122,9 @@ class Scheduler:
         self._states.refresh()
         return ended
 
-    def end_sequence(self, request_id: str, index: int) -> SequenceProgress | None:
+    def end_sequence(
+        self, request_id: str, index: int, reason: FinishReason = FinishReason.ABORTED
+    ) -> SequenceProgress | None:
         """Ends one of a request's sequences in any state and frees its own blocks; others continue.
 
         Does nothing and returns None if the sequence has ended, stopped, not begun or awaits its
@@ -134,7 +136,7 @@ class Scheduler:
         stays = (SequenceStatus.KEPT, SequenceStatus.AWAITING_KV)
         for sequence in request.sequences:
             if sequence.index == index and sequence.status not in stays:
-                progress = self._output_processor.end(sequence)
+                progress = self._output_processor.end(sequence, reason)
                 self._states.refresh()
                 return progress
         return None

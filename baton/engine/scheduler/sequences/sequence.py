@@ -41,12 +41,14 @@ class SequenceStatus(Enum):
 
 class FinishReason(Enum):
     """Finish reason of a sequence. `END_OF_SEQUENCE`: an end-of-sequence token, or its grammar is
-    complete. `PREFILLED`: only its first token was requested. `SUSPENDED`: it resumes on another
-    worker, with its KV. `RETURNED`: it was preempted and returned to the router. `FAILED`: its
-    grammar allows no further token."""
+    complete. `STOP_STRING`: its text has a stop string, which the router found. `PREFILLED`: only
+    its first token was requested. `SUSPENDED`: it resumes on another worker, with its KV.
+    `RETURNED`: it was preempted and returned to the router. `FAILED`: its grammar allows no further
+    token."""
 
     END_OF_SEQUENCE = auto()
     STOP_TOKEN = auto()
+    STOP_STRING = auto()
     LENGTH = auto()
     PREFILLED = auto()
     SUSPENDED = auto()
