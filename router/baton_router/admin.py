@@ -143,7 +143,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def FlushCache(
         self, request: admin_pb2.FlushCacheRequest, context: Any
     ) -> admin_pb2.FlushCacheResponse:
-        tenant, token_ids = self._tenants.of(context), ()
+        tenant = self._tenants.of(context)
+        token_ids: tuple[int, ...] = ()
         is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
         if is_prompt:
             token_ids = tuple(await self._intake.tokens_of(request))
