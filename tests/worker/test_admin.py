@@ -56,5 +56,7 @@ async def test_worker_memory_counts_shared_and_unused_slots():
         call.cancel()
         (used,) = response.workers
         assert (used.worker, used.num_blocks) == (pair.decode.id, COMMON["num_blocks"])
-        assert used.num_saved_blocks == 2 * (100 // used.block_size)
+        # The tail is shared until each sequence writes to it.
+        num_full = 100 // used.block_size
+        assert 2 * num_full <= used.num_saved_blocks <= 2 * (num_full + 1)
         assert 0 < used.num_unused_tokens <= 3 * used.block_size
