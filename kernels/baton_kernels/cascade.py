@@ -1,7 +1,8 @@
 """Cascade attention: finds prefixes that running sequences share, in their block tables.
 
-The kernel attends over a shared prefix once for all its members; that gives the same partial
-results as each member's own splits, and `paged_decode` merges them as usual. Pure, on the host.
+On a GPU the kernel attends over a shared prefix once for all its members; that gives the same
+partial results as each member's own splits, and `paged_decode` merges them as usual. On a CPU
+`baton.engine.attention.torch_attention` does so by torch's operations. Pure, on the host.
 """
 
 from collections.abc import Iterator
@@ -42,22 +43,24 @@ def find_shared(
     """
     return [
         prefix
-        for prefix in _prefixes(ranges, tables, block_size, split_tokens)
+        for prefix in shared_prefixes(ranges, tables, block_size, split_tokens)
         if is_faster(len(prefix.members), prefix.num_tokens, members_per_tile, token_bytes)
     ]
 
 
-def _prefixes(
+def shared_prefixes(
     ranges: Ranges, tables: IntArray, block_size: int, split_tokens: int
 ) -> Iterator[SharedPrefix]:
+    """Yields all shared prefixes, whose lengths are multiples of `split_tokens`."""
     candidates = np.flatnonzero((ranges.starts >= split_tokens) & (ranges.num_queries > 0))
     firsts = tables[ranges.batch_slots[candidates], 0]
-    for first in np.unique(firsts):
+    found, counts = np.unique(firsts, return_counts=True)
+    for first in found[counts > 1]:
         members = candidates[firsts == first]
         num_blocks = int(ranges.starts[members].min()) // block_size
         rows = tables[ranges.batch_slots[members], :num_blocks]
         differing = np.flatnonzero((rows != rows[0]).any(axis=0))
         common = int(differing[0]) if len(differing) else num_blocks
         num_tokens = common * block_size // split_tokens * split_tokens
-        if num_tokens and len(members) > 1:
+        if num_tokens:
             yield SharedPrefix(members, num_tokens)

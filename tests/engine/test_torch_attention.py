@@ -241,6 +241,62 @@ def test_attention_groups_decodes_of_unequal_lengths():
     check(heads, LayerAttention(SCALE, MaskRule()), steps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8])
+def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
+    """Six decodes share 64 blocks; a seventh begins otherwise, and so does a short one."""
+    heads, size, num_shared = Heads(key_dim=64, value_dim=64), 16, 64
+    starts = np.array([1024 + 5 * i for i in range(6)] + [1030, 7], np.int64)
+    blocks = iter(range(1, 2000))
+    prefix = [next(blocks) for _ in range(num_shared)]
+    own = [[next(blocks) for _ in range(2)] for _ in starts]
+    copies = [[next(blocks) for _ in range(num_shared)] for _ in starts]
+    pool = KvPool(plan_layout([heads.shape], dtype, size), next(blocks), CPU)
+    generator = torch.Generator().manual_seed(1)
+    (cache,) = pool.layers
+    for content in (cache.key_blocks, cache.value_blocks):
+        content[1:].copy_(torch.randn(content[1:].shape, generator=generator))
+        for copy in copies:
+            content[copy] = content[prefix]
+    tables = [
+        np.array([(prefix if shares and i < 6 else copies[i]) + own[i] for i in range(8)], np.int32)
+        for shares in (True, False)
+    ]
+    scales = KvScales(torch.tensor([0.5, 2.0]), torch.tensor([1.5, 0.7])) if dtype is FP8 else None
+    places = [LayerPlace(0, 0)]
+    attention = TorchAttention(KvCache([pool], [], places, None if scales is None else [scales]))
+    computed = torch.float32 if dtype is FP8 else dtype
+    query, key, value = (
+        torch.randn(8, number, 64, generator=generator).to(computed)
+        for number in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+    )
+    layer = LayerAttention(0.125, MaskRule())
+    outs = []
+    for table, is_shared in zip(tables, (True, False), strict=True):
+        ragged = RaggedBatch.of_decodes(np.arange(8), starts, [table])
+        batch = attention.prepare(ragged)
+        assert (batch.cache_groups[0].cascade is not None) == is_shared
+        outs.append(attention.forward(0, layer, query, key, value, batch).float())
+    tolerance = TOLERANCE[computed]
+    torch.testing.assert_close(*outs, rtol=tolerance, atol=tolerance)
+
+
+def test_cascade_is_left_out_where_a_layer_cannot_merge():
+    layout = plan_layout([KvShape(2, 64, 64)], torch.float32, 16)
+    table = np.tile(np.arange(1, 101, dtype=np.int32), (8, 1))
+    ragged = RaggedBatch.of_decodes(np.arange(8), np.full(8, 1500), [table])
+    pool = KvPool(layout, 100, CPU)
+    pool.layers[0].key_blocks[1:].normal_()
+    pool.layers[0].value_blocks[1:].normal_()
+    attention = TorchAttention(KvCache([pool], [], [LayerPlace(0, 0)]))
+    batch = attention.prepare(ragged)
+    assert batch.cache_groups[0].cascade is not None
+    query, key = torch.randn(8, 4, 64), torch.randn(8, 2, 64)
+    capped = LayerAttention(0.125, MaskRule(), softcap=1e6)
+    plain = LayerAttention(0.125, MaskRule())
+    outs = [attention.forward(0, layer, query, key, key, batch) for layer in (capped, plain)]
+    torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-4)
+
+
 @st.composite
 def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     """Steps in which some of up to five sequences advance, each in any order."""

@@ -172,35 +172,6 @@ def test_free_block_margin_is_kept_for_running_sequences():
     harness.run()
 
 
-def test_common_prefix_blocks_counts_blocks_of_all_running():
-    harness = Harness(40)
-    prompt = [1] * 8 + [2] * 8
-    harness.add(request("first", prompt, max_tokens=1))
-    harness.run()
-    harness.add(request("a", [*prompt, 3], max_tokens=20))
-    harness.step()
-    assert harness.scheduler.common_prefix_blocks() == 0  # with nobody
-    harness.add(request("b", [*prompt, 4], max_tokens=20))
-    harness.step()
-    assert harness.scheduler.common_prefix_blocks() == 4
-    harness.add(request("c", [*prompt[:8], 5, 5, 5, 5, 5], max_tokens=20))
-    harness.step()
-    assert harness.scheduler.common_prefix_blocks() == 2
-    harness.add(request("d", [6] * 9, max_tokens=20))
-    harness.step()
-    assert harness.scheduler.common_prefix_blocks() == 0
-
-
-def test_common_prefix_blocks_excludes_passed_blocks():
-    harness = Harness([cache_group(40), cache_group(40, 3)])
-    for name in "ab":
-        harness.add(request(name, [1] * 13, max_tokens=20))
-        harness.step()
-    harness.step()
-    assert harness.scheduler.common_prefix_blocks(0) == 3
-    assert harness.scheduler.common_prefix_blocks(1) == 0
-
-
 def test_memory_report_counts_sharing_and_waste():
     harness = Harness(40)
     harness.add(request("a", range(10), n=3, temperature=1.0, max_tokens=20))

@@ -16,8 +16,6 @@ holds only the blocks that its next query can see; the rest of its table is `NUL
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.memory_operations import MemoryOperations
 from baton.engine.scheduler.kv.pinned_blocks import PinnedBlocks
@@ -62,14 +60,6 @@ class KvCacheManager:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-    def common_prefix_blocks(self, batch_slots: Int64Array, group: int = 0) -> int:
-        """Returns the number of leading blocks that the sequences on these slots all share."""
-        if len(batch_slots) < 2:
-            return 0
-        tables = self._batch_slots.block_tables[group][batch_slots]
-        alike = (tables == tables[0]).all(0) & (tables[0] != NULL_BLOCK)
-        return int(np.argmin(np.append(alike, False)))
 
     def begin_step(self) -> None:
         """Clears the operations of the last step, which were carried out, and frees the host blocks

@@ -382,11 +382,6 @@ class Scheduler:
         """Returns the block usage, with sharing and waste."""
         return report_memory(self._kv.groups, self._states.sequences(), self.config.block_size)
 
-    def common_prefix_blocks(self, group: int = 0) -> int:
-        """Returns the leading blocks that all running sequences share, for cascade attention."""
-        batch_slots = [sequence.batch_slot for sequence in self._states.running()]
-        return self._kv.common_prefix_blocks(np.array(batch_slots, np.int64), group)
-
     def check_integrity(self) -> None:
         """Asserts that block tables, counts, batch slots and states agree. For tests."""
         self._states.check_integrity()
