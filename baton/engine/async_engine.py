@@ -263,7 +263,6 @@ class AsyncEngine:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self._compiling.shutdown(wait=False, cancel_futures=True)
-        self.engine.close()
         self._fail_streams(UnavailableError("the worker has stopped"))
 
     async def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
@@ -399,6 +398,7 @@ class AsyncEngine:
             while self._take_commands(wait=not (self.engine.has_work and made_progress)):
                 if self.engine.has_work:
                     made_progress = self._step()
+            self.engine.close()
         except Exception:
             logger.exception("the engine failed; all of its sequences end")
             self._call_soon(self._fail)

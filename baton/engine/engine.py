@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -47,7 +47,12 @@ from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.prompt_lookup import Drafter, DraftRequest, NgramDrafter
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose, Request
 from baton.engine.updates import updates_of, updates_of_one
-from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
+from baton.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    OverloadedError,
+    UnavailableError,
+)
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
 
 if TYPE_CHECKING:
@@ -95,6 +100,7 @@ class Engine:
         self._committed: list[SequenceProgress] = []
         self._leaving: set[str] = set()
         self._flushed = False
+        self._is_closed = False
         configured = config.async_scheduling
         self._is_async = stream.is_asynchronous if configured is None else configured
         self._ahead: tuple[StepPlan, Launched] | None = None
@@ -116,6 +122,12 @@ class Engine:
         """
         config = config or EngineConfig()
         return cls(config, load(os.fspath(path), config, on_progress))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # Offline batches.
 
@@ -333,7 +345,12 @@ class Engine:
 
         Args:
             grammar: the compiled grammar; None compiles it now if the request has one.
+
+        Raises the errors of `check`, `AlreadyExistsError` for an id that is taken, and
+        `UnavailableError` after `close`.
         """
+        if self._is_closed:
+            raise UnavailableError("the engine is closed")
         if request.params.grammar is not None and grammar is None:
             grammar = self.compile_grammar(request.params)
         self.check(request, grammar)
@@ -559,7 +576,12 @@ class Engine:
         return self._scheduler.evict(hashes)
 
     def close(self) -> None:
-        """Ends the grammar compiler's trial processes, as the garbage collector would."""
+        """Ends all requests, frees their blocks and starts none any more. Also the end of a `with`
+        block. Idempotent."""
+        self._is_closed = True
+        self._ahead, self._committed = None, []
+        self._leaving.clear()
+        self._scheduler.shutdown()
         if self._grammars is not None:
             self._grammars.close()
 

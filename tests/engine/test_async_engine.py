@@ -26,6 +26,7 @@ from baton.errors import (
 )
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
+from tests.support.engine.engines import load
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 from tests.support.engine.streams import assert_empty, read, running, settled
 
@@ -261,6 +262,17 @@ async def test_paused_engine_finishes_running_and_queues_new_requests(engine, ch
         engine.resume()
         assert tokens(await read(new)) == expected
     await assert_empty(engine)
+
+
+async def test_stopped_engine_frees_blocks_and_takes_no_requests(checkpoints):
+    serving = AsyncEngine(load(checkpoints["llama"]))
+    serving.start()
+    with serving.open(request(max_tokens=200)) as stream:
+        await anext(stream.updates())
+        await serving.stop()
+        assert serving.stats().num_held_blocks == 0
+        with pytest.raises(UnavailableError, match="closed"):
+            serving.engine.add_request(request("later"))
 
 
 async def test_open_rejects_a_duplicate_request_id(engine):
