@@ -18,6 +18,7 @@ from baton.engine.messages import ModelInfo
 from baton.engine.models import loader
 from baton.engine.models.hf import PreTrainedModel, without_progress_bars
 from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, probe
+from baton.engine.plugins import policy_named
 from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
@@ -140,7 +141,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         preemption=Preemption(config.preemption),
         max_drafts=config.max_drafts,
     )
-    return Scheduler(scheduler_config, groups)
+    return Scheduler(scheduler_config, groups, policy_named(config.policy))
 
 
 def _cache_group(pool: KvPool, host: KvPool | None) -> CacheGroup:

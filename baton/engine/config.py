@@ -7,6 +7,7 @@ engine runs.
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from baton.engine.plugins import drafter_named, policy_named
 from baton.errors import InvalidArgumentError
 
 _T = TypeVar("_T")
@@ -66,15 +67,14 @@ class EngineConfig:
         ge=1,
     )
     prefix_caching: bool = _setting(True, "Reuse the KV blocks of equal prefixes.")
-    policy: Literal[
-        "fcfs", "priority", "prefill-first", "decode-first", "deadline", "shortest-prefill"
-    ] = _setting(
+    policy: str = _setting(
         "decode-first",
         "Scheduling policy. fcfs: strictly in order of arrival. priority: the smallest priority of "
         "a request first, with ageing. prefill-first: prompts before decodes; lowest TTFT, highest "
         "inter-token latency. decode-first: decodes before prompts, so that no prompt delays a "
         "decode. deadline: the earliest deadline of the first token first. shortest-prefill: "
-        "decodes, then short prompts before long ones, with ageing.",
+        "decodes, then short prompts before long ones, with ageing. Or one that an installed "
+        "package adds (baton.scheduling_policies).",
     )
     max_cache_reads: int | None = _setting(
         None,
@@ -111,9 +111,14 @@ class EngineConfig:
     )
     max_drafts: int = _setting(
         0,
-        "Maximum draft tokens proposed from the text so far and verified, per sequence and step. "
+        "Maximum draft tokens that drafter proposes and that are verified, per sequence and step. "
         "Changes no result; faster where outputs repeat their prompt. 0: no speculation.",
         ge=0,
+    )
+    drafter: str = _setting(
+        "ngram",
+        "Proposer of draft tokens. ngram: what followed the latest tokens earlier in the text. Or "
+        "one that an installed package adds (baton.drafters).",
     )
     speculate: bool = _setting(
         True, "Speculate, up to max_drafts, for requests that do not set it themselves."
@@ -146,6 +151,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each, getattr(self, each.name))
+        policy_named(self.policy)
+        drafter_named(self.drafter)
         if self.deterministic and self.kernels == "torch":
             raise InvalidArgumentError(
                 "deterministic", "is set, which needs kernels to be triton or auto, not torch"

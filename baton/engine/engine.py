@@ -37,6 +37,7 @@ from baton.engine.messages import (
 )
 from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.engine.metering.work_meter import WorkDone, WorkMeter
+from baton.engine.plugins import drafter_named
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
@@ -44,7 +45,7 @@ from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
-from baton.engine.scheduler.sequences.prompt_lookup import Drafter, DraftRequest, NgramDrafter
+from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose, Request
 from baton.engine.updates import updates_of, updates_of_one
 from baton.errors import (
@@ -94,7 +95,8 @@ class Engine:
             clock=self._clock,
             stream=stream,
         )
-        self._drafter: Drafter = NgramDrafter()
+        make_drafter = drafter_named(config.drafter)
+        self._drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
         self._work = WorkMeter()
         self._committed: list[SequenceProgress] = []

@@ -3,9 +3,11 @@
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from baton.engine.config import EngineConfig
+from baton.engine.plugins import drafter_named, policy_named
+from baton.errors import InvalidArgumentError
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.listening import is_loopback
 from baton.serving.settings import ServingSettings
@@ -74,6 +76,17 @@ class WorkerSettings(_EngineSettings):
         gt=0,
         description="Timeout of a lease in seconds: blocks wait that long for their claimant.",
     )
+
+    @field_validator("policy", "drafter")
+    @classmethod
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        """Raises `ValueError` for a plug-in that is not installed."""
+        named = policy_named if info.field_name == "policy" else drafter_named
+        try:
+            named(name)
+        except InvalidArgumentError as error:
+            raise ValueError(error.problem) from None
+        return name
 
     def engine_config(self) -> EngineConfig:
         """Returns the engine's configuration, with a token in each step for every sequence."""

@@ -26,7 +26,7 @@ from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
-from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.scheduling.policy import POLICIES, Policy
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
@@ -48,7 +48,13 @@ from baton.engine.scheduler.sequences.sequence import (
 class Scheduler:
     """Scheduler: owns every request from `add` until it has finished and, if kept, was released."""
 
-    def __init__(self, config: SchedulerConfig, groups: SequenceOf[CacheGroup]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        groups: SequenceOf[CacheGroup],
+        policy: Policy | None = None,
+    ) -> None:
+        """Orders requests by `policy`; None: the one of Baton's that `config.policy` names."""
         self.config = config
         self.costs = PreemptionCosts()
         capacity = config.max_model_len + config.max_drafts + 1
@@ -62,7 +68,7 @@ class Scheduler:
             max_chunk=config.max_num_batched_tokens,
             prefix_caching=config.prefix_caching,
         )
-        self._policy = POLICIES[config.policy]
+        self._policy = policy or POLICIES[config.policy]
         self._states = RequestStates(
             self.batch_slots, self._kv, EncoderCache(config.encoder_cache_tokens)
         )

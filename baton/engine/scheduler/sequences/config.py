@@ -62,7 +62,7 @@ class SchedulerConfig:
             admitted, so that running ones can grow; not required when nothing runs.
         full_sequence_must_fit: admit only sequences whose whole prompt could be computed with the
             blocks that are free now.
-        policy: a name of `baton.engine.scheduler.scheduling.policy.POLICIES`.
+        policy: name of the scheduling policy.
         encoder_budget: tokens of encoder inputs computed in one step.
         encoder_cache_tokens: tokens of encoder inputs cached at once.
         max_drafts: draft tokens verified per sequence and step.
