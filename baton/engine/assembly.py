@@ -149,4 +149,5 @@ def _cache_group(pool: KvPool, host: KvPool | None) -> CacheGroup:
         BlockPool(pool.num_blocks),
         pool.layout.window,
         BlockPool(host.num_blocks) if host is not None else None,
+        len(pool.layers),
     )

@@ -14,7 +14,8 @@ _T = TypeVar("_T")
 
 
 def _setting(default: _T, description: str, **bounds: float) -> _T:
-    """Returns a field whose metadata are keywords of pydantic's `Field`: `ge`, or `gt` and `le`."""
+    """Returns a field whose metadata are keywords of pydantic's `Field`: `ge`, `ge` and `lt`, or
+    `gt` and `le`."""
     return field(default=default, metadata={"description": description, **bounds})
 
 
@@ -70,16 +71,20 @@ class EngineConfig:
     policy: str = _setting(
         "decode-first",
         "Scheduling policy. fcfs: strictly in order of arrival. priority: the smallest priority of "
-        "a request first, with ageing. prefill-first: prompts before decodes; lowest TTFT, highest "
-        "inter-token latency. decode-first: decodes before prompts, so that no prompt delays a "
-        "decode. deadline: the earliest deadline of the first token first. shortest-prefill: "
-        "decodes, then short prompts before long ones, with ageing. Or one that an installed "
-        "package adds (baton.scheduling_policies).",
+        "a request first, with ageing. prefill-first: prompts that have begun, then decodes, then "
+        "prompts that wait; lowest TTFT, highest inter-token latency; a decode waits until the "
+        "begun prompts are computed, never for one that has not begun. decode-first: decodes "
+        "before prompts, so that no prompt delays a decode. deadline: the earliest due time of the "
+        "first token first, by the router's --slo-ttft-ms or the client's deadline. "
+        "shortest-prefill: decodes, then short prompts before long ones, with ageing. Or "
+        "one that an installed package adds (baton.scheduling_policies).",
     )
     max_cache_reads: int | None = _setting(
         None,
-        "Maximum tokens attended to in one step, summed over its sequences: keeps steps short when "
-        "many long sequences run. Unset: no limit.",
+        "Maximum tokens attended to in one step, summed over its sequences, as a mean over the "
+        "layers, of which a windowed one reads its window: keeps steps short when many long "
+        "sequences run. A sequence that does not fit is passed over for those after it, in at most "
+        "16 steps in a row. Unset: no limit.",
         ge=1,
     )
     long_prefill_threshold: int | None = _setting(
@@ -88,11 +93,13 @@ class EngineConfig:
         "Unset: no limit but that of the step.",
         ge=1,
     )
-    free_block_margin: int = _setting(
-        0,
-        "KV blocks that stay free for running sequences when a new one is admitted. A larger "
-        "margin means fewer preemptions and fewer sequences at once.",
+    free_block_margin: float = _setting(
+        0.05,
+        "Fraction of the KV blocks that stays free for running sequences: prompts, waiting or "
+        "begun, leave it unless nothing else runs. A larger margin means fewer preemptions and "
+        "fewer sequences at once.",
         ge=0,
+        lt=1,
     )
     full_sequence_must_fit: bool = _setting(
         False,
@@ -182,6 +189,8 @@ def _check(setting: Field[Any], value: Any) -> None:
         return
     if "ge" in bounds and value < bounds["ge"]:
         raise InvalidArgumentError(setting.name, f"is {value}; must be at least {bounds['ge']}")
+    if "lt" in bounds and value >= bounds["lt"]:
+        raise InvalidArgumentError(setting.name, f"is {value}; must be below {bounds['lt']}")
     if "gt" in bounds and not bounds["gt"] < value <= bounds["le"]:
         raise InvalidArgumentError(
             setting.name, f"is {value:g}; must be in ({bounds['gt']}, {bounds['le']}]"

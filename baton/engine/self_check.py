@@ -25,9 +25,10 @@ _TOKENS_AFTER_HIT = 4
 # Most that logits may differ, relative to their spread: rounding depends on the shape of a batch.
 _BOUNDS = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.08}
 
-_ALONE, _OTHER, _BEHIND, _CHUNKED, _HIT = range(5)
-# Blocks of each sequence. The prefix hit shares the first one of the sequence alone.
-_TABLES = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [1, 9]], np.int32)
+_ALONE, _OTHER, _BEHIND, _CHUNKED, _HIT, _PENDING = range(6)
+# Blocks of each sequence. The prefix hit shares the first one of the sequence alone; the pending
+# prefix that of the sequence behind the other, which is computed in the same step.
+_TABLES = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [1, 9], [5, 10]], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class SelfCheck:
             _Range(_BEHIND, 0, "behind another sequence in one batch"),
             _Range(_CHUNKED, self._length // 2, "in two chunks"),
             _Range(_HIT, self._block_size, "after a prefix hit"),
+            _Range(_PENDING, self._block_size, "after a prefix of the same step"),
         ]
         ranges = [r for r in ranges if r.start < self._length]
         found = self._step(name, [_Range(_OTHER, 0), *ranges])

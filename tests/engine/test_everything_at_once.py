@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "hardly swapping": {**TIGHT, "preemption": "swap", "swap_bytes": 2**16},
     "few reads": {**TIGHT, "max_cache_reads": 90},
     "short prefills": {**TIGHT, "long_prefill_threshold": 5},
-    "a margin": {**TIGHT, "free_block_margin": 9},
+    "a margin": {**TIGHT, "free_block_margin": 0.3},
     "fitting prompts": {**TIGHT, "full_sequence_must_fit": True},
     "single tokens": {**TIGHT, "max_num_batched_tokens": 8, "long_prefill_threshold": 1},
     "blocks of one": {**TIGHT, "block_size": 1, "num_blocks": 128, "preemption": "recompute"},
@@ -259,7 +259,7 @@ def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
         "max_drafts": chosen.choice([0, 0, 1, 3, 6]),
         "max_cache_reads": chosen.choice([None, None, 40, 150]),
         "long_prefill_threshold": chosen.choice([None, None, 3, 10]),
-        "free_block_margin": chosen.choice([0, 0, 2, 7]),
+        "free_block_margin": chosen.choice([0.0, 0.0, 0.05, 0.3]),
         "full_sequence_must_fit": chosen.random() < 0.3,
         "async_scheduling": chosen.random() < 0.5,
     }

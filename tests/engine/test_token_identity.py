@@ -37,6 +37,17 @@ RANDOM = SamplingParams(
 )
 
 
+@pytest.mark.parametrize("family", mostly_slow(FUSED + GENERIC, "llama", "gemma3", "gpt_oss"))
+def test_prefix_shared_within_a_step_gives_equal_tokens(checkpoints, oracle, family):
+    """Six prompts in one step, of which one computes what all begin with."""
+    path, prompts = checkpoints[family], [(*random_prompt(40), i) for i in range(6)]
+    engine = load(path, max_num_batched_tokens=96, max_num_seqs=6, async_scheduling=True)
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert tokens(engine.generate(prompts, GREEDY)) == expected
+    assert engine.stats().num_hit_tokens == 5 * (40 // BLOCK_SIZE) * BLOCK_SIZE
+    assert_idle(engine)
+
+
 @pytest.mark.parametrize("budget", mostly_slow(range(1, 18), 1, 4, 5, 6, 11, 16))
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_chunks_of_any_size_give_equal_tokens(checkpoints, oracle, family, budget):

@@ -17,6 +17,7 @@ from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, LayerPlace, pla
 from baton.engine.cache.kv_scales import FP8, KvScales
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from tests.support.engine.quantisation import rounded
+from tests.support.kernels.pending_prefix import check_pending_prefix
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -199,6 +200,13 @@ RAGGED = [
     [(3, 2), (0, 1), (4, 1), (2, 5), (1, 1)],
     [(4, 1), (3, 1), (2, 1), (1, 1), (0, 1)],
 ]
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_attention_reads_what_the_step_writes(window, order):
+    """The fence: all of a layer's K and V are written before any query is attended."""
+    check_pending_prefix(TorchAttention, window, order)
 
 
 def test_attention_ignores_stale_block_content():

@@ -82,7 +82,7 @@ def test_worker_settings_reach_engine():
         "policy": "deadline",
         "max_cache_reads": 1000,
         "long_prefill_threshold": 64,
-        "free_block_margin": 3,
+        "free_block_margin": 0.3,
         "full_sequence_must_fit": True,
         "preemption": "swap",
         "swap_bytes": 1 << 20,

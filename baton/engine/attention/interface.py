@@ -88,6 +88,9 @@ class StepBatch(Protocol):
 class Attention(Protocol):
     """Paged attention on one kind of device: writes a step's K and V to the cache and attends.
 
+    In each layer, the K and V of all tokens of the step are in the cache before any query is
+    attended: a sequence may continue from blocks that another one computes in the same step.
+
     `reads_unwritten`: it reads the unwritten rest of a sequence's last block, which must be finite.
     """
 

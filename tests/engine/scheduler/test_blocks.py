@@ -162,7 +162,7 @@ def test_prefill_reserves_only_blocks_that_will_become_free():
 
 
 def test_free_block_margin_is_kept_for_running_sequences():
-    harness = Harness(5, free_block_margin=2)
+    harness = Harness(5, free_block_margin=0.4)
     harness.add(request("alone", [1] * 16, max_tokens=1))
     harness.step()  # it takes four of five: nothing runs that could need them
     assert not harness.live
@@ -170,6 +170,19 @@ def test_free_block_margin_is_kept_for_running_sequences():
     harness.step()
     assert list(harness.computed) == ["runs"]
     harness.run()
+
+
+@pytest.mark.parametrize("policy", ["decode-first", "prefill-first", "fcfs"])
+def test_free_block_margin_is_left_by_begun_prompts(policy):
+    """Which wait for what runs, but for nothing else."""
+    harness = Harness(20, free_block_margin=0.25, max_num_batched_tokens=8, policy=policy)
+    harness.add(request("runs", [1] * 4, max_tokens=12), request("long", [2] * 60, max_tokens=1))
+    while "runs" in harness.live:
+        harness.step()
+        if "long" in harness.computed and "runs" in harness.live:
+            assert harness.scheduler.stats().num_held_blocks <= 15 + 1  # the decode took one since
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions == 0
 
 
 def test_memory_report_counts_sharing_and_waste():

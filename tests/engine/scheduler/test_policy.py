@@ -1,5 +1,6 @@
 """In which order requests are served, and what bounds a step."""
 
+from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.planner import READ_PATIENCE
 from baton.engine.scheduler.scheduling.policy import (
     AGEING_STEPS,
     AGEING_TOKENS,
@@ -175,7 +177,7 @@ def shared_step(policy: str, **ranks: Any) -> dict[str, tuple[int, int]]:
     [
         ("decode-first", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
         ("shortest-prefill", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
-        ("prefill-first", {"long": (0, 6)}),
+        ("prefill-first", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
         ("fcfs", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
     ],
 )
@@ -245,6 +247,78 @@ def test_max_cache_reads_bounds_all_but_a_single_sequence():
     assert harness.computed == {"huge": (0, 30)}
     harness.run()
     assert harness.scheduler.stats().num_preemptions == 0
+
+
+def crowded(windows: tuple[int | None, ...] = (None,), **config: Any) -> Harness:
+    """A harness with room for all, where cache reads are what is scarce."""
+    groups = [cache_group(200, window) for window in windows]
+    return Harness(groups, **{"max_num_seqs": 6, "max_num_batched_tokens": 128, **config})
+
+
+def steps_run(harness: Harness, num_steps: int) -> Counter[str]:
+    """In how many of so many steps each sequence runs."""
+    counts: Counter[str] = Counter()
+    for _ in range(num_steps):
+        harness.step()
+        counts.update(harness.computed.keys())
+    return counts
+
+
+def test_max_cache_reads_serves_decodes_by_rank_without_starving():
+    harness = crowded(policy="priority", max_cache_reads=50)
+    harness.add(*(request(f"low{i}", [i] * 16, 40, priority=10) for i in range(3)))
+    harness.step()
+    harness.add(request("urgent", [4] * 16, 40, priority=-10000))
+    harness.step_until(lambda: harness.live["urgent"].produced)
+    counts = steps_run(harness, 34)
+    assert counts["urgent"] >= 28
+    assert min(counts[f"low{i}"] for i in range(3)) > 0
+    harness.run()
+
+
+def test_max_cache_reads_leaves_those_of_better_decodes():
+    harness = crowded(policy="priority", max_cache_reads=30, max_num_batched_tokens=20)
+    harness.add(request("good", [1] * 12, 40, priority=0))
+    harness.step()
+    harness.add(request("prompt", [2] * 40, 2, priority=5))
+    counts = steps_run(harness, READ_PATIENCE)
+    assert counts["good"] == READ_PATIENCE
+    counts = steps_run(harness, READ_PATIENCE)  # it is first once, and now it has begun
+    assert (counts["prompt"], counts["good"]) == (1, READ_PATIENCE - 1)
+    harness.run()
+
+
+def test_max_cache_reads_passes_over_a_prompt_until_it_is_first():
+    harness = crowded(max_cache_reads=40)
+    harness.add(request("runs", [1] * 16, 40))
+    harness.step()
+    harness.add(request("large", [2] * 32, 2))
+    for i in range(READ_PATIENCE + 2):
+        harness.add(request(f"small{i}", [i % 3] * 4, 2))
+        harness.step()
+        assert i or "small0" in harness.computed  # after the large one in the queue
+    assert "large" not in harness.live or harness.live["large"].produced
+    harness.run()
+
+
+@pytest.mark.parametrize(("windows", "at_once"), [((8,), 3), ((None, 8), 1), ((8, 16), 2)])
+def test_max_cache_reads_charges_windows_what_they_read(windows, at_once):
+    """24 of 40 tokens: those of three windows of 8, or of two layers with 8 and 16 twice."""
+    harness = crowded(windows, max_cache_reads=24, max_num_batched_tokens=24)
+    harness.add(*(request(f"{i}", [i] * 20, 30) for i in range(4)))
+    harness.step_until(lambda: all(e.produced for e in harness.live.values()))
+    assert max(len(harness.computed) for _ in range(8) if harness.step()) == at_once
+    harness.run()
+
+
+def test_prefill_first_serves_decodes_between_prompts():
+    """However many wait: a decode is in each step in which another prompt begins."""
+    harness = crowded(policy="prefill-first", max_num_batched_tokens=8)
+    harness.add(request("runs", [1] * 4, 40))
+    harness.step()
+    harness.add(*(request(f"p{i}", [i % 8] * 20, 1) for i in range(12)))
+    assert steps_run(harness, 20)["runs"] >= 20 // (20 // 8 + 1)
+    harness.run()
 
 
 def test_max_cache_reads_schedules_beams_as_one():

@@ -178,23 +178,6 @@ def test_swapped_beams_move_together():
     assert not harness.live
 
 
-def test_swapped_in_sequence_is_not_swapped_out_in_that_step():
-    """Its blocks are not there yet, when decodes that have their turn last want them."""
-    harness = swapping(7, policy="prefill-first", prefix_caching=False)
-    harness.add(request("a", [1] * 4), request("b", [2] * 4), request("c", [3] * 4, max_tokens=5))
-    harness.add(request("x", [4] * 5))
-    step_until_swapped(harness)
-    plan = harness.step_until(lambda: "c" not in harness.live)
-    assert not plan.swap_in
-    plan = harness.step()
-    assert len(plan.swap_in) == 2
-    assert not plan.swap_out
-    assert list(harness.computed) == ["a", "b"]
-    assert harness.scheduler.stats().num_waiting == 1
-    harness.run()
-    assert not harness.live
-
-
 def test_step_of_only_swap_ins_makes_progress():
     harness = swapping(4, prefix_caching=False)
     two(harness)

@@ -310,15 +310,28 @@ class FakeRunner:
         for item, sequence in work:
             states = self._states(sequence, item.end)
             self._check_encoded(item, sequence)
+            self._check_writable(item, sequence, work)
             for g, table in enumerate(self._batch_slots.block_tables):
                 for p in range(item.start, item.end):
                     block_id = int(table[sequence.batch_slot, p // self.block_size])
                     slot = g, block_id, p % self.block_size
                     assert block_id != NULL_BLOCK, "a token without a block"
                     assert slot not in written, "two sequences write one slot"
-                    assert self.groups[g].pool.is_writable(block_id), "others may read it"
                     written.add(slot)
                     self.content(g, block_id)[p % self.block_size] = states[p]
+
+    def _check_writable(
+        self, item: Work, sequence: Sequence, work: list[tuple[Work, Sequence]]
+    ) -> None:
+        """Nobody can find what is written, and others hold only full blocks of it, after which
+        each of them computes tokens in this step."""
+        size = self.block_size
+        for g, (group, table) in enumerate(zip(self.groups, sequence.block_ids, strict=True)):
+            for i in range(item.start // size, -(-item.end // size)):
+                readers = [r for w, r in work if w.start >= (i + 1) * size and r is not sequence]
+                num_readers = sum(table[i] in reader.block_ids[g] for reader in readers)
+                assert group.pool._hashes[table[i]] is None, "others may find it"
+                assert group.pool._ref_counts[table[i]] == 1 + num_readers, "others may read it"
 
     def _check_encoded(self, item: Work, sequence: Sequence) -> None:
         for wanted in sequence.request.encoder_inputs:

@@ -359,8 +359,7 @@ class Harness:
         if self.drafts_itself:
             self._draft()
         self._drop(*self.cancelled)
-        running = [s for e in self.live.values() for s in e.request.sequences]
-        num_running = sum(s.status is SequenceStatus.RUNNING for s in running)
+        may_grow = any(_may_grow(s) for e in self.live.values() for s in e.request.sequences)
         self.cancelled.clear()
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
@@ -368,7 +367,7 @@ class Harness:
             self._note_return(sequence)
         self.computed = {name_of(s): (start, end) for s, start, end in self._work(plan)}
         self._check_budgets(plan)
-        self._check_margin(plan, num_running)
+        self._check_margin(plan, may_grow=may_grow)
         self._check_progress(plan)
         self._check_prefills()
         return plan
@@ -569,7 +568,10 @@ class Harness:
         counted = len(plan.decode_slots) + sum(s.end - s.start for s in plan.chunks)
         assert plan.num_tokens == counted <= config.max_num_batched_tokens
         assert plan.is_pure_decode == (not plan.chunks)
-        reads = int((plan.decode_starts + 1).sum()) + sum(s.end for s in plan.chunks)
+        decodes = zip(plan.decode_starts, plan.decode_starts + 1, strict=True)
+        reads = sum(
+            self._reads_of(*r) for r in [*decodes, *((s.start, s.end) for s in plan.chunks)]
+        )
         if config.max_cache_reads is not None and reads > config.max_cache_reads:
             owners = [self.scheduler.batch_slots.owners[batch_slot] for batch_slot in batch_slots]
             several = len(batch_slots) if owners[0] is None or not owners[0].request.beams else 1
@@ -582,18 +584,25 @@ class Harness:
         encoded = sum(item.length for _, item in plan.encoder.to_compute)
         assert encoded <= config.encoder_budget
 
-    def _check_margin(self, plan: StepPlan, num_running: int) -> None:
+    def _reads_of(self, start: int, end: int) -> float:
+        """Tokens that a range reads, as a mean over the groups, which have a layer each here."""
+        windows = [group.window or end for group in self.groups]
+        return sum(end - max(0, start - window + 1) for window in windows) / len(windows)
+
+    def _check_margin(self, plan: StepPlan, *, may_grow: bool) -> None:
         """What was let in last has left the margin free."""
-        if self.config.policy == "prefill-first" or not plan.new_slots:
-            return  # decodes take blocks after what is new
+        if self.config.max_cache_reads is not None or not plan.new_slots:
+            return  # others may take blocks after what was overdue
         last = plan.new_slots[-1]
         is_fork = last.index > last.request.sequence_index and not last.num_interruptions
-        runs = SequenceStatus.RUNNING
-        others = num_running or any(s.status is runs for s in plan.new_slots[:-1])
-        if others and not is_fork and len(last.request.sequences) == 1:
+        if (
+            (may_grow or any(map(_may_grow, plan.new_slots[:-1])))
+            and not is_fork
+            and len(last.request.sequences) == 1
+        ):
             for i in range(len(self.groups)):
-                free = self.scheduler._kv.reservations.num_free_blocks(i)
-                assert free >= self.config.free_block_margin, "the margin is used up"
+                free = self.scheduler._kv.reservations.num_free_blocks(i, keeps_margin=True)
+                assert free >= 0, "the margin is used up"
 
     def _check_progress(self, plan: StepPlan) -> None:
         """A step that does nothing says that only a command can change that."""
@@ -615,6 +624,10 @@ class Harness:
 
     def _note_command(self) -> None:
         self._was_idle, self._num_idle_steps = False, 0
+
+
+def _may_grow(sequence: Sequence) -> bool:
+    return sequence.status is SequenceStatus.RUNNING and sequence.num_reserved is None
 
 
 def name_of(sequence: Sequence) -> str:

@@ -12,11 +12,13 @@ class CacheGroup:
     Attributes:
         window: sliding window: tokens that a query sees, its own included; None: all.
         host: blocks in host memory to swap to.
+        num_layers: number of layers in the group.
     """
 
     pool: BlockPool
     window: int | None = None
     host: BlockPool | None = None
+    num_layers: int = 1
 
     def first_block(self, query: int, block_size: int) -> int:
         """Returns the first block that the token at position `query` can see."""

@@ -45,12 +45,13 @@ class KvCacheManager:
         *,
         max_chunk: int,
         prefix_caching: bool = True,
+        free_block_margin: float = 0.0,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.operations = MemoryOperations()
         self.prefixes = PrefixCache(self.groups, block_size, is_enabled=prefix_caching)
-        self.reservations = Reservations(self.groups, block_size, max_chunk)
+        self.reservations = Reservations(self.groups, block_size, max_chunk, free_block_margin)
         self.swap = Swap(
             self.groups, batch_slots, self.prefixes, self.reservations, self.operations
         )
@@ -77,14 +78,14 @@ class KvCacheManager:
         *,
         first_query: int | None = None,
         reserve_to: int = 0,
-        margin: int = 0,
+        keeps_margin: bool = False,
     ) -> bool:
         """Gives a sequence without blocks its hits and new blocks to cover `num_tokens` tokens.
 
         Args:
             first_query: the first token that will be computed here. None: the first after the hit.
             reserve_to: blocks to compute the sequence up to this token are reserved for it.
-            margin: free blocks of each group that must remain.
+            keeps_margin: the blocks that are held free for running sequences must stay free.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
@@ -99,14 +100,14 @@ class KvCacheManager:
             if reserve_to:
                 peak = self.reservations.peak_blocks(group, reserve_to)
                 needed = max(needed, peak - len(held) + revived)
-            if needed + margin > self.reservations.num_free_blocks(i):
+            if needed > self.reservations.num_free_blocks(i, keeps_margin=keeps_margin):
                 return False
         for i, begin in enumerate(begins):
             table = self._first_table(i, hit, begin, num_blocks)
             sequence.block_ids.append(table)
             self._batch_slots.block_tables[i][sequence.batch_slot, :num_blocks] = table
         sequence.num_trimmed = begins
-        sequence.num_committed_blocks = len(hit.block_ids[0]) - hit.copies_last
+        sequence.num_committed_blocks = hit.num_committed
         sequence.num_computed_tokens = hit.num_tokens
         self._batch_slots.num_covered[sequence.batch_slot] = num_blocks * self.block_size
         if reserve_to:
@@ -140,10 +141,11 @@ class KvCacheManager:
 
     # Growth.
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+    def grow(self, sequence: Sequence, num_tokens: int, *, keeps_margin: bool = False) -> bool:
         """Extends the tables to cover `num_tokens` and copies a shared last block (copy on write).
 
-        Returns False if a pool has too few free blocks; blocks outside a window are freed anyway.
+        Returns False if a pool has too few free blocks, with `keeps_margin` without those that are
+        held free for running sequences; blocks outside a window are freed anyway.
         """
         for i, group in self._windowed:
             self._trim(sequence, i, group, sequence.num_computed_tokens)
@@ -153,8 +155,8 @@ class KvCacheManager:
         shared = self._shared_tails(sequence) if sequence.shares_tail else ()
         own = sequence.num_reserved
         for i in range(len(self.groups)):
-            available = self.reservations.num_free_blocks(i) + (own[i] if own else 0)
-            if missing + (i in shared) > available:
+            available = self.reservations.num_free_blocks(i, keeps_margin=keeps_margin)
+            if missing + (i in shared) > max(0, available + (own[i] if own else 0)):
                 return False
         for i in shared:
             self._own_tail(sequence, i)
@@ -248,12 +250,14 @@ class KvCacheManager:
         for sequence in sequences:
             self._release_blocks(sequence)
 
-    def swap_in(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
+    def swap_in(
+        self, sequences: list[Sequence], *, num_left: int = 0, keeps_margin: bool = False
+    ) -> bool:
         """Brings swapped sequences back to the device; they have slots.
 
-        Returns False, and changes nothing, if a pool has too few free blocks.
+        Returns False, and changes nothing, if a pool has too few free blocks; see `Swap.copy_in`.
         """
-        if not self.swap.copy_in(sequences, margin=margin):
+        if not self.swap.copy_in(sequences, num_left=num_left, keeps_margin=keeps_margin):
             return False
         for sequence in sequences:
             num_covered = len(sequence.block_ids[0]) * self.block_size

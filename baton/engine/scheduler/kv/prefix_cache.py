@@ -14,6 +14,7 @@ import numpy as np
 from baton.cluster.prefix import BlockHash, extend_chain, input_extras
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import Sequence
 
@@ -23,11 +24,13 @@ class PrefixHit:
     """Cached prefix of a sequence: KV of [0, num_tokens), in these blocks of each group.
 
     With `copies_last`, the last token of the last block must be computed, so the block is copied.
+    Blocks after the first `num_committed` are pending, or copied.
     """
 
     num_tokens: int
     block_ids: tuple[list[int], ...]
     copies_last: bool
+    num_committed: int
 
 
 class PrefixCache:
@@ -46,13 +49,19 @@ class PrefixCache:
     # Lookup.
 
     def find(
-        self, sequence: Sequence, *, needs_logits: bool, max_blocks: int | None = None
+        self,
+        sequence: Sequence,
+        *,
+        needs_logits: bool,
+        max_blocks: int | None = None,
+        pending: PendingBlocks | None = None,
     ) -> PrefixHit:
         """Returns the cached prefix of a sequence. Not held yet: `admit` it immediately or drop it.
 
         With `needs_logits` the last token is left to be computed, and nothing but it: where all of
         a prompt is cached, its last block is copied rather than computed again. `max_blocks` limits
-        the hit.
+        the hit. `pending` blocks count as cached, but are not copied: copies precede the step that
+        writes them.
         """
         if not self.is_enabled or sequence.request.params.prompt_logprobs is not None:
             return self._no_hit()
@@ -64,12 +73,23 @@ class PrefixCache:
         last_query = num_tokens - 1
         first_query = 0 if needs_logits else last_query
         length, found = self._longest_hit(
-            hashes, lambda length: min(max(length * self._block_size, first_query), last_query)
+            hashes,
+            lambda length: min(max(length * self._block_size, first_query), last_query),
+            pending,
         )
         if not any(map(any, found)):
             return self._no_hit()
         num_hit = min(length * self._block_size, num_tokens - needs_logits)
-        return PrefixHit(num_hit, found, copies_last=num_hit < length * self._block_size)
+        copies_last = num_hit < length * self._block_size
+        num_committed = length - copies_last
+        if pending is not None:
+            num_before = pending.num_before(found)
+            if copies_last and num_before < length:
+                return self.find(
+                    sequence, needs_logits=needs_logits, max_blocks=length - 1, pending=pending
+                )
+            num_committed = min(num_committed, num_before)
+        return PrefixHit(num_hit, found, copies_last, num_committed)
 
     def find_run(self, hashes: SequenceOf[BlockHash]) -> tuple[list[int], ...]:
         """Returns the longest cached run of leading blocks that another worker can continue from,
@@ -80,10 +100,13 @@ class PrefixCache:
         return found if length else self._no_hit().block_ids
 
     def _no_hit(self) -> PrefixHit:
-        return PrefixHit(0, tuple([] for _ in self._groups), copies_last=False)
+        return PrefixHit(0, tuple([] for _ in self._groups), copies_last=False, num_committed=0)
 
     def _longest_hit(
-        self, hashes: list[BlockHash], query_after: Callable[[int], int]
+        self,
+        hashes: list[BlockHash],
+        query_after: Callable[[int], int],
+        pending: PendingBlocks | None = None,
     ) -> tuple[int, tuple[list[int], ...]]:
         """Returns the most leading blocks that every group can continue from: number and tables.
 
@@ -94,40 +117,69 @@ class PrefixCache:
         length = len(hashes)
         for i, group in enumerate(self._groups):
             if group.window is None:
-                full[i] = group.pool.lookup_chain(hashes[:length])
+                full[i] = self._lookup_chain(i, hashes[:length], pending)
                 length = len(full[i])
         if length == 0:
             return 0, ()
         agreed = -1
         while self._has_window and length != agreed:
             agreed = length
-            for group in self._groups:
+            for i, group in enumerate(self._groups):
                 if group.window is not None:
-                    length = self._windowed_hit(group, hashes, length, query_after)
+                    length = self._windowed_hit(i, hashes, length, query_after, pending)
         found = []
         for i, group in enumerate(self._groups):
             if group.window is None:
                 found.append(full[i][:length])
             else:
                 first = group.first_block(query_after(length), self._block_size)
-                blocks = group.pool.lookup_chain(hashes[first:length])
+                blocks = self._lookup_chain(i, hashes[first:length], pending)
                 found.append([NULL_BLOCK] * first + blocks)
         return length, tuple(found)
 
     def _windowed_hit(
         self,
-        group: CacheGroup,
+        index: int,
         hashes: list[BlockHash],
         length: int,
         query_after: Callable[[int], int],
+        pending: PendingBlocks | None,
     ) -> int:
         """Returns the longest hit up to `length` whose blocks in the window are all cached."""
-        i = length
+        group, i = self._groups[index], length
         while i > group.first_block(query_after(length), self._block_size):
             i -= 1
-            if group.pool.lookup(hashes[i]) is None:
+            if self._lookup(index, hashes[i], pending) is None:
                 length = i
         return length
+
+    def _lookup(
+        self, index: int, block_hash: BlockHash, pending: PendingBlocks | None
+    ) -> int | None:
+        block_id = self._groups[index].pool.lookup(block_hash)
+        if block_id is None and pending is not None:
+            return pending.lookup(index, block_hash)
+        return block_id
+
+    def _lookup_chain(
+        self, index: int, hashes: list[BlockHash], pending: PendingBlocks | None
+    ) -> list[int]:
+        """Returns a group's blocks of the leading hashes that are all cached or pending."""
+        found = self._groups[index].pool.lookup_chain(hashes)
+        if pending is not None:
+            for block_hash in hashes[len(found) :]:
+                block_id = self._lookup(index, block_hash, pending)
+                if block_id is None:
+                    break
+                found.append(block_id)
+        return found
+
+    def add_pending(self, pending: PendingBlocks, sequence: Sequence, start: int, end: int) -> None:
+        """Adds the full blocks that a step completes by computing tokens [start, end)."""
+        if self.is_enabled:
+            self._extend_hashes(sequence, end)
+            blocks = range(start // self._block_size, end // self._block_size)
+            pending.add(sequence.block_ids, sequence.block_hashes, blocks)
 
     # Commit.
 

@@ -1,4 +1,4 @@
-"""Block reservations: free blocks, minus those promised to sequences. Knows no block ids."""
+"""Block reservations: free blocks, less those promised or held free. Knows no block ids."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
@@ -10,16 +10,26 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 class Reservations:
     """Free blocks reserved for sequences that are sure to be computed to their end."""
 
-    def __init__(self, groups: SequenceOf[CacheGroup], block_size: int, max_chunk: int) -> None:
-        """Reserves nothing yet; one step computes at most `max_chunk` tokens of a sequence."""
+    def __init__(
+        self,
+        groups: SequenceOf[CacheGroup],
+        block_size: int,
+        max_chunk: int,
+        free_block_margin: float = 0.0,
+    ) -> None:
+        """Reserves nothing yet. One step computes at most `max_chunk` tokens of a sequence;
+        `free_block_margin` is the share of each pool that is held free for running sequences."""
         self._groups = groups
         self._block_size = block_size
         self._max_chunk = max_chunk
         self._num_reserved = [0] * len(groups)
+        self._margins = [int(free_block_margin * group.pool.num_blocks) for group in groups]
 
-    def num_free_blocks(self, group: int) -> int:
-        """Returns the free blocks that are not reserved."""
-        return self._groups[group].pool.num_free_blocks - self._num_reserved[group]
+    def num_free_blocks(self, group: int, *, keeps_margin: bool = False) -> int:
+        """Returns the free blocks that are not reserved; with `keeps_margin` less those that are
+        held free for running sequences, which may be a negative number."""
+        margin = self._margins[group] if keeps_margin else 0
+        return self._groups[group].pool.num_free_blocks - self._num_reserved[group] - margin
 
     @property
     def num_reserved_blocks(self) -> int:

@@ -88,15 +88,21 @@ class Swap:
 
     # Swap-in.
 
-    def copy_in(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
+    def copy_in(
+        self, sequences: list[Sequence], *, num_left: int = 0, keeps_margin: bool = False
+    ) -> bool:
         """Allocates blocks for swapped sequences, which have slots; cached blocks are not copied.
 
-        Returns False, and changes nothing, if a pool has too few free blocks.
+        Returns False, and changes nothing, unless every pool has enough free blocks for them and
+        `num_left` more, with `keeps_margin` without those held free for running sequences.
         """
         sources = [self._sources(sequences, i) for i in range(len(self._groups))]
         for i, (found, missing) in enumerate(sources):
             revived = sum(map(self._groups[i].pool.is_free, found.values()))
-            if revived + len(missing) + margin > self._reservations.num_free_blocks(i):
+            needed, reservations = revived + len(missing), self._reservations
+            if needed + num_left > reservations.num_free_blocks(i):
+                return False
+            if needed > reservations.num_free_blocks(i, keeps_margin=keeps_margin):
                 return False
         for i, (found, missing) in enumerate(sources):
             self._copy_group_in(sequences, i, found, missing)

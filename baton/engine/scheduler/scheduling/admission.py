@@ -1,5 +1,6 @@
 """Admission of waiting and swapped sequences to the running batch. Never preempts."""
 
+from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
@@ -14,6 +15,9 @@ from baton.engine.scheduler.sequences.sequence import (
     Sequence,
     SequenceStatus,
 )
+
+# Waiting sequences that one step passes over for their cache reads before it looks no further.
+MAX_PASSED_OVER = 8
 
 
 class Admission:
@@ -36,19 +40,43 @@ class Admission:
     def add_new(self, step: Step) -> None:
         """Admits swapped, then waiting sequences until a budget or the free blocks are used up.
 
-        Never skips the first in the queue: it could starve.
+        Skips the first in the queue only if its cache reads do not fit, which the planner bounds:
+        else it could starve. Called last: nothing is preempted in this step any more.
         """
         states = self._states
-        while states.swapped and not step.num_preempted:
+        while states.swapped and step.may_admit:
             if not self._swap_in(step, states.swapped[0]):
                 return
             del states.swapped[0]
-        while not step.num_preempted:
+        if self._next_queue() is None or not step.may_admit:
+            return
+        pending, passed_over = PendingBlocks(len(self._kv.groups)), list[Sequence]()
+        if step.token_budget_left > 0:
+            for chunk in step.chunks.values():
+                self._add_pending(pending, chunk)
+        while len(passed_over) < MAX_PASSED_OVER:
             queue = self._next_queue()
             sequence = queue.head() if queue is not None else None
-            if queue is None or sequence is None or not self._start(step, sequence):
-                return
+            if queue is None or sequence is None:
+                break
+            if not self._start(step, sequence, pending):
+                if sequence not in step.passed_over:
+                    break
+                passed_over.append(sequence)
             queue.pop()
+        for sequence in passed_over:
+            states.queue_of(sequence).push(sequence)
+
+    def start_first(self, step: Step, sequence: Sequence) -> None:
+        """Admits a waiting sequence before all others of the step, if slots and blocks suffice."""
+        queue = self._states.queue_of(sequence)
+        is_held = self.is_paused and queue is self._states.waiting
+        if not is_held and self._start(step, sequence):
+            queue.remove(sequence)
+
+    def _add_pending(self, pending: PendingBlocks, chunk: PlannedRange) -> None:
+        end = chunk.end - chunk.num_drafts
+        self._kv.prefixes.add_pending(pending, chunk.sequence, chunk.start, end)
 
     def _next_queue(self) -> WaitingQueue | None:
         """Returns the queue with the next sequence to start; preempted ones ignore a pause."""
@@ -60,20 +88,20 @@ class Admission:
             return self._states.waiting
         return self._states.preempted
 
-    def _start(self, step: Step, sequence: Sequence) -> bool:
+    def _start(self, step: Step, sequence: Sequence, pending: PendingBlocks | None = None) -> bool:
         """Gives a waiting sequence a slot and blocks. False, and no change, if too few are free."""
         states, request = self._states, sequence.request
         if states.num_free_slots < 1 + request.num_unpromised_slots:
             return False
         if request.steps_together and not self._have_room(request):
             return False
-        if request.kv_source is KvSource.LOCAL and step.num_tokens <= 0:
+        if request.kv_source is KvSource.LOCAL and step.token_budget_left <= 0:
             return False
         states.acquire_slot(sequence)
         if request.kv_source is KvSource.EXTERNAL and self._lacks_prefix(step, sequence):
             started = self._start_external(step, sequence)
         else:
-            started = self._start_local(step, sequence)
+            started = self._start_local(step, sequence, pending)
         if not started:
             states.release_slot(sequence)
             return False
@@ -114,7 +142,7 @@ class Admission:
             num_tokens,
             first_query=num_tokens - 1,
             reserve_to=sequence.num_tokens if is_part and self._must_fit(sequence) else 0,
-            margin=self._margin(sequence),
+            keeps_margin=self._keeps_margin(sequence),
         ):
             return False
         self._note_hit(sequence, hit)
@@ -126,11 +154,12 @@ class Admission:
         )
         return True
 
-    def _start_local(self, step: Step, sequence: Sequence) -> bool:
+    def _start_local(self, step: Step, sequence: Sequence, pending: PendingBlocks | None) -> bool:
         most = None
         if sequence.request.leaves_last_token:  # without that token's block
             most = (sequence.num_tokens - 1) // self._config.block_size
-        hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most)
+            pending = None  # it may have nothing to compute in this step
+        hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most, pending=pending)
         chunk = self._admit(step, sequence, hit)
         if chunk is None and hit.copies_last:
             # No free block to copy the hit's last block to: recompute it instead.
@@ -145,29 +174,34 @@ class Admission:
         self._states.run(sequence)
         if chunk.num_tokens:
             self._chunker.add(step, chunk)
+            if pending is not None:
+                self._add_pending(pending, chunk)
         else:
             step.resumed.add(sequence)
         return True
 
     def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedRange | None:
         """Allocates blocks for the first chunk after a hit, and for all of what must fit."""
-        chunk = self._chunker.next(step, sequence, hit.num_tokens, step.num_tokens)
+        chunk = self._chunker.next(step, sequence, hit.num_tokens, step.token_budget_left)
         if chunk is None:
             return None
         reserve_to = sequence.num_tokens if self._must_fit(sequence) else 0
-        margin = self._margin(sequence)
-        admitted = self._kv.admit(sequence, hit, chunk.end, reserve_to=reserve_to, margin=margin)
+        admitted = self._kv.admit(
+            sequence,
+            hit,
+            chunk.end,
+            reserve_to=reserve_to,
+            keeps_margin=self._keeps_margin(sequence),
+        )
         return chunk if admitted else None
 
     def _must_fit(self, sequence: Sequence) -> bool:
         is_prefill = sequence.request.purpose is Purpose.PREFILL
         return is_prefill or self._config.full_sequence_must_fit
 
-    def _margin(self, sequence: Sequence) -> int:
-        """Returns the blocks that must stay free for running sequences; 0 for siblings of one."""
-        if not self._states.num_running or len(sequence.request.sequences) > 1:
-            return 0
-        return self._config.free_block_margin
+    def _keeps_margin(self, sequence: Sequence) -> bool:
+        """Returns True if the margin must stay free for what runs; not for a sibling of it."""
+        return self._states.may_grow and len(sequence.request.sequences) == 1
 
     def _note_hit(self, sequence: Sequence, hit: PrefixHit) -> None:
         if sequence.num_cached_tokens is None:
@@ -180,12 +214,12 @@ class Admission:
         states = self._states
         if states.num_free_slots < len(sequences) + sequences[0].request.num_unpromised_slots:
             return False
-        margin = 0
-        if states.num_running:  # each needs a block to continue, or it would be preempted again
-            margin = max(self._margin(sequences[0]), len(sequences))
+        # Each needs a block to continue, or it would be preempted again.
+        num_left = len(sequences) if states.num_running else 0
         for sequence in sequences:
             states.acquire_slot(sequence)
-        if not self._kv.swap_in(sequences, margin=margin):
+        keeps_margin = self._keeps_margin(sequences[0])
+        if not self._kv.swap_in(sequences, num_left=num_left, keeps_margin=keeps_margin):
             for sequence in sequences:
                 states.release_slot(sequence)
             return False

@@ -15,8 +15,11 @@ class Chunker:
         self._config = config
         self._states = states
 
-    def next(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedRange | None:
-        """Returns the tokens of a sequence from `start` on that fit the budgets, or None.
+    def next(
+        self, step: Step, sequence: Sequence, start: int, budget: int, kept_reads: float = 0.0
+    ) -> PlannedRange | None:
+        """Returns the tokens of a sequence from `start` on that fit `budget` and the step's cache
+        reads less `kept_reads`, or None.
 
         A beam leaves its last token to the step that all beams take together, and a prompt that
         forks to given outputs leaves its last token to all of them; such a range may be empty.
@@ -36,7 +39,7 @@ class Chunker:
         chunk = PlannedRange(sequence, start, end, num_drafts)
         if sequence.request.encoder_inputs:
             self._limit_to_encoder(chunk)
-        return chunk if chunk.end > start and step.takes_reads(chunk.end) else None
+        return chunk if chunk.end > start and step.takes_reads([chunk], kept_reads) else None
 
     def add(self, step: Step, chunk: PlannedRange) -> None:
         """Adds a range, whose blocks are allocated, to the step."""

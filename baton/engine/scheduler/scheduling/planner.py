@@ -1,8 +1,11 @@
 """Step planner: selects the sequences of a step and their tokens, in order. Applies no results."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from baton.engine.scheduler.kv.cache_reads import CacheReads
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan
@@ -21,7 +24,8 @@ from baton.engine.scheduler.sequences.sequence import (
     SequenceStatus,
 )
 
-_Ranks = npt.NDArray[np.float64]
+# Steps in a row in which a sequence is passed over for its cache reads before it is first in one.
+READ_PATIENCE = 16
 
 
 class Planner:
@@ -44,39 +48,45 @@ class Planner:
         self._states = states
         self._batch_slots = states.batch_slots
         self._kv = states.kv
+        self._cache_reads = CacheReads(states.kv.groups)
+        self._num_passed_over: dict[Sequence, int] = {}
 
     def fill(self) -> Step:
         """Returns the next step. Acquires slots and blocks, and preempts, as needed."""
-        config = self._config
-        reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
-        step = Step(config.max_num_batched_tokens, reads)
+        step = self._new_step()
+        self._add_overdue(step)
         match self._policy.decode_order:
             case DecodeOrder.FIRST:
                 self._add_decodes(step)
                 self._add_special(step)
-                self._admission.add_new(step)
-            case DecodeOrder.LAST:
+            case DecodeOrder.AFTER_BEGUN:
                 self._add_special(step)
-                self._admission.add_new(step)
                 self._add_decodes(step)
             case DecodeOrder.BY_RANK:
-                self._add_special(step, np.sort(self._batch_slots.rank[self._states.decoding]))
+                self._add_special(step, self._ranked_decodes(step))
                 self._add_decodes(step)
-                self._admission.add_new(step)
+        self._admission.add_new(step)
         if step.num_preempted:
             step.keep_decodes(self._batch_slots.is_decoding[step.decode_slots])
-        if step.is_empty and step.num_preempted:
+        if step.is_empty and not step.may_admit:
+            step.may_use_margin = True
             self._add_special(step)  # skipped sequences may use the freed blocks
         if step.is_empty and not step.resumed:
             self._preemptor.break_stall(step)
+        self._count_passed_over(step)
         return step
+
+    def _new_step(self) -> Step:
+        config = self._config
+        reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
+        return Step(config.max_num_batched_tokens, reads, self._cache_reads)
 
     def follow(self, plan: StepPlan) -> Step | None:
         """Returns the step after `plan`, whose result is not applied yet: one more token for its
         decodes and for the prompts it completes, the next chunk of the others; without sequences
         that certainly end. Returns None if the next step depends on this one's tokens, or if a
         queued sequence could be admitted."""
-        states, columns, config = self._states, self._batch_slots, self._config
+        states, columns = self._states, self._batch_slots
         of_chunks = [chunk.sequence for chunk in plan.chunks]
         # By identity: a sequence may have joined for one that left.
         is_same = np.array_equal(np.sort(plan.decode_slots), np.sort(states.decoding))
@@ -85,8 +95,9 @@ class Planner:
         if of_chunks and not (self._puts_decodes_first and all(map(_becomes_plain, plan.chunks))):
             return None
         batch_slots, starts = self._decodes_after(plan)
-        reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
-        if int((starts + 1).sum()) > reads or len(batch_slots) > config.max_num_batched_tokens:
+        step = self._new_step()
+        step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
+        if min(step.token_budget_left, step.cache_reads_left) < 0:
             return None
         num_missing = sum(s.sequence.num_tokens - s.end for s in plan.chunks)
         if self._could_admit(len(batch_slots) + num_missing):
@@ -94,8 +105,6 @@ class Planner:
         due = batch_slots[starts >= columns.num_covered[batch_slots]]
         if len(due) and not self._kv.grow_decodes(due):
             return None
-        step = Step(config.max_num_batched_tokens, reads)
-        step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
         for chunk in sorted(plan.chunks, key=lambda s: order_of(s.sequence)):
             if not chunk.num_samples:
                 self._add_next_chunk(step, chunk.sequence, chunk.end)
@@ -128,29 +137,58 @@ class Planner:
 
     def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
         """Adds the next chunk of a sequence, as far as budgets and free blocks allow."""
-        if step.num_tokens > 0:
-            chunk = self._chunker.next(step, sequence, start, step.num_tokens)
-            if chunk is not None and self._kv.grow(sequence, chunk.end):
-                self._chunker.add(step, chunk)
+        if step.token_budget_left > 0:
+            chunk = self._chunker.next(step, sequence, start, step.token_budget_left)
+            if chunk is not None:
+                keeps_margin = self._keeps_margin(step, chunk)
+                if self._kv.grow(sequence, chunk.end, keeps_margin=keeps_margin):
+                    self._chunker.add(step, chunk)
+
+    # Sequences passed over for their cache reads.
+
+    def _add_overdue(self, step: Step) -> None:
+        """Adds the sequences that were passed over in `READ_PATIENCE` steps in a row, the longest
+        wait first: an empty step takes any, so none is passed over for ever."""
+        overdue = [s for s, count in self._num_passed_over.items() if count >= READ_PATIENCE]
+        overdue.sort(key=lambda s: (-self._num_passed_over[s], order_of(s)))
+        running = [s for s in overdue if s.status is SequenceStatus.RUNNING]
+        for sequence in running:
+            self._states.leave_plain_decodes(sequence)
+        self._states.refresh()
+        for sequence in overdue:
+            if sequence.status is SequenceStatus.WAITING:
+                self._admission.start_first(step, sequence)
+            else:
+                self._add_one(step, sequence)
+
+    def _count_passed_over(self, step: Step) -> None:
+        counts = self._num_passed_over
+        self._num_passed_over = {s: counts.get(s, 0) + 1 for s in step.passed_over}
 
     # Plain decodes, as arrays.
+
+    def _ranked_decodes(self, step: Step) -> "_RankedDecodes":
+        batch_slots, columns = self._states.decoding, self._batch_slots
+        batch_slots = batch_slots[np.argsort(columns.rank[batch_slots], kind="stable")]
+        reads = np.zeros(len(batch_slots))
+        if step.has_read_limit:
+            starts = columns.num_computed[batch_slots]
+            reads = self._cache_reads.of_each(starts, starts + 1)
+        return _RankedDecodes(columns.rank[batch_slots], np.append(0.0, np.cumsum(reads)))
 
     def _add_decodes(self, step: Step) -> None:
         """Adds one token for each plain decode, as far as the budgets allow."""
         columns, batch_slots = self._batch_slots, self._states.decoding
         if step.num_preempted:
             batch_slots = batch_slots[columns.is_decoding[batch_slots]]
-        if not len(batch_slots) or step.num_tokens <= 0:
+        if not len(batch_slots) or step.token_budget_left <= 0:
             return
-        if step.num_tokens < len(batch_slots):
-            batch_slots = batch_slots[
-                np.argsort(columns.rank[batch_slots], kind="stable")[: step.num_tokens]
-            ]
+        if step.has_read_limit or step.token_budget_left < len(batch_slots):
+            batch_slots = batch_slots[np.argsort(columns.rank[batch_slots], kind="stable")]
+        if step.has_read_limit:
+            batch_slots = self._within_reads(step, batch_slots)
+        batch_slots = batch_slots[: step.token_budget_left]
         starts = columns.num_computed[batch_slots]
-        if step.num_cache_reads != np.inf:
-            fitting = np.cumsum(starts + 1) <= step.num_cache_reads
-            fitting[0] |= step.is_empty
-            batch_slots, starts = batch_slots[fitting], starts[fitting]
         due = batch_slots[starts >= columns.num_covered[batch_slots]]
         if len(due) and not self._kv.grow_decodes(due):
             preempted = step.num_preempted
@@ -163,41 +201,107 @@ class Planner:
                 batch_slots, starts = batch_slots[left], starts[left]
         step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
 
+    def _within_reads(self, step: Step, batch_slots: Int64Array) -> Int64Array:
+        """Returns the decodes whose cache reads fit, in order. One that does not is passed over,
+        and those after it are tried; an empty step takes the first."""
+        starts = self._batch_slots.num_computed[batch_slots]
+        reads = self._cache_reads.of_each(starts, starts + 1)
+        budget = max(step.cache_reads_left, reads[0] if step.is_empty else 0.0)
+        fits = np.zeros(len(batch_slots), np.bool_)
+        left = np.arange(len(batch_slots))
+        while len(left := left[reads[left] <= budget]):  # each round takes one at least
+            totals = np.cumsum(reads[left])
+            taken, left = np.split(left, [int(np.searchsorted(totals, budget, side="right"))])
+            fits[taken] = True
+            budget -= totals[len(taken) - 1]
+        owners = self._batch_slots.owners
+        for batch_slot in batch_slots[~fits].tolist():
+            sequence = owners[batch_slot]
+            assert sequence is not None, "a decode without a sequence"
+            step.passed_over[sequence] = None
+        return batch_slots[fits]
+
     # Other running sequences, one by one.
 
-    def _add_special(self, step: Step, decode_ranks: _Ranks | None = None) -> None:
-        """Adds the other running sequences in the policy's order; with `decode_ranks`, leaves the
-        tokens of the decodes that rank before a sequence."""
+    def _add_special(self, step: Step, decodes: "_RankedDecodes | None" = None) -> None:
+        """Adds the other running sequences in the policy's order; with `decodes`, leaves the tokens
+        and cache reads of those that rank before a sequence."""
         if not self._states.special:
             return
         for sequence in sorted(self._states.special, key=order_of):
-            if sequence.status is not SequenceStatus.RUNNING or sequence in step.chunks:
-                continue
-            request, budget = sequence.request, step.num_tokens
-            if decode_ranks is not None:
-                budget -= int(np.searchsorted(decode_ranks, request.rank))
-            if request.steps_together and all(map(_is_level, request.sequences)):
-                self._add_beams(step, request, budget)
-            elif budget > 0:
-                chunk = self._chunker.next(step, sequence, sequence.num_computed_tokens, budget)
-                if chunk is None or not chunk.num_tokens:
-                    continue
-                if chunk.num_drafts and not self._kv.grow(sequence, chunk.end):
-                    chunk.drop_drafts()  # drafts never preempt a sequence
-                if self._preemptor.grow(step, sequence, chunk.end):
-                    self._chunker.add(step, chunk)
+            self._add_one(step, sequence, decodes)
 
-    def _add_beams(self, step: Step, request: Request, budget: int) -> None:
-        """Adds all beams of a request, which take a step together or not at all."""
-        members = tuple(request.sequences)
-        num_reads = sum(s.num_tokens for s in members)
-        if len(members) > budget or not step.takes_reads(num_reads):
+    def _add_one(
+        self, step: Step, sequence: Sequence, decodes: "_RankedDecodes | None" = None
+    ) -> None:
+        if sequence.status is not SequenceStatus.RUNNING or sequence in step.chunks:
             return
-        for sequence in members:
-            if not self._preemptor.grow(step, sequence, sequence.num_tokens):
+        request, budget, kept_reads = sequence.request, step.token_budget_left, 0.0
+        if decodes is not None:
+            num_before = decodes.num_before(request.rank)
+            budget, kept_reads = budget - num_before, float(decodes.reads[num_before])
+        if request.steps_together and all(map(_is_level, request.sequences)):
+            self._add_beams(step, request, budget, kept_reads)
+        elif budget > 0:
+            start = sequence.num_computed_tokens
+            chunk = self._chunker.next(step, sequence, start, budget, kept_reads)
+            if chunk is None or not chunk.num_tokens:
                 return
-        for sequence in members:
-            step.add(PlannedRange(sequence, sequence.num_computed_tokens, sequence.num_tokens))
+            if chunk.num_drafts and not self._kv.grow(sequence, chunk.end):
+                chunk.drop_drafts()  # drafts never preempt a sequence
+            if self._grow(step, chunk):
+                self._chunker.add(step, chunk)
+
+    def _grow(self, step: Step, chunk: PlannedRange) -> bool:
+        """Allocates the blocks of a chunk; preempts for it unless it has to leave the margin."""
+        if not self._keeps_margin(step, chunk):
+            return self._preemptor.grow(step, chunk.sequence, chunk.end)
+        if self._kv.grow(chunk.sequence, chunk.end, keeps_margin=True):
+            return True
+        step.is_short_of_blocks = True
+        return False
+
+    def _keeps_margin(self, step: Step, chunk: PlannedRange) -> bool:
+        """Returns True for a chunk of a prompt that has begun, if anything else runs."""
+        sequence = chunk.sequence
+        is_of_prompt = sequence.num_tokens > chunk.start + 1 and sequence.num_reserved is None
+        if not is_of_prompt or not self._config.free_block_margin:
+            return False
+        if not step.is_empty:
+            return True
+        if step.may_use_margin:
+            return False
+        return bool(self._batch_slots.is_decoding.any()) or any(
+            map(_is_level, self._states.special)
+        )
+
+    def _add_beams(self, step: Step, request: Request, budget: int, kept_reads: float) -> None:
+        """Adds all beams of a request, which take a step together or not at all."""
+        ranges = [PlannedRange(s, s.num_computed_tokens, s.num_tokens) for s in request.sequences]
+        if len(ranges) > budget or not step.takes_reads(ranges, kept_reads):
+            return
+        for planned in ranges:
+            if not self._preemptor.grow(step, planned.sequence, planned.end):
+                return
+        for planned in ranges:
+            step.add(planned)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankedDecodes:
+    """Plain decodes by rank.
+
+    Attributes:
+        ranks: `[num_decodes]`, ascending.
+        reads: `[num_decodes + 1]`, cache reads of the first 0, 1, ... of them together.
+    """
+
+    ranks: npt.NDArray[np.float64]
+    reads: npt.NDArray[np.float64]
+
+    def num_before(self, rank: float) -> int:
+        """Returns the number of decodes that rank before `rank`."""
+        return int(np.searchsorted(self.ranks, rank))
 
 
 def _is_level(sequence: Sequence) -> bool:

@@ -24,8 +24,11 @@ class DecodeOrder(Enum):
     """Place of decodes in the order in which a step is filled."""
 
     FIRST = auto()
-    LAST = auto()
+    """Before all prompts."""
+    AFTER_BEGUN = auto()
+    """After prompts that have begun, before those that wait."""
     BY_RANK = auto()
+    """Each before the prompts that rank after it, and before those that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def _by_prompt_length(request: Request, _arrival: int, step: int) -> float:
 POLICIES = {
     "fcfs": Policy(DecodeOrder.BY_RANK, _by_arrival),
     "priority": Policy(DecodeOrder.BY_RANK, _by_priority),
-    "prefill-first": Policy(DecodeOrder.LAST, _by_arrival),
+    "prefill-first": Policy(DecodeOrder.AFTER_BEGUN, _by_arrival),
     "decode-first": Policy(DecodeOrder.FIRST, _by_arrival),
     "deadline": Policy(DecodeOrder.BY_RANK, _by_deadline),
     "shortest-prefill": Policy(DecodeOrder.FIRST, _by_prompt_length),
@@ -69,7 +72,8 @@ POLICIES = {
 """
 fcfs: strictly first come, first served, a long prompt before the decodes that arrived after it.
 priority: smaller `priority` first, ageing.
-prefill-first: prompts before decodes; best time to first token, worst between tokens.
+prefill-first: prompts that have begun, then decodes, then prompts that wait: a decode waits until
+    the prompts that have begun are computed, and is in each step in which another one begins.
 decode-first: decodes before prompts; no decode waits for a prompt.
 deadline: earliest deadline of the first token first.
 shortest-prefill: decodes, then short prompts before long ones, ageing.

@@ -73,8 +73,6 @@ class Preemptor:
         """
         running = SequenceStatus.RUNNING
         siblings = [s for s in victim.request.sequences if s.status is running]
-        # A sequence that is swapped in by this step cannot be swapped out by it.
-        may_swap = may_swap and step.resumed.isdisjoint(siblings)
         mode = self._mode(siblings, may_swap=may_swap)
         is_swapped = mode is Preemption.SWAP
         together = siblings if is_swapped or victim.request.beams is not None else [victim]

@@ -105,7 +105,7 @@ class RequestStates:
             self._joining.append(sequence.batch_slot)
 
     def leave_plain_decodes(self, sequence: Sequence) -> None:
-        """Moves a running sequence that got drafts out of the plain decodes, if it is one."""
+        """Moves a running sequence out of the plain decodes, if it is one, until its next step."""
         if sequence.status is SequenceStatus.RUNNING and sequence not in self.special:
             self.batch_slots.is_decoding[sequence.batch_slot] = False
             self._has_left = True
@@ -182,7 +182,7 @@ class RequestStates:
         was_computed = reason not in (FinishReason.ABORTED, FinishReason.FAILED)
         is_kept = request.purpose is Purpose.PREFILL and was_computed
         if status is SequenceStatus.WAITING:
-            (self.preempted if sequence.num_interruptions else self.waiting).leave()
+            self.queue_of(sequence).leave()
         elif status is SequenceStatus.SWAPPED:
             self.kv.swap.drop(sequence)
             self._leave_swapped(sequence)
@@ -284,6 +284,10 @@ class RequestStates:
 
     # Queries.
 
+    def queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """Returns the queue of a waiting sequence."""
+        return self.preempted if sequence.num_interruptions else self.waiting
+
     @property
     def num_free_slots(self) -> int:
         """Slots that are neither taken nor promised to forks."""
@@ -294,6 +298,13 @@ class RequestStates:
         joins or has left, and none speculates."""
         moves = self._joining or self._has_left or self.preempted or self.swapped
         return not (moves or self.speculating) and self.special.keys() == set(special)
+
+    @property
+    def may_grow(self) -> bool:
+        """True if a running sequence may need more blocks than it holds and has reserved."""
+        if self.batch_slots.is_decoding.any():
+            return True
+        return any(sequence.num_reserved is None for sequence in self.special)
 
     @property
     def num_running(self) -> int:

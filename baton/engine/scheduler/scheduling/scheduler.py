@@ -67,6 +67,7 @@ class Scheduler:
             config.block_size,
             max_chunk=config.max_num_batched_tokens,
             prefix_caching=config.prefix_caching,
+            free_block_margin=config.free_block_margin,
         )
         self._policy = policy or POLICIES[config.policy]
         self._states = RequestStates(
@@ -253,7 +254,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan is valid until `apply`; nothing else may be called between,
-        except calls that end requests, and `schedule_ahead`."""
+        except, once the plan was launched, calls that end requests, and `schedule_ahead`: sequences
+        may read what others compute in the same step."""
         self._end_cancelled()
         self._states.fork_resuming()
         self._states.refresh()

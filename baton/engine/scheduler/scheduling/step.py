@@ -1,10 +1,12 @@
 """Step under construction: the remaining budgets, and the sequences added so far."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from baton.engine.scheduler.kv.cache_reads import CacheReads
 from baton.engine.scheduler.kv.encoder_cache import EncoderStep
 from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
 from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule
@@ -52,16 +54,25 @@ class Step:
     """Step that the planner fills and turns into a plan.
 
     Attributes:
-        num_tokens, num_cache_reads: the remaining budgets; reads count attended tokens.
-        preempted: request id of each preempted sequence, and handling of its KV; if there are any,
-            no new sequence is admitted.
+        token_budget_left: tokens that may yet be scheduled.
+        cache_reads_left: cache reads that may yet be scheduled; infinite without a limit.
+        preempted: request id of each preempted sequence, and handling of its KV.
+        passed_over: sequences for which too few cache reads were left.
+        is_short_of_blocks: a prompt that has begun waits for free blocks.
+        may_use_margin: nothing else can run, so a prompt need not leave blocks free.
         resumed: sequences that came back with all their KV, to compute from the next step on.
     """
 
-    def __init__(self, num_tokens: int, num_cache_reads: float) -> None:
-        self.num_tokens = num_tokens
-        self.num_cache_reads = num_cache_reads
+    def __init__(
+        self, token_budget: int, cache_read_budget: float, cache_reads: CacheReads
+    ) -> None:
+        self.token_budget_left = token_budget
+        self.cache_reads_left = cache_read_budget
+        self._cache_reads = cache_reads
         self.preempted: list[tuple[str, Preemption]] = []
+        self.passed_over: dict[Sequence, None] = {}
+        self.is_short_of_blocks = False
+        self.may_use_margin = False
         self.resumed: set[Sequence] = set()
         self.chunks: dict[Sequence, PlannedRange] = {}
         self.external: list[ExternalAllocation] = []
@@ -75,24 +86,41 @@ class Step:
         return len(self.preempted)
 
     @property
+    def may_admit(self) -> bool:
+        """True unless sequences that have begun lack blocks, which a new one would take."""
+        return not (self.preempted or self.is_short_of_blocks)
+
+    @property
     def is_empty(self) -> bool:
         return not self.chunks and not self.external and not len(self.decode_slots)
 
-    def takes_reads(self, num_reads: int) -> bool:
-        """Returns True if `num_reads` fit. An empty step takes any number, to make progress."""
-        return num_reads <= self.num_cache_reads or self.is_empty
+    @property
+    def has_read_limit(self) -> bool:
+        return self.cache_reads_left != np.inf
+
+    def takes_reads(self, ranges: Iterable[PlannedRange], kept: float = 0.0) -> bool:
+        """Returns True if the cache reads of these ranges fit and leave `kept` to others. An empty
+        step takes any, to make progress. Notes the sequences that are passed over."""
+        if not self.has_read_limit or (self.is_empty and not kept):
+            return True
+        ranges = list(ranges)
+        if sum(map(self._reads_of, ranges)) <= self.cache_reads_left - kept:
+            return True
+        self.passed_over.update(dict.fromkeys(chunk.sequence for chunk in ranges))
+        return False
 
     def add(self, chunk: PlannedRange) -> None:
         self.chunks[chunk.sequence] = chunk
-        self.num_tokens -= chunk.end - chunk.start
-        self.num_cache_reads -= chunk.end
+        self.passed_over.pop(chunk.sequence, None)
+        self.token_budget_left -= chunk.num_tokens
+        self.cache_reads_left -= self._reads_of(chunk)
 
     def add_decodes(self, batch_slots: Int64Array, starts: Int64Array, indices: Int64Array) -> None:
         """Adds plain decodes: the sequences on these slots advance by the token at `starts`."""
         self.decode_slots, self.decode_starts, self.decode_indices = batch_slots, starts, indices
-        self.num_tokens -= len(batch_slots)
-        if self.num_cache_reads != np.inf:
-            self.num_cache_reads -= float((starts + 1).sum())
+        self.token_budget_left -= len(batch_slots)
+        if self.has_read_limit:
+            self.cache_reads_left -= float(self._cache_reads.of_each(starts, starts + 1).sum())
 
     def keep_decodes(self, is_kept: "npt.NDArray[np.bool_]") -> None:
         """Drops the decodes that have lost their blocks since."""
@@ -104,8 +132,11 @@ class Step:
         """Removes a sequence that has lost its blocks, and restores its share of the budgets."""
         chunk = self.chunks.pop(sequence, None)
         if chunk is not None:
-            self.num_tokens += chunk.end - chunk.start
-            self.num_cache_reads += chunk.end
+            self.token_budget_left += chunk.num_tokens
+            self.cache_reads_left += self._reads_of(chunk)
+
+    def _reads_of(self, chunk: PlannedRange) -> float:
+        return self._cache_reads.of(chunk.start, chunk.end) if self.has_read_limit else 0.0
 
     def plan(
         self,

@@ -1,7 +1,7 @@
 """Waiting queue in the policy's order. Does not know what sequences wait for."""
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from baton.engine.scheduler.sequences.sequence import Sequence, SequenceStatus
 
@@ -38,6 +38,11 @@ class WaitingQueue:
     def pop(self) -> None:
         """Removes the head, which starts."""
         heappop(self._entries)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that starts before the head."""
+        self._entries = [entry for entry in self._entries if entry[3] is not sequence]
+        heapify(self._entries)
 
     def leave(self) -> None:
         """Counts a queued sequence that has ended; `head` drops it by its status."""

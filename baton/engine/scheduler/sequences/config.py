@@ -56,10 +56,10 @@ class SchedulerConfig:
     Attributes:
         max_num_batched_tokens: tokens computed in one step.
         max_num_seqs: sequences that have a batch slot at once.
-        max_cache_reads: tokens attended to in one step, summed over its sequences. None: no limit.
+        max_cache_reads: cache reads of one step, summed over its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
-        free_block_margin: free blocks of each cache group that must remain after a new sequence is
-            admitted, so that running ones can grow; not required when nothing runs.
+        free_block_margin: share of each pool that is held free for running sequences to grow into:
+            prompts, waiting or begun, leave it unless nothing else runs.
         full_sequence_must_fit: admit only sequences whose whole prompt could be computed with the
             blocks that are free now.
         policy: name of the scheduling policy.
@@ -76,7 +76,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     max_cache_reads: int | None = None
     long_prefill_threshold: int | None = None
-    free_block_margin: int = 0
+    free_block_margin: float = 0.0
     full_sequence_must_fit: bool = False
     policy: str = "decode-first"
     preemption: Preemption = Preemption.AUTO
