@@ -89,6 +89,7 @@ class DecodeGenerateRequest(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     RETURN_COST_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -126,6 +127,10 @@ class DecodeGenerateRequest(_message.Message):
         they begin. Not for ranked sequences.
         """
 
+    @_builtins.property
+    def first_token_due(self) -> _duration_pb2.Duration:
+        """Time until the first token is due, as `PrefillRequest.first_token_due`."""
+
     def __init__(
         self,
         *,
@@ -138,10 +143,11 @@ class DecodeGenerateRequest(_message.Message):
         salt: _builtins.bytes = ...,
         return_cost: Global___ReturnCost | None = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
+        first_token_due: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,7 @@ class PrefillRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     lease_id: _builtins.bytes
@@ -80,6 +81,13 @@ class PrefillRequest(_message.Message):
         requested, since they are computed along with the KV.
         """
 
+    @_builtins.property
+    def first_token_due(self) -> _duration_pb2.Duration:
+        """Time until the first token is due: the router's TTFT objective after the request's arrival
+        there, or its deadline if that is earlier; negative once it is late. Workers with the deadline
+        policy serve the earliest first. Unset: 30 s, or the call's deadline if that is earlier.
+        """
+
     def __init__(
         self,
         *,
@@ -94,10 +102,11 @@ class PrefillRequest(_message.Message):
         tenant: _builtins.str = ...,
         salt: _builtins.bytes = ...,
         source: Global___PrefixSource | None = ...,
+        first_token_due: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "first_token_due", b"first_token_due", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 """Conversion of `baton.v1` messages to engine data and back, for both roles."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ from baton.engine.messages import EngineRequest
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.scheduling.policy import DEFAULT_DEADLINE_SECONDS
 from baton.engine.scheduler.sequences.config import ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError
@@ -49,7 +51,8 @@ def engine_request(
 ) -> EngineRequest:
     """Returns the request in a message, with the present as its arrival time.
 
-    `time_remaining` is that of the call, in seconds; None: it has no deadline. `outputs` and
+    `time_remaining` is that of the call, in seconds; None: it has no deadline. The first token is
+    due by then at the latest, and by default as the deadline policy has it. `outputs` and
     `block_hashes` are those of `EngineRequest`. Raises `InvalidArgumentError` for parameters out of
     bounds; the engine checks the rest.
     """
@@ -68,7 +71,7 @@ def engine_request(
         priority=message.priority,
         arrival_time=arrival,
         return_cost=return_cost,
-        first_token_deadline=None if time_remaining is None else arrival + time_remaining,
+        first_token_deadline=arrival + _first_token_due(message, time_remaining),
     )
 
 
@@ -79,6 +82,16 @@ def hashes_of(joined: bytes, field: str) -> tuple[BlockHash, ...]:
             field, f"has {len(joined)} bytes; must be a multiple of {HASH_BYTES}"
         )
     return tuple(joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES))
+
+
+def _first_token_due(
+    message: "prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest",
+    time_remaining: float | None,
+) -> float:
+    """Returns the seconds until the first token is due; negative if it is late."""
+    if message.HasField("first_token_due"):
+        return message.first_token_due.ToNanoseconds() * 1e-9
+    return min(DEFAULT_DEADLINE_SECONDS, math.inf if time_remaining is None else time_remaining)
 
 
 def work_done_to_message(done: WorkDone) -> prefill_pb2.WorkDone:

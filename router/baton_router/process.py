@@ -98,6 +98,7 @@ async def serve(settings: RouterSettings) -> None:
             placer,
             meter,
             settings.coalesce_ms / 1000,
+            settings.objectives().ttft,
             capture_content=settings.capture_content,
         )
         service = InferenceService(inference, tenants, limits, settings.default_timeout_s)

@@ -145,7 +145,8 @@ class RouterSettings(ServingSettings):
         2000.0,
         gt=0,
         description="TTFT objective in milliseconds: the load of prefill workers relative to it "
-        "decides about changes of roles.",
+        "decides about changes of roles; workers with --policy deadline are told when each first "
+        "token is due by it.",
     )
     slo_itl_ms: float = Field(
         50.0,

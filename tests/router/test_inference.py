@@ -9,7 +9,7 @@ from baton.client.wire import generate_request
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.admission.quotas import Quota, Quotas
-from tests.support.router.front import front_of, routes_to
+from tests.support.router.front import TTFT_OBJECTIVE, front_of, routes_to
 from tests.support.router.scripted import (
     READY,
     FakeFleet,
@@ -74,3 +74,13 @@ def test_fingerprint_of_mixed_fleet_lists_those_that_serve():
         for fingerprint, is_serving in serving
     ]
     assert inference.fingerprint == "0a,0b"
+
+
+async def test_workers_are_told_when_the_first_token_is_due():
+    """By the objective, which is earlier than the end of the call."""
+    workers = prefill_behind(0, 2), decode(READY, tokens(1, 1), finished())
+    async with front_of(*workers) as front:
+        response = await front.post("/v1/completions", json={**ASKED, "max_tokens": 2})
+        assert response.status_code == 200, response.text
+    for worker in workers:
+        assert 0 < worker.requests[0].first_token_due.ToMilliseconds() <= TTFT_OBJECTIVE * 1000

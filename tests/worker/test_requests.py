@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import time
 from functools import cache
@@ -87,10 +88,23 @@ def test_engine_request_has_priority_and_deadline_of_message(message_class):
     before = time.monotonic()
     request = engine_request(message, 7.5, purpose=Purpose.PREFILL, kv_source=KvSource.EXTERNAL)
     assert before <= request.arrival_time <= time.monotonic()
-    assert request.first_token_deadline == request.arrival_time + 7.5
     assert (request.priority, request.token_ids, request.num_prompt_tokens) == (-3, (1, 2), 2)
     assert (request.purpose, request.kv_source) == (Purpose.PREFILL, KvSource.EXTERNAL)
-    assert engine_request(message, None).first_token_deadline is None
+
+
+@pytest.mark.parametrize("remaining", [None, 7.5, 600.0])
+@pytest.mark.parametrize("due", [None, 1.5, -2.5])
+@pytest.mark.parametrize(
+    "message_class", [prefill_pb2.PrefillRequest, decode_pb2.DecodeGenerateRequest]
+)
+def test_engine_request_has_the_due_time_of_its_first_token(message_class, due, remaining):
+    """Not that of its last one, which 600 s are for."""
+    message = message_class(request_id="a", token_ids=[1, 2], num_prompt_tokens=2)
+    if due is not None:
+        message.first_token_due.FromMilliseconds(int(due * 1000))
+    request = engine_request(message, remaining)
+    expected = min(30.0, remaining or math.inf) if due is None else due
+    assert request.first_token_deadline == request.arrival_time + expected
 
 
 async def test_priority_policy_serves_smaller_priority_first():

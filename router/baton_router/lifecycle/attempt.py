@@ -75,6 +75,7 @@ class Attempt:
 
     Args:
         may_return: the decode worker may give the request back if it preempts its sequence.
+        first_token_due: when the first token is due; None: at any time.
 
     Attributes:
         placement: the workers it runs on; a migration changes the decode worker.
@@ -89,9 +90,11 @@ class Attempt:
         coalescer: Coalescer,
         *,
         may_return: bool = False,
+        first_token_due: Deadline | None = None,
     ) -> None:
         self.placement = placement
         self._may_return = may_return
+        self._first_token_due = first_token_due
         self._coalescer = coalescer
         self._work = work
         self._fleet = fleet
@@ -150,7 +153,9 @@ class Attempt:
             self._is_read_by_consumer = True
             return
         prefix = None if prefix_lease is None else await prefix_lease.source()
-        request = worker_wire.prefill_request(self._work, lease_id, self.decode_worker, prefix)
+        request = worker_wire.prefill_request(
+            self._work, lease_id, self.decode_worker, prefix, self._first_token_due
+        )
         stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._source.member))
         await self._open(self._source, "admit.prefill", stub.Prefill, request)
         is_scored = self._work.params.prompt_logprobs is not None
@@ -329,7 +334,9 @@ class Attempt:
         )
         cost = self._return_cost()
         self._decode.may_return = cost is not None
-        request = self._decode_request = worker_wire.decode_request(work, lease_id, handle, cost)
+        request = self._decode_request = worker_wire.decode_request(
+            work, lease_id, handle, cost, self._first_token_due
+        )
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
         await self._open(self._decode, "admit.decode", stub.Generate, request)
 

@@ -62,10 +62,12 @@ class Inference:
         placer: Placer,
         meter: RequestMeter,
         coalesce_seconds: float,
+        ttft_objective: float,
         *,
         capture_content: bool = False,
     ) -> None:
-        """Includes prompts and answers in traces if `capture_content`."""
+        """Tells workers that first tokens are due `ttft_objective` seconds after a request's
+        arrival. Includes prompts and answers in traces if `capture_content`."""
         self.card = card
         self._intake = intake
         self._fleet = fleet
@@ -76,6 +78,7 @@ class Inference:
         self._placer = placer
         self._meter = meter
         self._coalesce_seconds = coalesce_seconds
+        self._ttft_objective = ttft_objective
         self._capture_content = capture_content
         self._budget = RetryBudget()
 
@@ -113,9 +116,15 @@ class Inference:
             name_request(request.request_id)
             answer = await self._answer_to(request, arrived, metered.first_token)
             recovery = Recovery(request.request_id, self._budget)
-            coalescer = Coalescer(self._coalesce_seconds)
             lifecycle = RequestLifecycle(
-                request, self._fleet, self._placer, answer, recovery, deadline, coalescer
+                request,
+                self._fleet,
+                self._placer,
+                answer,
+                recovery,
+                deadline,
+                Coalescer(self._coalesce_seconds),
+                Deadline(min(arrived + self._ttft_objective, deadline.expires_at)),
             )
             observers: list[Observer] = [metered.ended, self._placer.ended]
             if trace is not None:

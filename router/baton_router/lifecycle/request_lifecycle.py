@@ -46,7 +46,9 @@ class RequestLifecycle:
         recovery: Recovery,
         deadline: Deadline,
         coalescer: Coalescer | None = None,
+        first_token_due: Deadline | None = None,
     ) -> None:
+        """Takes the moment at which the first token is due; None: at any time."""
         self.request = request
         self._fleet = fleet
         self._placer = placer
@@ -54,6 +56,7 @@ class RequestLifecycle:
         self._recovery = recovery
         self._deadline = deadline
         self._coalescer = coalescer or Coalescer()
+        self._first_token_due = first_token_due
         self._attempt: Attempt | None = None
         self._decision: Decision | None = None
         self._aborted = asyncio.Event()
@@ -134,6 +137,7 @@ class RequestLifecycle:
             self._deadline,
             self._coalescer,
             may_return=recovery.may_return,
+            first_token_due=self._first_token_due,
         )
 
     def _apply_all(

@@ -9,6 +9,7 @@ from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
 from baton.serving.attempt_id import attempt_id
+from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.fleet.fleet import Member
@@ -37,6 +38,11 @@ def duration(length: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(int(length * 1e9))
     return duration
+
+
+def _until(moment: Deadline | None) -> Duration | None:
+    """Returns the time until a moment, negative once it has passed."""
+    return None if moment is None else duration(moment.expires_at - moment.clock())
 
 
 def prefill_started(message: prefill_pb2.PrefillStarted) -> tuple[float, float, int]:
@@ -83,9 +89,10 @@ def decode_request(
     lease_id: bytes,
     kv_handle: kv_transfer_pb2.KvHandle | None,
     return_cost: ReturnCost | None = None,
+    first_token_due: Deadline | None = None,
 ) -> decode_pb2.DecodeGenerateRequest:
     """Returns the call's request. `kv_handle` None: the decode worker computes the prompt.
-    `return_cost` None: it may not give the request back."""
+    `return_cost` None: it may not give the request back. `first_token_due` None: at any time."""
     message = decode_pb2.DecodeGenerateRequest(
         request_id=attempt_id(work.request.request_id, lease_id),
         token_ids=work.token_ids,
@@ -96,6 +103,7 @@ def decode_request(
         salt=work.request.tenant.salt,
         return_cost=None if return_cost is None else _return_cost(return_cost),
         outputs=map(_sequence_output, work.outputs),
+        first_token_due=_until(first_token_due),
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
@@ -163,7 +171,10 @@ def prefill_request(
     lease_id: bytes,
     decode_worker: str,
     source: prefill_pb2.PrefixSource | None = None,
+    first_token_due: Deadline | None = None,
 ) -> prefill_pb2.PrefillRequest:
+    """Returns the call's request. `source` None: no prefix is fetched. `first_token_due` None: at
+    any time."""
     params, has_several = work.params, work.params.num_sequences > 1
     if has_several:
         # Its token is not used, so compiling a grammar or searching beams would be in vain.
@@ -182,6 +193,7 @@ def prefill_request(
         tenant=work.request.tenant.name,
         salt=work.request.tenant.salt,
         source=source,
+        first_token_due=_until(first_token_due),
     )
 
 

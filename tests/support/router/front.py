@@ -29,6 +29,7 @@ from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fle
 MAX_PROMPT_BYTES = 2**20
 MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
+TTFT_OBJECTIVE = 2.0
 NO_LIMITS = Quota()
 
 
@@ -69,7 +70,8 @@ def routes_to(
         admission_controller,
         placer,
         RequestMeter(model.name),
-        0.0,
+        coalesce_seconds=0.0,
+        ttft_objective=TTFT_OBJECTIVE,
     )
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
