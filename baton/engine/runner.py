@@ -106,7 +106,7 @@ class Launched:
 
     @property
     def failure(self) -> str | None:
-        """Why the step has no result, for work that is launched behind it."""
+        """Reason why the step has no result, for work that is launched behind it."""
         return self._launch.value.failure
 
     @property

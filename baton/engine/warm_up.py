@@ -7,10 +7,11 @@ sizes that vary between steps are arguments that the kernels are not specialised
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import RaggedBatch, uploader
+from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_pool import KvCache
+from baton.engine.device_stream import uploader
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.sampling import SamplingParams
