@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
@@ -49,6 +50,8 @@ class ScriptedEngine:
 
     Tokens count from 100 for the first sequence added, from 200 for the second and so on.
     """
+
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.requests: dict[str, int] = {}

@@ -35,7 +35,7 @@ def test_prefill_is_never_preempted():
     grows = sequence_of(harness, "grows")
     for _ in range(6):
         harness.step()
-    assert grows.num_preemptions == 1
+    assert grows.num_interruptions == 1
     assert list(harness.kept) == ["p"]
     harness.release("p")
     harness.run()
@@ -51,7 +51,7 @@ def test_running_prefill_is_skipped_as_a_preemption_victim():
     grows = sequence_of(harness, "grows")
     while "p" in harness.live:
         harness.step()
-    assert grows.num_preemptions > 0
+    assert grows.num_interruptions > 0
 
 
 def test_prefill_keeps_the_blocks_that_its_last_token_sees():
