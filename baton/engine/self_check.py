@@ -16,6 +16,7 @@ from baton.engine.attention.interface import Attention, RaggedBatch
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import uploader
 from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.models.transformers_model import refusing
 from baton.engine.runner import DecoderModel
 from baton.errors import UnsupportedModelError
 
@@ -107,9 +108,10 @@ class SelfCheck:
         is_other = batch.token_slots == _OTHER  # all others are the same sequence
         token_ids = (batch.positions * 7919 + 13 + 101 * is_other) % self._vocab_size
         rows = np.flatnonzero(np.repeat([bool(r.how) for r in ranges], counts))
-        logits = self._model.forward(
-            self._upload(token_ids), self._upload(batch.positions), batch, self._upload(rows)
-        )
+        with refusing(name):
+            logits = self._model.forward(
+                self._upload(token_ids), self._upload(batch.positions), batch, self._upload(rows)
+            )
         if len(logits) != len(rows):
             raise UnsupportedModelError(
                 f"{name} computes logits of all tokens only (it ignores logits_to_keep); not "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from baton.engine.cache.kv_scales import FP8
@@ -35,10 +36,9 @@ def load_config(path: str) -> PretrainedConfig:
     support.check_weights(Path(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).strip().split("\n")[0]
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise UnsupportedModelError(
-            f"cannot read a model configuration at {path!r}: {first_line}"
+            f"cannot read a model configuration at {path!r}: {_summary(error)}"
         ) from error
     support.check_config(config.to_dict())  # with its class's defaults, which the file may omit
     _check_architecture(config)
@@ -66,13 +66,12 @@ def load_model(
         )
     except SafetensorError as error:
         raise UnsupportedModelError(f"cannot read the weights at {path!r}: {error}") from error
-    except KeyError as error:
-        if error.args != (attention,):
-            raise
-        raise UnsupportedModelError(
-            f"{type(config).__name__}: the model picks its attention from a list of its own; "
-            "not implemented"
-        ) from error
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
+        if error.args == (attention,):
+            reason = "the model picks its attention from a list of its own; not implemented"
+        else:
+            reason = f"transformers cannot build the model: {_summary(error)}"
+        raise UnsupportedModelError(f"{type(config).__name__}: {reason}") from error
     model, report = loaded
     # transformers initializes missing weights at random instead of failing.
     if missing := sorted(report["missing_keys"]):
@@ -117,6 +116,8 @@ def resolve_kv_dtype(
 def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     """Returns the maximum number of tokens of one sequence."""
     own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if own is not None and own < 1:  # of positions relative to each other
+        own = None
     wanted = engine.max_model_len
     if own is None and wanted is None:
         raise UnsupportedModelError("the checkpoint names no length; set --max-model-len")
@@ -174,13 +175,14 @@ def _check_architecture(config: PretrainedConfig) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
-            f"{name} is not a causal language model of transformers, which Baton serves alone; "
-            "choose one of text only"
+            f"{name} is not a causal language model of transformers: AutoModelForCausalLM has none "
+            f"for {type(config).__name__}; choose one of text only"
         )
     text = config.get_text_config()
     if getattr(text, "num_attention_heads", None) in (None, 0):
         raise UnsupportedModelError(
-            f"{name} has no attention heads: state-space and recurrent models keep no KV cache"
+            f"{name} has no attention heads in its configuration: it is recurrent, or made of "
+            "several models; not implemented"
         )
     rope = _rope_type(getattr(text, "rope_parameters", None))
     if rope in _BATCH_DEPENDENT_ROPES:
@@ -198,3 +200,8 @@ def _rope_type(parameters: Any) -> str | None:
         return str(parameters["rope_type"])
     types = [str(p.get("rope_type")) for p in parameters.values() if isinstance(p, dict)]
     return next((t for t in types if t in _BATCH_DEPENDENT_ROPES), None)
+
+
+def _summary(error: Exception) -> str:
+    """Returns the first two lines of an error of transformers: the second often has the value."""
+    return " ".join(line.strip() for line in str(error).strip().split("\n")[:2])

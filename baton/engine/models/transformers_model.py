@@ -5,6 +5,8 @@ scale and extras, and, through Baton's mask function, each layer's mask rule. A 
 that the probe cannot describe is refused by name, never guessed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -72,7 +74,11 @@ class AttentionHook:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """Computes attention. `query`, `key`, `value`: `[1, heads, num_tokens, head_dim]`."""
-        index: int = module.layer_idx  # type: ignore[assignment]
+        index: int | None = module.layer_idx  # type: ignore[assignment]
+        if index is None or index < 0:
+            raise UnsupportedModelError(
+                "an attention layer has no index: several layers share it; not implemented"
+            )
         if self.batch is None:
             return self._probe(index, query, key, value, attention_mask, scaling, kwargs), None
         assert self.paged is not None
@@ -156,24 +162,37 @@ class TransformersModel:
         return out.logits[0]  # type: ignore[no-any-return]
 
 
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Turns an error of a model's code into the refusal of the model called `name`; errors of the
+    device pass."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from error
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        is_of_mask = _OpaqueMask.__name__ in str(error)
+        reason = "it computes with the attention mask" if is_of_mask else str(error)
+        raise UnsupportedModelError(
+            f"{name} cannot run with attention over a paged cache ({reason}); "
+            "it attends in code of its own; not implemented"
+        ) from error
+
+
 def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
     """Runs a few tokens through the model and returns the properties of its layers, in order.
 
     Raises `UnsupportedModelError` if the probe misses a layer: it would silently have no cache.
     """
-    ids = torch.arange(_PROBE_TOKENS, device=model.device)[None]
-    try:
-        with torch.inference_mode():
-            model(input_ids=ids, position_ids=ids, use_cache=False)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot run with attention over a paged cache ({error}); "
-            "it attends in code of its own; not implemented"
-        ) from error
+    name, ids = type(model).__name__, torch.arange(_PROBE_TOKENS, device=model.device)[None]
+    with refusing(name), torch.inference_mode():
+        model(input_ids=ids, position_ids=ids, use_cache=False)
     expected = set(range(num_layers(model.config)))
     if missing := sorted(expected - hook.probed.keys()):
         raise UnsupportedModelError(
-            f"{type(model).__name__}: layers {missing} do not use transformers' attention "
+            f"{name}: layers {missing} do not use transformers' attention "
             "interface (they are recurrent, or attend in code of their own); not implemented"
         )
     return [hook.probed[i] for i in sorted(expected)]
