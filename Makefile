@@ -25,7 +25,7 @@ define run_lane
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly nightly-tests deferred bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference docs dist lock audit images clean
+.PHONY: help demo test test-full nightly nightly-tests deferred bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference survey docs dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -110,6 +110,10 @@ dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/
 
 chart: $(VENV)/.dev  ## regenerate what the chart says of values
 	$(BIN)/python helm/generate.py
+
+survey: $(VENV)/.dev  ## serve a small checkpoint of every model family, for docs/reference/models.md
+	$(BIN)/python -m tests.support.engine.survey
+	$(BIN)/python docs/generate.py
 
 reference: $(VENV)/.dev  ## regenerate docs/reference/ and docs/packages.svg
 	$(BIN)/python docs/generate.py

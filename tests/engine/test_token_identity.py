@@ -89,19 +89,6 @@ def test_chunks_of_any_size_give_equal_tokens_in_every_family(checkpoints, oracl
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("family", GENERIC)
-def test_generic_families_equal_transformers(checkpoints, oracle, family):
-    path = checkpoints[family]
-    engine = load(path, max_num_batched_tokens=512, max_num_seqs=8)
-    prompts = awkward_prompts()
-    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
-    assert tokens(engine.generate(prompts, GREEDY)) == expected
-    again = engine.generate(prompts, GREEDY)
-    assert tokens(again) == expected
-    assert sum(r.num_cached_tokens for r in again) > 0
-    assert_idle(engine)
-
-
 @pytest.mark.parametrize("budget", [3, 17, 512])
 def test_tiny_model_equals_transformers(checkpoints, oracle, budget):
     path = checkpoints["tiny"]

@@ -13,12 +13,13 @@ import transformers
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 VOCAB_SIZE = 512
+HIDDEN_SIZE = 64
 MAX_LEN = 256
 BLOCK_SIZE = 16
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
+    "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -109,8 +110,8 @@ def save_random(config: PretrainedConfig, folder: Path, seed: int = 0) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() >= 2:
-                fan_in = config.hidden_size
-                torch.nn.init.normal_(weight, std=1.0 if "embed" in name else 1.3 * fan_in**-0.5)
+                std = 1.0 if "embed" in name else 1.3 * HIDDEN_SIZE**-0.5
+                torch.nn.init.normal_(weight, std=std)
             else:
                 weight.add_(0.3 * torch.randn_like(weight))
     model.save_pretrained(folder)

@@ -1,0 +1,66 @@
+"""Reference of model families, from the survey of them (`make survey`)."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from docs.tables import code, page, prose, table
+
+_SURVEY = Path(__file__).with_name("model_families.json")
+_NOT_BUILT = "transformers cannot build the model: "
+
+_MODELS = """```
+>>> Engine.from_pretrained("zamba-7b")
+baton.errors.UnsupportedModelError: ZambaForCausalLM: an attention layer has no index: several
+layers share it; not implemented
+```
+
+Baton serves {served} of the {all} families of causal language models in transformers, and refuses
+the others at load, in a sentence. These tables are the result of a survey (`make survey`): of each
+family, a small random checkpoint is loaded. It is served if its greedy tokens and prompt
+log-probabilities are those of transformers in float32, with prompts in chunks, several sequences in
+a batch, and prefix hits. A test repeats the survey and compares it with this page.
+
+A checkpoint may have settings that its family's default configuration lacks. The checks at load are
+made for each checkpoint again, the numeric one too."""
+
+_SERVED = """Of models that take images or sound, the text is served. Encoders such as BERT need
+`is_decoder` in their configuration; without it, tokens see those that follow, and the model is
+refused."""
+
+_REFUSED = "An ellipsis stands for a figure that depends on the weights."
+
+_UNKNOWN = (
+    "transformers, as the tests install it, builds no small model of these, so that none was tried."
+)
+
+
+def models() -> str:
+    """Returns the page of the model families."""
+    outcomes: dict[str, str] = json.loads(_SURVEY.read_text(encoding="utf-8"))
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for model_type, outcome in outcomes.items():
+        groups[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type], outcome].append(code(model_type))
+    rows = [(code(name), ", ".join(types), text) for (name, text), types in sorted(groups.items())]
+    served = [row[:2] for row in rows if row[2] == "served"]
+    not_built = [(*row[:2], prose(row[2])) for row in rows if _NOT_BUILT in row[2]]
+    refused = [
+        (*row[:2], prose(row[2])) for row in rows if row[2] != "served" and _NOT_BUILT not in row[2]
+    ]
+    num_served = sum(outcome == "served" for outcome in outcomes.values())
+    head = ("architecture", "model types")
+    return page(
+        "Model families",
+        _MODELS.format(served=num_served, all=len(outcomes)),
+        "## Served",
+        _SERVED,
+        table(head, served),
+        "## Refused",
+        _REFUSED,
+        table((*head, "reason"), refused),
+        "## Not surveyed",
+        _UNKNOWN,
+        table((*head, "reason"), not_built),
+    )
