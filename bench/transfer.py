@@ -31,7 +31,6 @@ from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.grpc.payload import MESSAGE_BYTES
 from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.handle import Handle, TransferReport
-from baton_kvtransfer.sources import Choice
 from bench import transfer_bare
 from bench.child import Child
 from bench.report import Row, medians
@@ -136,7 +135,7 @@ class _Claimant:
         self._channels = Channels(options=LARGE_FRAMES)
         self._fetchers = {c: self._fetcher(c) for c in ("shm", "grpc", "nixl")}
 
-    def _fetcher(self, connector: Choice) -> KvFetcher:
+    def _fetcher(self, connector: str) -> KvFetcher:
         pairing = pairing_of(self._pool)
         return KvFetcher(
             [self._pool],
@@ -171,7 +170,7 @@ class _Claimant:
             await child.close()
 
     async def fetch(
-        self, connector: Choice, integrity: Integrity, *, scattered: bool = False
+        self, connector: str, integrity: Integrity, *, scattered: bool = False
     ) -> float:
         """Seconds of one handoff, whose content is compared afterwards."""
         table = tuple(range(1, self._pool.num_blocks + 1))
@@ -181,7 +180,7 @@ class _Claimant:
         seconds, report = await handoff(
             self._source, self._endpoint, fetcher, self._pool, table, integrity
         )
-        assert report.connector.value == connector, report.reason
+        assert report.connector.name == connector, report.reason
         check(self._pool, self._expected, table)
         return seconds
 

@@ -18,13 +18,12 @@ from baton.tls import Tls
 from baton.worker.memory import keep_freed_memory
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.sources import Choice
 from bench.child import Child
 from bench.report import Row, medians
 from bench.transfer import SIZES, check, handoff
 from bench.transfer_source import CLAIMANT, NUM_BYTES, fill, pairing_of, pool_of
 
-CONNECTORS: tuple[Choice, ...] = ("grpc", "shm")
+CONNECTORS: tuple[str, ...] = ("grpc", "shm")
 
 
 def run(repeats: int) -> list[Row]:
@@ -71,7 +70,7 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
                     table,
                     Integrity.BY_CONNECTOR,
                 )
-                assert report.connector.value == connector, report.reason
+                assert report.connector.name == connector, report.reason
                 check(pool, expected, table)
                 rate = NUM_BYTES / seconds / 1e9
                 rates.setdefault(f"{connector} {how}", []).extend([rate] if turn else [])

@@ -13,17 +13,14 @@ in one ends the engine.
 """
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, cast
 
 from baton.engine.scheduler.scheduling.policy import POLICIES, Policy
 from baton.engine.scheduler.sequences.prompt_lookup import Drafter, NgramDrafter
-from baton.errors import InvalidArgumentError
+from baton.plugins import plugin_named
 
 POLICY_GROUP = "baton.scheduling_policies"
 DRAFTER_GROUP = "baton.drafters"
-
-_Plugin = TypeVar("_Plugin")
 
 
 class DrafterFactory(Protocol):
@@ -44,21 +41,9 @@ DRAFTERS: Mapping[str, DrafterFactory] = {"ngram": _ngram}
 
 def policy_named(name: str) -> Policy:
     """Returns a scheduling policy. Raises `InvalidArgumentError` if none has this name."""
-    return _named("policy", name, POLICIES, POLICY_GROUP)
+    return cast("Policy", plugin_named("policy", name, POLICIES, POLICY_GROUP))
 
 
 def drafter_named(name: str) -> DrafterFactory:
     """Returns a drafter's factory. Raises `InvalidArgumentError` if none has this name."""
-    return _named("drafter", name, DRAFTERS, DRAFTER_GROUP)
-
-
-def _named(field: str, name: str, built_in: Mapping[str, _Plugin], group: str) -> _Plugin:
-    if name in built_in:
-        return built_in[name]
-    points = {point.name: point for point in entry_points(group=group)}
-    if name not in points:
-        known = ", ".join([*built_in, *sorted(points.keys() - built_in.keys())])
-        raise InvalidArgumentError(
-            field, f"is {name!r}; must be one of {known}, or be added by a package as {group}"
-        )
-    return cast("_Plugin", points[name].load())
+    return cast("DrafterFactory", plugin_named("drafter", name, DRAFTERS, DRAFTER_GROUP))

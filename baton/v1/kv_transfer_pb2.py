@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import prefill_pb2 as baton_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/v1/kv_transfer.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/prefill.proto\"\xac\x02\n\x08KvHandle\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x15\n\rsource_worker\x18\x02 \x01(\t\x12\x17\n\x0fsource_endpoint\x18\x03 \x01(\t\x12\x14\n\x0csource_epoch\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12#\n\x07layouts\x18\x07 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\t \x01(\x0c\x12&\n\tintegrity\x18\n \x01(\x0e\x32\x13.baton.v1.Integrity\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x15\n\rbaton_version\x18\x0c \x01(\tJ\x04\x08\x10\x10\x18\":\n\x0f\x44\x65scribeRequest\x12\'\n\nconnectors\x18\x01 \x03(\x0e\x32\x13.baton.v1.Connector\"D\n\x10\x44\x65scribeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12!\n\x06offers\x18\x02 \x03(\x0b\x32\x11.baton.v1.KvOffer\"\xac\x01\n\x07KvOffer\x12&\n\tconnector\x18\x01 \x01(\x0e\x32\x13.baton.v1.Connector\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x12\n\nnum_blocks\x18\x04 \x03(\x04\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\x12#\n\x07regions\x18\x07 \x03(\x0b\x32\x12.baton.v1.KvRegion\"p\n\x08KvRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x13\n\x06\x64\x65vice\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x13\n\x0b\x64\x65vice_uuid\x18\x05 \x01(\x0c\x42\t\n\x07_device\"0\n\tKvLayouts\x12#\n\x07layouts\x18\x01 \x03(\x0b\x32\x12.baton.v1.KvLayout\"\xc7\x01\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06layers\x18\x04 \x03(\x0b\x32\x17.baton.v1.KvLayerLayout\x12\x1c\n\x14tensor_parallel_rank\x18\x05 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x06 \x01(\r\x12\x13\n\x06window\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_window\"c\n\rKvLayerLayout\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x03 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x04 \x01(\r\"\x92\x02\n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x14\n\x0csource_epoch\x18\x02 \x01(\x04\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12#\n\x07layouts\x18\x05 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x17\n\x0fnum_held_blocks\x18\x06 \x01(\r\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12&\n\tconnector\x18\x08 \x01(\x0e\x32\x13.baton.v1.Connector\x12&\n\tintegrity\x18\t \x01(\x0e\x32\x13.baton.v1.Integrity\x12\x15\n\rbaton_version\x18\n \x01(\t\"\x91\x01\n\rFetchResponse\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x12.baton.v1.ManifestH\x00\x12$\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x12.baton.v1.BlockRunH\x00\x12)\n\x06result\x18\x03 \x01(\x0b\x32\x17.baton.v1.PrefillResultH\x00\x42\x07\n\x05\x65vent\"2\n\x08Manifest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"o\n\x08\x42lockRun\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x11\n\tchecksums\x18\x05 \x03(\x06\x12\x15\n\rsource_blocks\x18\x06 \x03(\rJ\x04\x08\x04\x10\x05\"X\n\x0e\x43onfirmRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\x11\n\x0f\x43onfirmResponse*n\n\tIntegrity\x12\x19\n\x15INTEGRITY_UNSPECIFIED\x10\x00\x12\x15\n\x11INTEGRITY_XXH3_64\x10\x01\x12\x13\n\x0fINTEGRITY_FENCE\x10\x02\x12\x1a\n\x16INTEGRITY_BY_CONNECTOR\x10\x03*y\n\tConnector\x12\x19\n\x15\x43ONNECTOR_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43ONNECTOR_GRPC\x10\x01\x12\x11\n\rCONNECTOR_SHM\x10\x02\x12\x12\n\x0e\x43ONNECTOR_NIXL\x10\x03\x12\x16\n\x12\x43ONNECTOR_CUDA_IPC\x10\x04\x32\xcb\x01\n\nKvTransfer\x12\x41\n\x08\x44\x65scribe\x12\x19.baton.v1.DescribeRequest\x1a\x1a.baton.v1.DescribeResponse\x12:\n\x05\x46\x65tch\x12\x16.baton.v1.FetchRequest\x1a\x17.baton.v1.FetchResponse0\x01\x12>\n\x07\x43onfirm\x12\x18.baton.v1.ConfirmRequest\x1a\x19.baton.v1.ConfirmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/v1/kv_transfer.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/prefill.proto\"\xac\x02\n\x08KvHandle\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x15\n\rsource_worker\x18\x02 \x01(\t\x12\x17\n\x0fsource_endpoint\x18\x03 \x01(\t\x12\x14\n\x0csource_epoch\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12#\n\x07layouts\x18\x07 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\t \x01(\x0c\x12&\n\tintegrity\x18\n \x01(\x0e\x32\x13.baton.v1.Integrity\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x15\n\rbaton_version\x18\x0c \x01(\tJ\x04\x08\x10\x10\x18\":\n\x0f\x44\x65scribeRequest\x12\'\n\nconnectors\x18\x01 \x03(\x0e\x32\x13.baton.v1.Connector\"D\n\x10\x44\x65scribeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12!\n\x06offers\x18\x02 \x03(\x0b\x32\x11.baton.v1.KvOffer\"\xbc\x01\n\x07KvOffer\x12&\n\tconnector\x18\x01 \x01(\x0e\x32\x13.baton.v1.Connector\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x12\n\nnum_blocks\x18\x04 \x03(\x04\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\x12#\n\x07regions\x18\x07 \x03(\x0b\x32\x12.baton.v1.KvRegion\x12\x0e\n\x06plugin\x18\x08 \x01(\t\"p\n\x08KvRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x13\n\x06\x64\x65vice\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x13\n\x0b\x64\x65vice_uuid\x18\x05 \x01(\x0c\x42\t\n\x07_device\"0\n\tKvLayouts\x12#\n\x07layouts\x18\x01 \x03(\x0b\x32\x12.baton.v1.KvLayout\"\xc7\x01\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06layers\x18\x04 \x03(\x0b\x32\x17.baton.v1.KvLayerLayout\x12\x1c\n\x14tensor_parallel_rank\x18\x05 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x06 \x01(\r\x12\x13\n\x06window\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_window\"c\n\rKvLayerLayout\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x03 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x04 \x01(\r\"\xa2\x02\n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x14\n\x0csource_epoch\x18\x02 \x01(\x04\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12#\n\x07layouts\x18\x05 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x17\n\x0fnum_held_blocks\x18\x06 \x01(\r\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12&\n\tconnector\x18\x08 \x01(\x0e\x32\x13.baton.v1.Connector\x12&\n\tintegrity\x18\t \x01(\x0e\x32\x13.baton.v1.Integrity\x12\x15\n\rbaton_version\x18\n \x01(\t\x12\x0e\n\x06plugin\x18\x0b \x01(\t\"\x91\x01\n\rFetchResponse\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x12.baton.v1.ManifestH\x00\x12$\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x12.baton.v1.BlockRunH\x00\x12)\n\x06result\x18\x03 \x01(\x0b\x32\x17.baton.v1.PrefillResultH\x00\x42\x07\n\x05\x65vent\"2\n\x08Manifest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"o\n\x08\x42lockRun\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x11\n\tchecksums\x18\x05 \x03(\x06\x12\x15\n\rsource_blocks\x18\x06 \x03(\rJ\x04\x08\x04\x10\x05\"X\n\x0e\x43onfirmRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\x11\n\x0f\x43onfirmResponse*n\n\tIntegrity\x12\x19\n\x15INTEGRITY_UNSPECIFIED\x10\x00\x12\x15\n\x11INTEGRITY_XXH3_64\x10\x01\x12\x13\n\x0fINTEGRITY_FENCE\x10\x02\x12\x1a\n\x16INTEGRITY_BY_CONNECTOR\x10\x03*\x8f\x01\n\tConnector\x12\x19\n\x15\x43ONNECTOR_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43ONNECTOR_GRPC\x10\x01\x12\x11\n\rCONNECTOR_SHM\x10\x02\x12\x12\n\x0e\x43ONNECTOR_NIXL\x10\x03\x12\x16\n\x12\x43ONNECTOR_CUDA_IPC\x10\x04\x12\x14\n\x10\x43ONNECTOR_PLUGIN\x10\x05\x32\xcb\x01\n\nKvTransfer\x12\x41\n\x08\x44\x65scribe\x12\x19.baton.v1.DescribeRequest\x1a\x1a.baton.v1.DescribeResponse\x12:\n\x05\x46\x65tch\x12\x16.baton.v1.FetchRequest\x1a\x17.baton.v1.FetchResponse0\x01\x12>\n\x07\x43onfirm\x12\x18.baton.v1.ConfirmRequest\x1a\x19.baton.v1.ConfirmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.kv_transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INTEGRITY']._serialized_start=1838
-  _globals['_INTEGRITY']._serialized_end=1948
-  _globals['_CONNECTOR']._serialized_start=1950
-  _globals['_CONNECTOR']._serialized_end=2071
+  _globals['_INTEGRITY']._serialized_start=1870
+  _globals['_INTEGRITY']._serialized_end=1980
+  _globals['_CONNECTOR']._serialized_start=1983
+  _globals['_CONNECTOR']._serialized_end=2126
   _globals['_KVHANDLE']._serialized_start=65
   _globals['_KVHANDLE']._serialized_end=365
   _globals['_DESCRIBEREQUEST']._serialized_start=367
@@ -43,27 +43,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE']._serialized_start=427
   _globals['_DESCRIBERESPONSE']._serialized_end=495
   _globals['_KVOFFER']._serialized_start=498
-  _globals['_KVOFFER']._serialized_end=670
-  _globals['_KVREGION']._serialized_start=672
-  _globals['_KVREGION']._serialized_end=784
-  _globals['_KVLAYOUTS']._serialized_start=786
-  _globals['_KVLAYOUTS']._serialized_end=834
-  _globals['_KVLAYOUT']._serialized_start=837
-  _globals['_KVLAYOUT']._serialized_end=1036
-  _globals['_KVLAYERLAYOUT']._serialized_start=1038
-  _globals['_KVLAYERLAYOUT']._serialized_end=1137
-  _globals['_FETCHREQUEST']._serialized_start=1140
-  _globals['_FETCHREQUEST']._serialized_end=1414
-  _globals['_FETCHRESPONSE']._serialized_start=1417
-  _globals['_FETCHRESPONSE']._serialized_end=1562
-  _globals['_MANIFEST']._serialized_start=1564
-  _globals['_MANIFEST']._serialized_end=1614
-  _globals['_BLOCKRUN']._serialized_start=1616
-  _globals['_BLOCKRUN']._serialized_end=1727
-  _globals['_CONFIRMREQUEST']._serialized_start=1729
-  _globals['_CONFIRMREQUEST']._serialized_end=1817
-  _globals['_CONFIRMRESPONSE']._serialized_start=1819
-  _globals['_CONFIRMRESPONSE']._serialized_end=1836
-  _globals['_KVTRANSFER']._serialized_start=2074
-  _globals['_KVTRANSFER']._serialized_end=2277
+  _globals['_KVOFFER']._serialized_end=686
+  _globals['_KVREGION']._serialized_start=688
+  _globals['_KVREGION']._serialized_end=800
+  _globals['_KVLAYOUTS']._serialized_start=802
+  _globals['_KVLAYOUTS']._serialized_end=850
+  _globals['_KVLAYOUT']._serialized_start=853
+  _globals['_KVLAYOUT']._serialized_end=1052
+  _globals['_KVLAYERLAYOUT']._serialized_start=1054
+  _globals['_KVLAYERLAYOUT']._serialized_end=1153
+  _globals['_FETCHREQUEST']._serialized_start=1156
+  _globals['_FETCHREQUEST']._serialized_end=1446
+  _globals['_FETCHRESPONSE']._serialized_start=1449
+  _globals['_FETCHRESPONSE']._serialized_end=1594
+  _globals['_MANIFEST']._serialized_start=1596
+  _globals['_MANIFEST']._serialized_end=1646
+  _globals['_BLOCKRUN']._serialized_start=1648
+  _globals['_BLOCKRUN']._serialized_end=1759
+  _globals['_CONFIRMREQUEST']._serialized_start=1761
+  _globals['_CONFIRMREQUEST']._serialized_end=1849
+  _globals['_CONFIRMRESPONSE']._serialized_start=1851
+  _globals['_CONFIRMRESPONSE']._serialized_end=1868
+  _globals['_KVTRANSFER']._serialized_start=2129
+  _globals['_KVTRANSFER']._serialized_end=2332
 # @@protoc_insertion_point(module_scope)

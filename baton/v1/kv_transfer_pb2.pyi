@@ -68,6 +68,8 @@ class _ConnectorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Connector.V
     """Reads by the claimant of the source's pools by NIXL: RDMA, NVLink, or any transport of UCX."""
     CONNECTOR_CUDA_IPC: _Connector.ValueType  # 4
     """Reads by the claimant of the source's pools, in memory of a GPU that both workers see."""
+    CONNECTOR_PLUGIN: _Connector.ValueType  # 5
+    """Reads by the claimant of the source's pools, by a connector that a package adds to both workers."""
 
 class Connector(_Connector, metaclass=_ConnectorEnumTypeWrapper):
     """Transport of blocks."""
@@ -82,6 +84,8 @@ CONNECTOR_NIXL: Connector.ValueType  # 3
 """Reads by the claimant of the source's pools by NIXL: RDMA, NVLink, or any transport of UCX."""
 CONNECTOR_CUDA_IPC: Connector.ValueType  # 4
 """Reads by the claimant of the source's pools, in memory of a GPU that both workers see."""
+CONNECTOR_PLUGIN: Connector.ValueType  # 5
+"""Reads by the claimant of the source's pools, by a connector that a package adds to both workers."""
 Global___Connector: _TypeAlias = Connector  # noqa: Y015
 
 @_typing.final
@@ -223,6 +227,7 @@ class KvOffer(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     REGIONS_FIELD_NUMBER: _builtins.int
+    PLUGIN_FIELD_NUMBER: _builtins.int
     connector: Global___Connector.ValueType
     """Transport."""
     address: _builtins.str
@@ -234,7 +239,9 @@ class KvOffer(_message.Message):
     problem: _builtins.str
     """Reason for which the transport is unavailable. Empty: it is available."""
     metadata: _builtins.bytes
-    """NIXL: metadata of the source's agent. At most 1 MiB."""
+    """NIXL: metadata of the source's agent. PLUGIN: what the connector needs. At most 1 MiB."""
+    plugin: _builtins.str
+    """PLUGIN: name of the connector, by which both workers were given it."""
     @_builtins.property
     def num_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of blocks in the pool of each cache group, not counting block 0, which precedes them."""
@@ -253,10 +260,11 @@ class KvOffer(_message.Message):
         problem: _builtins.str = ...,
         metadata: _builtins.bytes = ...,
         regions: _abc.Iterable[Global___KvRegion] | None = ...,
+        plugin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connector", b"connector", "host", b"host", "metadata", b"metadata", "num_blocks", b"num_blocks", "problem", b"problem", "regions", b"regions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connector", b"connector", "host", b"host", "metadata", b"metadata", "num_blocks", b"num_blocks", "plugin", b"plugin", "problem", b"problem", "regions", b"regions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -431,6 +439,7 @@ class FetchRequest(_message.Message):
     CONNECTOR_FIELD_NUMBER: _builtins.int
     INTEGRITY_FIELD_NUMBER: _builtins.int
     BATON_VERSION_FIELD_NUMBER: _builtins.int
+    PLUGIN_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """Id of the lease: 16 bytes."""
     source_epoch: _builtins.int
@@ -451,6 +460,8 @@ class FetchRequest(_message.Message):
     """Integrity check to use. Unspecified: `INTEGRITY_XXH3_64`."""
     baton_version: _builtins.str
     """Baton version of the claimant. Empty: unknown, which differs from every source's version."""
+    plugin: _builtins.str
+    """Name of the connector, if `connector` is `CONNECTOR_PLUGIN`."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
         """Block layouts of the claimant, one per cache group."""
@@ -468,10 +479,11 @@ class FetchRequest(_message.Message):
         connector: Global___Connector.ValueType = ...,
         integrity: Global___Integrity.ValueType = ...,
         baton_version: _builtins.str = ...,
+        plugin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["baton_version", b"baton_version", "claimant", b"claimant", "connector", b"connector", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baton_version", b"baton_version", "claimant", b"claimant", "connector", b"connector", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "plugin", b"plugin", "source_epoch", b"source_epoch", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

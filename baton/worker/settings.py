@@ -1,19 +1,30 @@
 """Settings of a worker in either role: those of its engine, and its own."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from baton.engine.config import EngineConfig
-from baton.engine.plugins import drafter_named, policy_named
+from baton.engine.plugins import DRAFTER_GROUP, DRAFTERS, POLICY_GROUP
+from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.errors import InvalidArgumentError
 from baton.models import DEFAULT_MODEL, locate
+from baton.plugins import check_plugin
 from baton.serving.listening import is_loopback
 from baton.serving.settings import ServingSettings
 
 _DEFAULTS = {"shared_pools": True}
 """Defaults in which a worker differs from a bare engine."""
+
+KV_CONNECTORS = ("auto", "grpc", "shm", "nixl", "cuda-ipc")
+KV_CONNECTOR_GROUP = "baton.kv_connectors"
+_PLUGINS: dict[str, tuple[Iterable[str], str]] = {
+    "policy": (POLICIES, POLICY_GROUP),
+    "drafter": (DRAFTERS, DRAFTER_GROUP),
+    "kv_connector": (KV_CONNECTORS, KV_CONNECTOR_GROUP),
+}
 
 # Fields made at run time have no static types; those of `engine_config` do.
 if TYPE_CHECKING:
@@ -52,13 +63,14 @@ class WorkerSettings(_EngineSettings):
         le=2**31 - 1,
         description="Maximum bytes of a message of KV blocks, on --kv-port; at least one block.",
     )
-    kv_connector: Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"] = Field(
+    kv_connector: str = Field(
         "auto",
         description="KV connector: transport of blocks from another worker. grpc: over the "
         "network. shm: shared memory, on the same host. cuda-ipc: the same for GPUs. nixl: RDMA, "
         "NVLink or another transport that NIXL finds (pip install 'baton-serve[nixl]'), which TLS "
-        "does not cover. auto: the fastest that both workers have; with TLS, nixl on loopback "
-        "alone.",
+        "does not cover. auto: the fastest of these that both workers have; with TLS, nixl on "
+        "loopback alone. Or one that an installed package adds (baton.kv_connectors), given to "
+        "both workers.",
     )
     socket_dir: str | None = Field(
         None,
@@ -77,13 +89,13 @@ class WorkerSettings(_EngineSettings):
         description="Timeout of a lease in seconds: blocks wait that long for their claimant.",
     )
 
-    @field_validator("policy", "drafter")
+    @field_validator(*_PLUGINS)
     @classmethod
     def _is_known(cls, name: str, info: ValidationInfo) -> str:
         """Raises `ValueError` for a plug-in that is not installed."""
-        named = policy_named if info.field_name == "policy" else drafter_named
+        field = str(info.field_name)
         try:
-            named(name)
+            check_plugin(field, name, *_PLUGINS[field])
         except InvalidArgumentError as error:
             raise ValueError(error.problem) from None
         return name

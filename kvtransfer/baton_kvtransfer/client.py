@@ -27,7 +27,8 @@ from baton_kvtransfer.handoff import Handoff
 from baton_kvtransfer.lease_machine import ClaimantEvent
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.offers import Description, description_of
-from baton_kvtransfer.sources import Choice, Sources
+from baton_kvtransfer.plugins import NamedPlugin
+from baton_kvtransfer.sources import Sources
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
 from baton_kvtransfer.wire import connector_values, fetch_request, first_token_of
 
@@ -52,15 +53,17 @@ class KvFetcher:
         worker_id: str,
         channels: Channels,
         *,
-        connector: Choice = "auto",
+        connector: str = "auto",
+        plugin: NamedPlugin | None = None,
         nixl_devices: str | None = None,
         nixl_problem: str = "",
         socket_dir: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nixl_devices`: network devices as UCX names them; None for all. `nixl_problem`: reason
-        not to use NIXL; empty if it may be used. `socket_dir`: folder of the Unix sockets of this
-        host's workers; None for abstract sockets."""
+        """`connector`: the only one to use, or "auto". `plugin`: that connector, if a package adds
+        it; closed by the caller. `nixl_devices`: network devices as UCX names them; None for all.
+        `nixl_problem`: reason not to use NIXL; empty if it may be used. `socket_dir`: folder of the
+        Unix sockets of this host's workers; None for abstract sockets."""
         self.meter = TransferMeter()
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
@@ -74,6 +77,7 @@ class KvFetcher:
             connector,
             self._describe,
             nixl,
+            plugin=plugin,
             nixl_problem=nixl_problem,
             socket_dir=socket_dir,
         )
@@ -134,7 +138,7 @@ class KvFetcher:
     ) -> tuple[FirstToken | None, TransferReport]:
         transport = await self._sources.transport(handle.source_endpoint, handle.source_epoch)
         with transport.transfer() as receiver:
-            connector = receiver.connector
+            connector = transport.connector
             is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)
             integrity = handle.integrity.of(connector, is_on_gpu=is_on_gpu)
             request = fetch_request(
@@ -144,7 +148,7 @@ class KvFetcher:
             handoff.request()
             call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
             try:
-                await self._receive(call, handoff, receiver, integrity)
+                await self._receive(call, handoff, receiver, transport.connector, integrity)
                 prefilled_at = time.monotonic()
                 await self._confirm(handle, handoff, deadline)
             finally:
@@ -156,16 +160,21 @@ class KvFetcher:
         return handoff.acknowledge(), report
 
     async def _receive(
-        self, call: Any, handoff: Handoff, receiver: Receiver, integrity: Integrity
+        self,
+        call: Any,
+        handoff: Handoff,
+        receiver: Receiver,
+        connector: Connector,
+        integrity: Integrity,
     ) -> None:
         """Receives and writes all blocks, until the result of the transfer."""
 
         async def write(batch: BlockBatch, targets: Sequence[int]) -> None:
             receiving = receiver.receive(batch, self._pools[batch.group], targets, integrity)
-            if receiver.connector is Connector.NIXL:
-                await run_until(receiving, _loss(call))
-            else:
+            if connector.notices_loss:
                 await receiving
+            else:
+                await run_until(receiving, _loss(call))
 
         arrivals = Arrivals(write)
         await run_until(_read(call, handoff, arrivals), arrivals.write_all())

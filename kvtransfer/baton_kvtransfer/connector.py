@@ -6,6 +6,7 @@ A connector is two objects: a `Sender` at the source, which builds batches of fi
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -14,21 +15,33 @@ from baton.errors import FailedPreconditionError
 from baton_kvtransfer.block_batch import BlockBatch
 
 
-class Connector(Enum):
-    """Transport of blocks. `GRPC`: payload of the stream, over any network. `SHM`: the claimant
-    reads the source's memory on the same host. `CUDA_IPC`: the same for GPU memory. `NIXL`:
-    one-sided reads of the source's memory, over RDMA or TCP."""
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Transport of blocks.
 
-    GRPC = "grpc"
-    SHM = "shm"
-    NIXL = "nixl"
-    CUDA_IPC = "cuda-ipc"
+    Attributes:
+        name: as settings, metrics and traces have it.
+        reads_in_place: the claimant reads the source's memory. The fence proves that the blocks
+            kept their content meanwhile.
+        is_local: blocks never cross a network on which bits could flip.
+        notices_loss: a read ends by itself if the source is gone.
+        is_plugin: an installed package added it.
+    """
+
+    name: str
+    reads_in_place: bool = True
+    is_local: bool = False
+    notices_loss: bool = True
+    is_plugin: bool = False
 
 
-# The fence proves that the blocks kept their content while the claimant read them.
-READS_IN_PLACE = frozenset({Connector.SHM, Connector.NIXL, Connector.CUDA_IPC})
-# These never cross a network on which bits could flip.
-_LOCAL = frozenset({Connector.SHM, Connector.CUDA_IPC})
+# Payload of the stream, over any network.
+GRPC = Connector("grpc", reads_in_place=False)
+# Reads of the source's memory on the same host, in host memory and on a GPU.
+SHM = Connector("shm", is_local=True)
+CUDA_IPC = Connector("cuda-ipc", is_local=True)
+# One-sided reads of the source's memory, over RDMA or TCP.
+NIXL = Connector("nixl", notices_loss=False)
 
 
 class Integrity(Enum):
@@ -47,14 +60,13 @@ class Integrity(Enum):
 
         Raises `FailedPreconditionError` for `FENCE` alone if the connector needs checksums.
         """
-        reads_in_place = connector in READS_IN_PLACE
-        if self is Integrity.FENCE and not reads_in_place:
+        if self is Integrity.FENCE and not connector.reads_in_place:
             raise FailedPreconditionError(
-                f"connector {connector.value} needs checksums; the fence alone was asked for"
+                f"connector {connector.name} needs checksums; the fence alone was asked for"
             )
         if self is Integrity.BY_CONNECTOR:
-            is_linked = connector is Connector.NIXL and is_on_gpu
-            return Integrity.FENCE if connector in _LOCAL or is_linked else Integrity.CHECKSUMS
+            is_linked = connector is NIXL and is_on_gpu
+            return Integrity.FENCE if connector.is_local or is_linked else Integrity.CHECKSUMS
         return self
 
 
@@ -73,12 +85,10 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """Receiver of block batches from one source over `connector`, until `close`.
+    """Receiver of block batches from one source, until `close`.
 
     `is_open`: whether the source can still be read.
     """
-
-    connector: Connector
 
     @property
     def is_open(self) -> bool: ...

@@ -76,7 +76,7 @@ class TransferMeter:
             self._count(transfer.report, time.monotonic() - began)
 
     def _count(self, report: TransferReport, seconds: float) -> None:
-        connector = report.connector.value
+        connector = report.connector.name
         self.seconds.at(connector).observe(seconds)
         self.exposed.at(connector).observe(report.exposed_s)
         self.num_bytes[connector] += report.num_bytes

@@ -11,6 +11,14 @@ _NOT_OFFERED = "the other worker does not offer it"
 
 
 @dataclass(frozen=True, slots=True)
+class PluginOffer:
+    """Offer of a connector that a package adds: its name, and what a claimant needs to attach."""
+
+    plugin: str
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """Transports of a source; for each that it lacks, the reason.
 
@@ -19,12 +27,14 @@ class Description:
         shm: socket that passes the descriptors of its shared memory, on one host.
         nixl: its NIXL agent.
         ipc: CUDA IPC handles of its GPU memory.
+        plugin: connector that a package adds.
     """
 
     epoch: int
     shm: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED
+    plugin: PluginOffer | str = _NOT_OFFERED
 
 
 def description_to_message(description: Description) -> pb.DescribeResponse:
@@ -33,6 +43,7 @@ def description_to_message(description: Description) -> pb.DescribeResponse:
         _offer(pb.CONNECTOR_SHM, description.shm),
         _offer(pb.CONNECTOR_NIXL, description.nixl),
         _offer(pb.CONNECTOR_CUDA_IPC, description.ipc),
+        _offer(pb.CONNECTOR_PLUGIN, description.plugin),
     ]
     return pb.DescribeResponse(epoch=description.epoch, offers=offers)
 
@@ -42,6 +53,7 @@ def description_of(message: pb.DescribeResponse) -> Description:
     shm: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED
+    plugin: PluginOffer | str = _NOT_OFFERED
     for offer in message.offers:
         counted = list(zip(offer.regions, offer.num_blocks, strict=False))
         match offer.connector:
@@ -57,11 +69,14 @@ def description_of(message: pb.DescribeResponse) -> Description:
                     for region, count in counted
                 )
                 ipc = offer.problem or IpcOffer(offer.host, places)
-    return Description(message.epoch, shm, nixl, ipc)
+            case pb.CONNECTOR_PLUGIN:
+                plugin = offer.problem or PluginOffer(offer.plugin, offer.metadata)
+    return Description(message.epoch, shm, nixl, ipc, plugin)
 
 
 def _offer(
-    connector: pb.Connector.ValueType, offered: HandleEndpoint | NixlOffer | IpcOffer | str
+    connector: pb.Connector.ValueType,
+    offered: HandleEndpoint | NixlOffer | IpcOffer | PluginOffer | str,
 ) -> pb.KvOffer:
     """Returns a message with the fields of `offered`; of its regions, `num_blocks` stands apart."""
     if isinstance(offered, str):

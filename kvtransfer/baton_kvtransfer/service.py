@@ -16,7 +16,7 @@ from baton.worker.layout_wire import layouts_of
 from baton.worker.pairing import Pairing
 from baton_kvtransfer import frames
 from baton_kvtransfer.block_batch import BlockBatch
-from baton_kvtransfer.connector import Connector, Sender
+from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Sender
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
 from baton_kvtransfer.connectors.grpc.payload import PayloadSender
 from baton_kvtransfer.connectors.nixl.agent import NixlOffer
@@ -25,7 +25,7 @@ from baton_kvtransfer.connectors.shm.source import PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_table import LeaseTable
-from baton_kvtransfer.offers import Description, description_to_message
+from baton_kvtransfer.offers import Description, PluginOffer, description_to_message
 from baton_kvtransfer.transfer_spans import sending_span
 from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
@@ -45,6 +45,8 @@ class ServedPools:
         shm: socket that passes the descriptors of shared memory; or the reason for none.
         nixl: NIXL agent of the pools; or the reason for none.
         ipc: CUDA IPC handles of the pools; or the reason for none.
+        plugin: offer of the plug-in that this worker was given; or the reason for none.
+        plugin_connector: that plug-in, if there is one.
     """
 
     pools: Sequence[KvPool]
@@ -53,6 +55,11 @@ class ServedPools:
     shm: HandleEndpoint | str = "its pools are not in shared memory"
     nixl: NixlSource | str = "the other worker does not offer it"
     ipc: IpcOffer | str = "the pools of the other worker are not on a GPU"
+    plugin: PluginOffer | str = "the other worker was given no connector of a package"
+    plugin_connector: Connector | None = None
+
+    def connector_of(self, request: pb.FetchRequest) -> Connector:
+        return connector_of(request.connector, request.plugin, self.plugin_connector)
 
 
 class KvTransferService:
@@ -73,7 +80,7 @@ class KvTransferService:
             nixl = served.nixl
         elif pb.CONNECTOR_NIXL in request.connectors:
             nixl = await served.nixl.offer()
-        description = Description(served.epoch, served.shm, nixl, served.ipc)
+        description = Description(served.epoch, served.shm, nixl, served.ipc, served.plugin)
         return description_to_message(description)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[Event]:
@@ -83,7 +90,7 @@ class KvTransferService:
         sender = _sender(request, served, self._stream)
         remaining = context.time_remaining()
         timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
-        with sending_span(request.claimant, connector_of(request.connector)):
+        with sending_span(request.claimant, served.connector_of(request)):
             async with self._leases.claim(claim, timeout) as lease:
                 events = _stream(lease, served.pools, sender, request.num_held_blocks)
                 async with aclosing(events):  # the lease ends after all reads of its blocks
@@ -129,17 +136,14 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
 
 
 def _sender(request: pb.FetchRequest, served: ServedPools, stream: TransferStream) -> Sender:
-    connector = connector_of(request.connector)
+    connector = served.connector_of(request)
     integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
-    if connector is Connector.GRPC:
+    if connector is GRPC:
         return PayloadSender(stream)
-    offered = {
-        Connector.SHM: served.shm,
-        Connector.NIXL: served.nixl,
-        Connector.CUDA_IPC: served.ipc,
-    }[connector]
+    offers = {SHM: served.shm, NIXL: served.nixl, CUDA_IPC: served.ipc}
+    offered = offers.get(connector, served.plugin)
     if isinstance(offered, str):
-        raise FailedPreconditionError(f"blocks cannot be had by {connector.value} here: {offered}")
+        raise FailedPreconditionError(f"blocks cannot be had by {connector.name} here: {offered}")
     return PlaceSender(integrity)
 
 

@@ -9,11 +9,11 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
-from baton_kvtransfer.connector import Connector, Receiver
+from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Receiver
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import CudaMemory
@@ -22,12 +22,11 @@ from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.offers import Description
+from baton_kvtransfer.plugins import NamedPlugin
 from baton_kvtransfer.transfer_stream import TransferStream
 
-Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
-
 # Connectors that read the source's memory; the fallback is `GRPC`.
-FASTEST_FIRST = (Connector.CUDA_IPC, Connector.SHM, Connector.NIXL)
+FASTEST_FIRST = (CUDA_IPC, SHM, NIXL)
 
 # Seconds after which a source is forgotten that no transfer has used: it may have left the cluster.
 _IDLE_SECONDS = 600.0
@@ -42,12 +41,16 @@ class Transport:
 
     Attributes:
         receiver: of all transfers; each uses it in `transfer`.
+        connector: of the receiver.
         reason: why this transport was chosen.
         expires: seconds of the event loop's clock at which it is chosen again.
     """
 
-    def __init__(self, receiver: Receiver, reason: str, expires: float = math.inf) -> None:
+    def __init__(
+        self, receiver: Receiver, connector: Connector, reason: str, expires: float = math.inf
+    ) -> None:
         self.receiver = receiver
+        self.connector = connector
         self.reason = reason
         self.expires = expires
         self._num_transfers = 0
@@ -94,22 +97,25 @@ class Sources:
     def __init__(
         self,
         pools: Sequence[KvPool],
-        choice: Choice,
+        choice: str,
         describe: Describe,
         nixl: NixlReader,
         cuda: CudaMemory | None = None,
         *,
+        plugin: NamedPlugin | None = None,
         nixl_problem: str = "",
         socket_dir: str | None = None,
     ) -> None:
         """`describe` asks the source at an endpoint for its offers, and names the connectors that
         the source opens only on request. `nixl` is closed with this, and not used if `nixl_problem`
-        has a reason. `socket_dir`: as in `claimant.attach`."""
+        has a reason. `plugin`: the connector `choice`, if a package adds it. `socket_dir`: as
+        in `claimant.attach`."""
         self._pools = pools
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
         self._describe = describe
         self._nixl = nixl
+        self._plugin = plugin
         self._nixl_problem = nixl_problem
         self._cuda = cuda or DriverMemory()
         self._socket_dir = socket_dir
@@ -124,7 +130,7 @@ class Sources:
         epoch, or if the only transport that is allowed is not available.
         """
         if self._choice == "grpc":
-            return Transport(PayloadReceiver(self._stream), "no other is allowed here")
+            return Transport(PayloadReceiver(self._stream), GRPC, "no other is allowed here")
         source = endpoint, epoch
         now = asyncio.get_running_loop().time()
         self._drop_unusable(source, now)
@@ -160,7 +166,7 @@ class Sources:
                 f"{epoch}: it has restarted or changed its role since"
             )
         self._forget_others(source)
-        tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
+        tried = self._allowed()
         problems: dict[Connector, str] = {}
         may_pass = False
         for connector in tried:
@@ -171,27 +177,39 @@ class Sources:
                 may_pass |= isinstance(error.__cause__, OSError)
             else:
                 reasons = [reason, *map(_why_not, problems.items())]
-                return self._chosen(source, receiver, "; ".join(reasons))
+                return self._chosen(source, receiver, connector, "; ".join(reasons))
         if self._choice != "auto":
             raise FailedPreconditionError(
                 f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
             )
         reason = "; ".join(map(_why_not, problems.items()))
         expires = asyncio.get_running_loop().time() + _RETRY_SECONDS if may_pass else math.inf
-        return self._chosen(source, PayloadReceiver(self._stream), reason, expires)
+        return self._chosen(source, PayloadReceiver(self._stream), GRPC, reason, expires)
+
+    def _allowed(self) -> Sequence[Connector]:
+        """Returns the connectors to try, in order."""
+        own = () if self._plugin is None else (self._plugin.connector,)
+        named = [each for each in (*FASTEST_FIRST, *own) if each.name == self._choice]
+        return named or FASTEST_FIRST
 
     async def _attach(
         self, connector: Connector, source: _Source, described: Description
     ) -> tuple[Receiver, str]:
         """Opens one transport; returns it with the reason for it. Raises `UnavailableError`, with
         the reason, if it is not available."""
-        if connector is Connector.CUDA_IPC:
+        if self._plugin is not None and connector is self._plugin.connector:
+            offer = _offered(described.plugin)
+            if offer.plugin != connector.name:
+                raise UnavailableError(f"the other worker has {offer.plugin}")
+            reader = await self._plugin.plugin.attach(offer.metadata, self._pools)
+            return reader, "both were given it"
+        if connector is CUDA_IPC:
             if self._on_cpu:
                 raise UnavailableError("the pools of this worker are in host memory")
             ipc = _offered(described.ipc)
             mapped = await _opened(partial(memory_handles.attach, ipc, self._pools, self._cuda))
             return mapped, "both see one GPU's memory"
-        if connector is Connector.SHM:
+        if connector is SHM:
             if not self._on_cpu:
                 raise UnavailableError("the pools of this worker are not in host memory")
             shm, layouts = _offered(described.shm), [pool.layout for pool in self._pools]
@@ -202,14 +220,19 @@ class Sources:
             raise UnavailableError(self._nixl_problem)
         if not is_installed():
             raise UnavailableError("nixl is not installed here: pip install 'baton-serve[nixl]'")
-        described = await self._describe(source[0], (Connector.NIXL,))
+        described = await self._describe(source[0], (NIXL,))
         return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
 
     def _chosen(
-        self, source: _Source, receiver: Receiver, reason: str, expires: float = math.inf
+        self,
+        source: _Source,
+        receiver: Receiver,
+        connector: Connector,
+        reason: str,
+        expires: float = math.inf,
     ) -> Transport:
-        logger.info("fetching from %s by %s: %s", source[0], receiver.connector.value, reason)
-        return Transport(receiver, reason, expires)
+        logger.info("fetching from %s by %s: %s", source[0], connector.name, reason)
+        return Transport(receiver, connector, reason, expires)
 
     def _forget_failed(self, source: _Source, choice: "asyncio.Task[Transport]") -> None:
         """Removes a choice that failed, so that the next fetch asks the source again."""
@@ -285,7 +308,7 @@ def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
 
 
 def _why_not(problem: tuple[Connector, str]) -> str:
-    return f"not by {problem[0].value}: {problem[1]}"
+    return f"not by {problem[0].name}: {problem[1]}"
 
 
 _Offer = TypeVar("_Offer")

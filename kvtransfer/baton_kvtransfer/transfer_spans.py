@@ -20,7 +20,7 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
     """Sets the attributes of the completed transfer."""
     span.set_attributes(
         {
-            "baton.transfer.connector": report.connector.value,
+            "baton.transfer.connector": report.connector.name,
             "baton.transfer.num_blocks": report.num_blocks,
             "baton.transfer.num_bytes": report.num_bytes,
             "baton.transfer.num_held_blocks": num_held,
@@ -31,5 +31,5 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
 
 def sending_span(claimant: str, connector: Connector) -> AbstractContextManager[Span]:
     """Returns the source's span `kv.send`, a child of the claimant's `kv.transfer`."""
-    told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.value}
+    told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.name}
     return stage("kv.send", told, kind=SpanKind.SERVER)

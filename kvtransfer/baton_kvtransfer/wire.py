@@ -10,18 +10,18 @@ from baton.v1 import prefill_pb2
 from baton.worker.layout_wire import layouts_of, layouts_to_messages
 from baton.worker.pairing import Pairing
 from baton.worker.wire import hashes_of, top_logprobs_to_message
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Integrity
 from baton_kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle
 from baton_kvtransfer.lease import Claim
 
 HANDLE_VERSION = 1
 
 CONNECTORS = {
-    pb.CONNECTOR_UNSPECIFIED: Connector.GRPC,
-    pb.CONNECTOR_GRPC: Connector.GRPC,
-    pb.CONNECTOR_SHM: Connector.SHM,
-    pb.CONNECTOR_NIXL: Connector.NIXL,
-    pb.CONNECTOR_CUDA_IPC: Connector.CUDA_IPC,
+    pb.CONNECTOR_UNSPECIFIED: GRPC,
+    pb.CONNECTOR_GRPC: GRPC,
+    pb.CONNECTOR_SHM: SHM,
+    pb.CONNECTOR_NIXL: NIXL,
+    pb.CONNECTOR_CUDA_IPC: CUDA_IPC,
 }
 _CONNECTOR_VALUES = {connector: value for value, connector in CONNECTORS.items()}
 _INTEGRITIES = {
@@ -69,11 +69,15 @@ def connector_values(connectors: Iterable[Connector]) -> list[pb.Connector.Value
     return [_CONNECTOR_VALUES[connector] for connector in connectors]
 
 
-def connector_of(value: int) -> Connector:
+def connector_of(value: int, plugin: str, own: Connector | None = None) -> Connector:
+    """Returns the connector that a Fetch asks for. `plugin`: its name, if a package added it.
+    `own`: the plug-in of this worker."""
+    if value == pb.CONNECTOR_PLUGIN and own is not None and own.name == plugin:
+        return own
     if value not in CONNECTORS:
+        known = ", ".join(c.name for c in (*_CONNECTOR_VALUES, own) if c is not None)
         raise FailedPreconditionError(
-            f"connector {value} was asked for; this worker knows "
-            + ", ".join(connector.value for connector in Connector)
+            f"connector {plugin or value} was asked for; this worker knows {known}"
         )
     return CONNECTORS[pb.Connector.ValueType(value)]
 
@@ -83,7 +87,7 @@ def fetch_request(
     claimant: str,
     own: Pairing,
     num_held: int,
-    connector: Connector = Connector.GRPC,
+    connector: Connector = GRPC,
     integrity: Integrity | None = None,
 ) -> pb.FetchRequest:
     """Builds the request of a Fetch. `integrity` None: that of the handle for this connector.
@@ -91,7 +95,8 @@ def fetch_request(
     integrity = integrity or handle.integrity.of(connector)
     return pb.FetchRequest(
         tenant=handle.tenant,
-        connector=_CONNECTOR_VALUES[connector],
+        connector=_CONNECTOR_VALUES.get(connector, pb.CONNECTOR_PLUGIN),
+        plugin=connector.name if connector.is_plugin else "",
         integrity=_INTEGRITY_VALUES[integrity],
         lease_id=handle.lease_id,
         source_epoch=handle.source_epoch,

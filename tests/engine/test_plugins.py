@@ -1,4 +1,4 @@
-"""Scheduling policies and drafters that a package outside of Baton declares."""
+"""Scheduling policies, drafters and KV connectors that a package outside of Baton declares."""
 
 import pytest
 from pydantic import ValidationError
@@ -48,3 +48,8 @@ def test_unknown_plugin_is_refused_with_those_installed(field, installed):
         EngineConfig(**{field: "lost"})
     with pytest.raises(ValidationError, match=known):
         WorkerSettings(**{field: "lost"})
+
+
+def test_unknown_connector_is_refused_with_those_installed(installed):
+    with pytest.raises(ValidationError, match="nixl, cuda-ipc, proc-mem, sealed"):
+        WorkerSettings(kv_connector="lost")

@@ -92,7 +92,7 @@ async def test_connector_moves_blocks_between_arbitrary_tables(way, rng):
                 lease.complete(TOKEN, nothing)
                 handle = handle_of(ends, way, 0, num_tokens=num_tokens, lease_id=lease_id)
                 token, report = await ends.fetcher.fetch(handle, allocation(*here), TIMEOUT)
-            assert (token, report.connector.value) == (TOKEN, way[0])
+            assert (token, report.connector.name) == (TOKEN, way[0])
             assert report.num_blocks == 2 * count - first
             for group, start in ((0, 0), (1, first)):
                 assert contents(ends.targets[group], here[group][start:]) == contents(

@@ -13,7 +13,7 @@ import torch
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import CUDA_IPC, Integrity
 from baton_kvtransfer.connectors.cuda_ipc import driver_memory, memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
@@ -231,7 +231,7 @@ async def test_cuda_ipc_refuses_pools_in_host_memory():
         refusal = pytest.raises(FailedPreconditionError, match="are in host memory")
         with ends.computed_lease((1,)), refusal:
             await ends.fetcher.fetch(ends.handle(1), allocation((1,)), 10.0)
-    assert Connector.CUDA_IPC.value == "cuda-ipc"
+    assert CUDA_IPC.name == "cuda-ipc"
 
 
 def test_cuda_driver_reports_missing_library(monkeypatch):

@@ -13,7 +13,7 @@ from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, 
 from baton.v1.kv_transfer_pb2 import DescribeResponse
 from baton_kvtransfer import client, sources
 from baton_kvtransfer.block_batch import BlockBatch
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
 from baton_kvtransfer.connectors.nixl import agent
 from baton_kvtransfer.connectors.nixl import claimant as nixl_claimant
@@ -52,12 +52,12 @@ async def fetched(ends):
 @pytest.mark.slow
 async def test_nixl_is_chosen_and_started_only_without_shared_memory(monkeypatch):
     async with transfer(connector="auto") as ends:
-        assert (await fetched(ends)).connector is Connector.SHM
+        assert (await fetched(ends)).connector is SHM
         assert ends.nixl._agent is None
     monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
     async with transfer(connector="auto") as ends:
         report = await fetched(ends)
-        assert report.connector is Connector.NIXL
+        assert report.connector is NIXL
         assert report.reason.startswith("both have nixl; ")
         assert report.reason.endswith("not by shm: the other worker is on another host")
         assert ends.nixl._agent is not None
@@ -67,7 +67,7 @@ async def test_fetch_falls_back_to_grpc_and_says_why_without_nixl(monkeypatch):
     monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
     async with transfer(connector="auto", nixl_problem="TLS does not cover it") as ends:
         report = await fetched(ends)
-        assert report.connector is Connector.GRPC
+        assert report.connector is GRPC
         assert "not by nixl: TLS does not cover it" in report.reason
         assert ends.nixl._agent is None
 

@@ -22,7 +22,7 @@ from baton.worker.pairing import Pairing
 from baton_kvtransfer import sources
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.client import KvFetcher
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import GRPC, SHM, Integrity
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.connectors.shm import source as source_side
@@ -273,7 +273,7 @@ async def test_fetch_takes_fastest_common_transport_and_logs_it(caplog):
     caplog.set_level("INFO", logger=sources.__name__)
     async with transfer(connector="auto") as ends:
         report = await fetched(ends)
-        assert report.connector is Connector.SHM
+        assert report.connector is SHM
         assert report.reason.startswith("both are on one host and of one user; not by cuda-ipc: ")
         assert f"fetching from {ends.endpoint} by shm" in caplog.text
         await fetched(ends, 1)
@@ -286,7 +286,7 @@ async def test_fetch_falls_back_to_grpc_and_says_why(monkeypatch):
     monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
     async with transfer(connector="auto") as ends:
         report = await fetched(ends)
-        assert report.connector is Connector.GRPC
+        assert report.connector is GRPC
         assert "not by shm: the other worker is on another host; not by nixl: " in report.reason
 
 
@@ -305,11 +305,11 @@ async def test_grpc_transport_requires_checksums():
 
 async def test_sources_ask_restarted_source_again(monkeypatch):
     async with transfer(connector="auto") as ends:
-        assert (await fetched(ends)).connector is Connector.SHM
+        assert (await fetched(ends)).connector is SHM
         for reader in tuple(ends.handle_server._readers):
             ends.handle_server._drop_reader(reader)
         await until(lambda: not ends.fetcher._sources._transports, within=2.0)
-        assert (await fetched(ends, 1)).connector is Connector.SHM
+        assert (await fetched(ends, 1)).connector is SHM
         assert len(ends.handle_server._readers) == 1
 
 
@@ -325,7 +325,7 @@ async def test_handle_of_an_earlier_epoch_harms_no_transfer_in_flight():
                 await ends.fetcher.fetch(late, allocation(tuple(range(1, 9))), TIMEOUT)
             lease.advance((tuple(range(1, 9)),), 8)
             lease.complete(None, lambda: None)
-            assert (await in_flight)[1].connector is Connector.SHM
+            assert (await in_flight)[1].connector is SHM
             assert len(ends.fetcher._sources._transports) == 1
 
 
@@ -387,8 +387,8 @@ async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
             admit(server, reader)
 
         monkeypatch.setattr(HandleServer, "_admit", slow_once)
-        assert (await fetched(ends)).connector is Connector.GRPC
-        assert (await fetched(ends, 1)).connector is Connector.SHM
+        assert (await fetched(ends)).connector is GRPC
+        assert (await fetched(ends, 1)).connector is SHM
 
 
 async def test_sources_ask_again_after_failed_description(monkeypatch):
@@ -408,7 +408,7 @@ async def test_sources_ask_again_after_failed_description(monkeypatch):
     await asyncio.gather(first, return_exceptions=True)
     await asyncio.sleep(0.01)
     way = await ways.transport("source", 7)
-    assert way.receiver.connector is Connector.GRPC
+    assert way.connector is GRPC
     assert "not by shm: nothing to offer" in way.reason
     assert not answers
     ways.close()

@@ -125,7 +125,7 @@ def end_sequence(data: bytes) -> None:
 def fetch(data: bytes) -> None:
     request = parsed(kv_transfer_pb2.FetchRequest, data)
     claim_of(request)
-    connector = connector_of(request.connector)
+    connector = connector_of(request.connector, request.plugin)
     integrity_of(request.integrity or kv_transfer_pb2.INTEGRITY_XXH3_64).of(connector)
     other = Pairing(request.baton_version, request.fingerprint, layouts_of(request.layouts))
     PAIRING.check(other, request.claimant)

@@ -4,12 +4,15 @@ import grpc
 import pytest
 
 from baton.cluster.prefix import hash_chain
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
-from baton.v1.kv_transfer_pb2 import DescribeRequest
+from baton.v1.kv_transfer_pb2 import CONNECTOR_PLUGIN, DescribeRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
+from baton_kvtransfer.connector import Connector
+from baton_kvtransfer.wire import connector_of
+from tests.support.repository import ROOT
 from tests.support.worker.pair import TIMEOUT, Answer, pair_of, rest_of
 from tests.support.worker.reference import alone, prompt_of
 
@@ -50,6 +53,50 @@ async def test_transports_give_same_tokens_and_are_reported(
             assert [o.token_ids for o in answer.outputs] == tokens
             ready = answer.kv_ready
             assert (ready.connector, ready.connector_reason) == (connector, reason)
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of example plug-ins is found by its metadata, as an installed one is."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests/support/plugins"))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+async def test_connector_of_a_package_gives_same_tokens(examples, checkpoint, family):
+    model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
+    expected = alone(model, prompts, GREEDY)
+    async with pair_of(model, max_num_batched_tokens=24, kv_connector="proc-mem") as pair:
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            answer = await pair.hand_over(prompt, GREEDY)
+            assert [o.token_ids for o in answer.outputs] == tokens
+            ready = answer.kv_ready
+            assert (ready.connector, ready.connector_reason) == ("proc-mem", "both were given it")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "reason"),
+    [
+        ("auto", "proc-mem", "the other worker was given no connector of a package"),
+        ("sealed", "sealed", "its memory is sealed"),
+        ("sealed", "proc-mem", "its memory is sealed"),
+    ],
+)
+async def test_connector_of_a_package_is_needed_on_both_sides(
+    examples, checkpoint, prefill, decode, reason
+):
+    sides = {"prefill": {"kv_connector": prefill}, "decode": {"kv_connector": decode}}
+    async with pair_of(checkpoint("llama"), **sides) as pair:
+        request = pair.decode_request(prompt_of(31), GREEDY, bytes(16))
+        with pytest.raises(grpc.aio.AioRpcError, match=f"come by {decode}, and cannot: {reason}"):
+            await rest_of(pair.to_decode.Generate(request, timeout=TIMEOUT))
+
+
+def test_source_refuses_connector_that_it_was_not_given():
+    own = Connector("proc-mem", is_plugin=True)
+    known = "fabric was asked for; this worker knows grpc, shm, nixl, cuda-ipc, proc-mem"
+    with pytest.raises(FailedPreconditionError, match=known):
+        connector_of(CONNECTOR_PLUGIN, "fabric", own)
+    assert connector_of(CONNECTOR_PLUGIN, "proc-mem", own) is own
 
 
 async def test_kv_transfer_has_own_port_when_set(checkpoint):

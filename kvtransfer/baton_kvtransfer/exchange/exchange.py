@@ -14,6 +14,7 @@ from baton_kvtransfer.exchange.pool_server import PoolServer
 from baton_kvtransfer.exchange.sharing import SharingService
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.meter import TransferMeter
+from baton_kvtransfer.plugins import connector_plugin
 from baton_kvtransfer.service import KvTransferService, add_to_server
 
 
@@ -66,13 +67,15 @@ class KvExchange:
     async def _open(self, stack: AsyncExitStack) -> None:
         """Opens the transports. Closing `stack` closes them and unmaps other workers' memory."""
         worker = self._worker
-        await self._pools.open(stack)
+        plugin = connector_plugin(worker.settings.kv_connector)
+        await self._pools.open(stack, plugin)
         fetcher = KvFetcher(
             worker.engine.pools,
             worker.pairing(),
             worker.id,
             worker.channels,
             connector=worker.settings.kv_connector,
+            plugin=plugin,
             nixl_devices=worker.settings.devices_of_nixl,
             nixl_problem=worker.settings.nixl_problem,
             socket_dir=worker.settings.socket_dir,

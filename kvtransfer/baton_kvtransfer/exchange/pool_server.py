@@ -14,6 +14,8 @@ from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.source import HandleServer
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.offers import PluginOffer
+from baton_kvtransfer.plugins import NamedPlugin
 from baton_kvtransfer.service import ServedPools
 
 
@@ -24,8 +26,8 @@ class PoolServer:
         self._worker = worker
         self._served: ServedPools | None = None
 
-    async def open(self, stack: AsyncExitStack) -> None:
-        """Opens the transports. Closing `stack` closes them."""
+    async def open(self, stack: AsyncExitStack, plugin: NamedPlugin | None) -> None:
+        """Opens the transports, that of `plugin` among them. Closing `stack` closes them."""
         worker = self._worker
         pools = worker.engine.pools
         shm: HandleEndpoint | str = "its pools are not in shared memory"
@@ -38,8 +40,14 @@ class PoolServer:
             nixl = NixlSource(pools, worker.settings.devices_of_nixl)
             stack.callback(nixl.close)
         ipc = await asyncio.to_thread(offer, pools, DriverMemory())
-        served = ServedPools(pools, worker.pairing(), worker.epoch, shm, nixl, ipc)
-        self._served = served
+        self._served = ServedPools(pools, worker.pairing(), worker.epoch, shm, nixl, ipc)
+        if plugin is not None:
+            stack.callback(plugin.plugin.close)
+            self._served = dataclasses.replace(
+                self._served,
+                plugin=await _offer_of(plugin, pools),
+                plugin_connector=plugin.connector,
+            )
 
     async def _open_shm(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> HandleEndpoint:
         folder = self._worker.settings.socket_dir
@@ -57,3 +65,12 @@ class PoolServer:
         if self._served is None:
             raise UnavailableError(f"worker {self._worker.id} is not ready yet")
         return dataclasses.replace(self._served, epoch=self._worker.epoch)
+
+
+async def _offer_of(plugin: NamedPlugin, pools: Sequence[KvPool]) -> PluginOffer | str:
+    """Opens the pools by a plug-in; returns the reason if it cannot."""
+    try:
+        metadata = await asyncio.to_thread(plugin.plugin.open, pools)
+    except UnavailableError as error:
+        return str(error)
+    return PluginOffer(plugin.connector.name, metadata)

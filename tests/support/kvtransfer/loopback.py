@@ -26,7 +26,6 @@ from baton_kvtransfer.handle import FirstToken, Handle
 from baton_kvtransfer.lease import Claim, Lease
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
-from baton_kvtransfer.sources import Choice
 
 EPOCH = 7
 CLAIMANT = "decode-0"
@@ -141,7 +140,7 @@ async def transfer(
     layouts: tuple[KvLayout, ...] = PLAIN,
     servicer: Any = None,
     pairing: Pairing | None = None,
-    connector: Choice = "grpc",
+    connector: str = "grpc",
     leases: LeaseTable | None = None,
     nixl_problem: str = "",
 ) -> AsyncIterator[Transfer]:

@@ -1,8 +1,14 @@
-"""Plug-ins of a package outside of Baton: its metadata beside it declares them."""
+"""Plug-ins of a package outside of Baton, declared in the metadata beside it."""
+
+import json
+import os
 
 import numpy as np
+import xxhash
 
 from baton.engine.scheduler.scheduling.policy import DecodeOrder, Policy
+from baton.errors import UnavailableError
+from baton_kvtransfer.connector import Integrity
 
 LAST_COME = Policy(DecodeOrder.FIRST, lambda _request, arrival, _step: -float(arrival))
 
@@ -17,3 +23,52 @@ class Repeater:
         last = [request.token_ids[-1] for request in requests]
         assert max(last) < self.vocab_size
         return [np.full(r.max_drafts, t, np.int32) for r, t in zip(requests, last, strict=True)]
+
+
+class ProcMem:
+    """KV connector that reads blocks by the kernel's view of another process's memory."""
+
+    is_local = True
+
+    def open(self, pools):
+        places = [(pool.address, pool.num_blocks) for pool in pools]
+        return json.dumps({"pid": os.getpid(), "pools": places}).encode()
+
+    async def attach(self, metadata, pools):
+        offer = json.loads(metadata)
+        try:
+            memory = os.open(f"/proc/{offer['pid']}/mem", os.O_RDONLY)
+        except OSError as error:
+            raise UnavailableError(f"its memory cannot be read: {error.strerror}") from error
+        return MemoryReceiver(memory, offer["pools"])
+
+    def close(self):
+        pass
+
+
+class MemoryReceiver:
+    def __init__(self, memory, pools):
+        self._memory = memory
+        self._pools = pools
+        self.is_open = True
+
+    async def receive(self, run, pool, targets, integrity):
+        address, num_blocks = self._pools[run.group]
+        size = pool.layout.block_bytes
+        for i, source in enumerate(run.sources(len(targets), num_blocks).tolist()):
+            content = os.pread(self._memory, size, address + source * size)
+            if integrity is Integrity.CHECKSUMS:
+                run.check_block(i, xxhash.xxh3_64_intdigest(content))
+            pool.write_block(targets[i], content)
+
+    def close(self):
+        if self.is_open:
+            self.is_open = False
+            os.close(self._memory)
+
+
+class Sealed(ProcMem):
+    """KV connector that opens no pool."""
+
+    def open(self, pools):
+        raise UnavailableError("its memory is sealed")

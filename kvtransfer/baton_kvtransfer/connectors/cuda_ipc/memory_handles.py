@@ -17,7 +17,7 @@ from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import in_thread
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
 
 logger = logging.getLogger(__name__)
@@ -118,8 +118,6 @@ def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaMemory) -> "Ipc
 
 class IpcReceiver:
     """Receiver that has one source's pools open, until `close`."""
-
-    connector = Connector.CUDA_IPC
 
     def __init__(self, cuda: CudaMemory) -> None:
         self._cuda = cuda

@@ -13,7 +13,7 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError
 from baton_kvtransfer.block_batch import BlockBatch, check, checksums_of
 from baton_kvtransfer.cancellation import in_thread
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.send_ahead import LARGE_PART_BYTES, batches_ahead
 from baton_kvtransfer.transfer_stream import StepEvent, TransferStream, launched_steps
 
@@ -62,7 +62,6 @@ class PayloadSender:
 class PayloadReceiver:
     """Receiver that verifies the checksums of the bytes and writes them."""
 
-    connector = Connector.GRPC
     is_open = True
 
     def __init__(self, stream: TransferStream) -> None:

@@ -21,7 +21,7 @@ from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended, in_thread
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
 
 # Seconds for a cancelled read to end by itself.
@@ -130,8 +130,6 @@ class NixlReader:
 
 class NixlReceiver:
     """Receiver for one source's pools, which the agent is connected to until `close`."""
-
-    connector = Connector.NIXL
 
     def __init__(
         self, reader: NixlReader, agent: Agent, peer: Peer, num_blocks: Sequence[int]

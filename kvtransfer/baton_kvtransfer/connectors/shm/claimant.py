@@ -20,7 +20,7 @@ from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.cancellation import ended
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,
     HandleEndpoint,
@@ -42,8 +42,6 @@ Copy = Callable[[slice], None]
 
 class SharedReceiver:
     """Receiver that maps one source's pools, until `close` or until the source is gone."""
-
-    connector = Connector.SHM
 
     def __init__(self, connection: socket.socket, pools: Sequence[Rows]) -> None:
         self._connection = connection
