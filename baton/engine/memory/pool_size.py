@@ -44,7 +44,7 @@ def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
         return _CPU_BYTES
     utilization, taken = config.gpu_memory_utilization, gpu.peak + gpu.graphs
     allowed = int(gpu.total * utilization)
-    free = gpu.total - gpu.used_by_others - int(gpu.total * min(_FREE, 1 - utilization))
+    free = int(gpu.total * max(1 - _FREE, utilization)) - gpu.used_by_others
     left = min(allowed, free) - taken
     if left <= 0:
         raise InvalidArgumentError(
