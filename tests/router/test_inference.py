@@ -19,6 +19,7 @@ from tests.support.router.scripted import (
     prefill_behind,
     tokens,
 )
+from tests.support.serving.credentials import Call
 
 ASKED = {"prompt": [5, 6, 7, 8, 9, 10], "max_tokens": 5}
 LIMITS = Quota(tokens_per_minute=12)
@@ -58,7 +59,7 @@ async def test_long_received_output_keeps_the_event_loop_running():
             turns.append(time.perf_counter() - began)
 
     turning = asyncio.create_task(turn())
-    async with aclosing(inference.generate(message, None, Deadline.after(60.0))) as responses:
+    async with aclosing(inference.generate(message, Call(), Deadline.after(60.0))) as responses:
         events = [response.WhichOneof("event") async for response in responses]
     turning.cancel()
     assert events.count("finished") == 16
