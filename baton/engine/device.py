@@ -30,10 +30,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Makes a GPU the current device of this thread; nothing for a CPU.
+    """Makes a GPU the current device of this thread, and its context current; nothing for a CPU.
 
     Call it first in each thread that launches kernels, makes streams or events, or pins memory for
-    the GPU: these use the current device, and not that of their tensors.
+    the GPU: these use the current device, and not that of their tensors. Libraries that call the
+    driver want the context.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from baton.engine.device import use_device
+
 StepEvent = torch.cuda.Event | None
 
 
@@ -19,19 +21,11 @@ def launched_steps(device: torch.device) -> StepEvent:
     return event
 
 
-def enter_context(device: torch.device) -> None:
-    """Makes the context of a GPU the current one of this thread, as libraries that call the driver
-    require. Does nothing for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current
-
-
 @contextmanager
 def current_context(device: torch.device) -> Iterator[None]:
     """Enters the context of a GPU for the `with` block."""
     with torch.cuda.device(device):
-        enter_context(device)
+        use_device(device)
         yield
 
 

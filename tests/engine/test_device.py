@@ -25,6 +25,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=bool))
     return found
 
 

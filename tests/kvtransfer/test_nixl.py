@@ -212,7 +212,7 @@ def test_nixl_threads_enter_the_context_of_their_pools(monkeypatch):
     def enter(device) -> None:
         entered.append((threading.current_thread().name, device))
 
-    monkeypatch.setattr(agent, "enter_context", enter)
+    monkeypatch.setattr(agent, "use_device", enter)
     pools = [pool_of(2), pool_of(3)]
     for side in (NixlReader(pools), NixlSource(pools)):
         side._thread.submit(lambda: None).result()

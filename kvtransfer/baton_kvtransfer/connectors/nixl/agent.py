@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.device import use_device
 from baton.errors import UnavailableError
-from baton_kvtransfer.transfer_stream import enter_context
 
 # Microseconds after which a source's progress thread wakes even without an event.
 _WAKE_US = 10_000
@@ -234,12 +234,12 @@ class Agent:
 def agent_thread(name: str, pools: Sequence[KvPool]) -> ThreadPoolExecutor:
     """Returns a thread for all calls of one agent, with the CUDA context of its pools, if any."""
     devices = {pool.device for pool in pools}
-    return ThreadPoolExecutor(1, name, _enter_contexts, (devices,))
+    return ThreadPoolExecutor(1, name, _use_devices, (devices,))
 
 
-def _enter_contexts(devices: set[torch.device]) -> None:
+def _use_devices(devices: set[torch.device]) -> None:
     for device in devices:
-        enter_context(device)
+        use_device(device)
 
 
 def is_installed() -> bool:
