@@ -63,10 +63,21 @@ def test_locks_meet_version_ranges_of_pyproject(name):
     assert tool().EXTRAS == EXTRAS
 
 
-def test_worker_lock_has_torch_of_constraints():
-    constraint = Requirement((ROOT / "constraints.txt").read_text().splitlines()[-1])
-    assert versions("worker")["torch"] in constraint.specifier
+def test_worker_locks_have_torch_and_triton_of_constraints():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert {constraint.name for constraint in constraints} == {"torch", "triton"}
+    for constraint in constraints:
+        assert versions("worker")[constraint.name] in constraint.specifier
     assert versions("torch-cpu") == {"torch": versions("worker")["torch"]}
+    assert versions("worker-cpu")["triton"] == versions("worker")["triton"]
+
+
+def test_constraints_pin_triton_that_torch_requires():
+    """Builds of torch for GPUs require one Triton, so the lock has no other."""
+    worker = tool().entries((FOLDER / "worker.txt").read_text())
+    assert re.search(r"# via\n.*#   torch\n", worker["triton"], re.DOTALL)
+    assert "\ntriton==" in (ROOT / "constraints.txt").read_text()
 
 
 def test_build_lock_has_backend_of_pyproject():
