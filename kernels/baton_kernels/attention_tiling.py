@@ -93,6 +93,8 @@ _UNIFORM: Final = {
     128: Tiling(64, 64, 8, 5),
     256: Tiling(32, 64, 8, 3),
 }
+# Where each warp multiplies matrices alone, two results of 64 rows leave too few registers.
+_UNIFORM_WARP_MMA: Final = {**_UNIFORM, 128: Tiling(32, 64, 8, 5)}
 # fp8 numbers are converted to longer types in registers, which leaves fewer of them.
 _DECODE_FP8: Final = {
     64: Tiling(16, 128, 4, 5),
@@ -128,7 +130,9 @@ def choose_tiling(
     """
     dim, is_fp8 = tile_dim(head_dim), cache_dtype == torch.float8_e4m3fn
     split = DETERMINISTIC_SPLIT if deterministic else _split_tokens(max_context, num_kv_heads)
-    uniform = (_UNIFORM_FP8 if is_fp8 else _UNIFORM)[dim]
+    uniform = (_UNIFORM if gpu.accumulates_in_groups else _UNIFORM_WARP_MMA)[dim]
+    if is_fp8:
+        uniform = _UNIFORM_FP8[dim]
     if dtype == torch.float32:
         uniform = _FLOAT32[dim]
     uniform = _fitting(uniform, dim, dtype, cache_dtype, gpu)
