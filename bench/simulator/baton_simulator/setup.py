@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from baton.engine.config import EngineConfig
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.errors import InvalidArgumentError
 from baton_router.admission.policy import AdmissionName
@@ -76,6 +77,7 @@ class Setup:
             block_size=self.block_size,
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
+            free_block_margin=EngineConfig().free_block_margin,
         )
 
 
