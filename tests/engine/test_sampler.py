@@ -11,6 +11,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, GenerationMixin
 
 from baton.engine.sampling.batch_state import SamplingColumns
@@ -518,6 +519,25 @@ def test_top_logprobs_are_capped_at_the_vocabulary():
     got = sample(logits_of(2, 9), same(2, logprobs=True, top_logprobs=20))
     assert got.top_ids is not None
     assert np.sort(got.top_ids).tolist() == [list(range(9))] * 2
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a tensor that an operation returns meanwhile, other than a view."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not func.is_view:
+            self.num_elements = max(self.num_elements, out.numel())
+        return out
+
+
+def test_score_takes_memory_for_few_rows_at_once():
+    logits, targets = logits_of(1000, 300), np.arange(1000) % 300
+    with Largest() as largest:
+        score(logits, targets, 5)
+    assert largest.num_elements <= 64 * 300
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 99])
