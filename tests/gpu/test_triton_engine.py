@@ -266,7 +266,8 @@ def test_deterministic_logits_are_equal_in_any_batch_or_chunking(
     alone = logits_of(load(path, **settings, max_num_batched_tokens=64), [])
     assert len(alone) == GREEDY.max_tokens
     crowd = PROMPTS[:3]
-    tight = load(path, **settings, max_num_batched_tokens=29, num_blocks=7, prefix_caching=False)
+    small = {"num_blocks": 7, "free_block_margin": 0, "prefix_caching": False}
+    tight = load(path, **settings, max_num_batched_tokens=29, **small)
     for engine in (load(path, **settings, max_num_batched_tokens=13), tight):
         crowded = logits_of(engine, crowd)
         assert alone.keys() == crowded.keys()

@@ -24,6 +24,8 @@ CHOICES: dict[str, list[Any]] = {
     "min_tokens": [0, 2],
 }
 
+SIZES = {"max_num_batched_tokens": 40, "max_num_seqs": 6}
+
 
 def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int) -> None:
     """Prompts of any length, some of them alike, that arrive while others run."""
@@ -54,7 +56,7 @@ def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int
 def test_warm_up_launches_all_that_serving_launches(
     folder: Any, load: Any, seed: int, family: str, settings: dict[str, Any]
 ) -> None:
-    engine: Engine = load(folder(family), max_num_batched_tokens=40, **settings)
+    engine: Engine = load(folder(family), **SIZES, **settings)
     runner = engine._runner
     with recorded_keys() as warm:
         warm_up(
@@ -62,9 +64,9 @@ def test_warm_up_launches_all_that_serving_launches(
             runner._attention,
             runner._sampler,
             engine.cache,
-            num_tokens=40,
+            num_tokens=SIZES["max_num_batched_tokens"],
             max_len=engine.info.max_model_len,
-            num_rows=6,
+            num_rows=SIZES["max_num_seqs"],
         )
     assert warm
     with recorded_keys() as serving:
@@ -74,6 +76,6 @@ def test_warm_up_launches_all_that_serving_launches(
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
 def test_engine_compiles_no_kernel_while_serving(folder: Any, load: Any, seed: int) -> None:
-    engine: Engine = load(folder("llama"), max_num_batched_tokens=40, cuda_graphs=True)
+    engine: Engine = load(folder("llama"), **SIZES, cuda_graphs=True)
     serve_random_requests(engine, random.Random(seed), NUM_REQUESTS)
     assert engine.num_late_compilations == 0
