@@ -104,7 +104,8 @@ def test_local_cluster_has_no_metrics_endpoint_when_disabled() -> None:
 def test_start_fails_when_the_requested_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(UnavailableError, match=f"router: port {port} on 127.0.0.1 is taken"):
+        sentence = f"^router failed: port {port} on 127.0.0.1 is taken; choose another with --port$"
+        with pytest.raises(UnavailableError, match=sentence):
             router_alone(port=port).start()
 
 
