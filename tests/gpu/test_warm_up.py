@@ -45,7 +45,7 @@ def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"),
+    ("family", "changes"),
     [
         ("llama", {"deterministic": True, "max_drafts": 2}),
         pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
@@ -54,9 +54,9 @@ def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int
 )
 @pytest.mark.skipif(not IS_INTERPRETED, reason="keys are noted by the interpreter")
 def test_warm_up_launches_all_that_serving_launches(
-    folder: Any, load: Any, seed: int, family: str, settings: dict[str, Any]
+    folder: Any, load: Any, seed: int, family: str, changes: dict[str, Any]
 ) -> None:
-    engine: Engine = load(folder(family), **SIZES, **settings)
+    engine: Engine = load(folder(family), **SIZES, **changes)
     runner = engine._runner
     with recorded_keys() as warm:
         warm_up(
