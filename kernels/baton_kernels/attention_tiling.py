@@ -93,8 +93,9 @@ _UNIFORM: Final = {
     128: Tiling(64, 64, 8, 5),
     256: Tiling(32, 64, 8, 3),
 }
-# Where each warp multiplies matrices alone, two results of 64 rows leave too few registers.
-_UNIFORM_WARP_MMA: Final = {**_UNIFORM, 128: Tiling(32, 64, 8, 5)}
+# Stages of prefill with them where each warp multiplies matrices alone: more leave too few
+# registers. The order of sums does not depend on stages.
+_UNIFORM_STAGES_WARP_MMA: Final = {64: 3, 128: 2, 256: 3}
 # fp8 numbers are converted to longer types in registers, which leaves fewer of them.
 _DECODE_FP8: Final = {
     64: Tiling(16, 128, 4, 5),
@@ -130,14 +131,16 @@ def choose_tiling(
     """
     dim, is_fp8 = tile_dim(head_dim), cache_dtype == torch.float8_e4m3fn
     split = DETERMINISTIC_SPLIT if deterministic else _split_tokens(max_context, num_kv_heads)
-    uniform = (_UNIFORM if gpu.accumulates_in_groups else _UNIFORM_WARP_MMA)[dim]
-    if is_fp8:
-        uniform = _UNIFORM_FP8[dim]
+    uniform = (_UNIFORM_FP8 if is_fp8 else _UNIFORM)[dim]
     if dtype == torch.float32:
         uniform = _FLOAT32[dim]
     uniform = _fitting(uniform, dim, dtype, cache_dtype, gpu)
     if deterministic or dtype == torch.float32:
-        return AttentionTiling(uniform, uniform, uniform, split, deterministic)
+        prefill = uniform
+        if not gpu.accumulates_in_groups:
+            stages = min(uniform.num_stages, _UNIFORM_STAGES_WARP_MMA[dim])
+            prefill = replace(uniform, num_stages=stages)
+        return AttentionTiling(uniform, uniform, prefill, split, deterministic)
     decode = (_DECODE_FP8 if is_fp8 else _DECODE)[dim]
     prefill = (_PREFILL_FP8 if is_fp8 else _PREFILL)[dim]
     if not gpu.accumulates_in_groups:
@@ -154,8 +157,7 @@ def choose_tiling(
 def _fitting(
     tiling: Tiling, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, gpu: Gpu
 ) -> Tiling:
-    """Returns the tiling with as much prefetch as the shared memory of the GPU has room for; the
-    order of sums does not depend on it."""
+    """Returns the tiling with as much prefetch as the shared memory of the GPU has room for."""
     query = tiling.rows * (dim + tiling.keys) * dtype.itemsize  # and the weights of its keys
     tile = 2 * tiling.keys * dim * cache_dtype.itemsize  # K and V
     num_tiles = max(0, (gpu.shared_memory - query - _SMALL_BYTES) // tile)
