@@ -171,7 +171,7 @@ class KvFetcher:
 
         async def write(batch: BlockBatch, targets: Sequence[int]) -> None:
             receiving = receiver.receive(batch, self._pools[batch.group], targets, integrity)
-            if connector.notices_loss:
+            if connector.detects_loss:
                 await receiving
             else:
                 await run_until(receiving, _loss(call))

@@ -24,14 +24,14 @@ class Connector:
         reads_in_place: the claimant reads the source's memory. The fence proves that the blocks
             kept their content meanwhile.
         is_local: blocks never cross a network on which bits could flip.
-        notices_loss: a read ends by itself if the source is gone.
+        detects_loss: a read ends by itself if the source is gone.
         is_plugin: an installed package added it.
     """
 
     name: str
     reads_in_place: bool = True
     is_local: bool = False
-    notices_loss: bool = True
+    detects_loss: bool = True
     is_plugin: bool = False
 
 
@@ -41,7 +41,7 @@ GRPC = Connector("grpc", reads_in_place=False)
 SHM = Connector("shm", is_local=True)
 CUDA_IPC = Connector("cuda-ipc", is_local=True)
 # One-sided reads of the source's memory, over RDMA or TCP.
-NIXL = Connector("nixl", notices_loss=False)
+NIXL = Connector("nixl", detects_loss=False)
 
 
 class Integrity(Enum):

@@ -56,5 +56,5 @@ def connector_plugin(name: str) -> NamedPlugin | None:
     if name in KV_CONNECTORS:
         return None
     plugin: ConnectorPlugin = plugin_named("kv_connector", name, {}, KV_CONNECTOR_GROUP)()
-    connector = Connector(name, is_local=plugin.is_local, notices_loss=False, is_plugin=True)
+    connector = Connector(name, is_local=plugin.is_local, detects_loss=False, is_plugin=True)
     return NamedPlugin(connector, plugin)
