@@ -83,8 +83,8 @@ class EngineConfig:
         None,
         "Maximum tokens attended to in one step, summed over its sequences, as a mean over the "
         "layers, of which a windowed one reads its window: keeps steps short when many long "
-        "sequences run. A sequence that does not fit is passed over for those after it, in at most "
-        "16 steps in a row. Unset: no limit.",
+        "sequences run. A sequence that does not fit is passed over for those after it; every 16th "
+        "step begins with the one passed over for longest. Unset: no limit.",
         ge=1,
     )
     long_prefill_threshold: int | None = _setting(

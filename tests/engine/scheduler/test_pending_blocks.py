@@ -35,13 +35,20 @@ def test_shared_prefix_is_computed_once_within_a_step(windows):
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("threshold", [None, 6])
 def test_pending_chunks_are_shared_by_prompts_in_chunks(windows, threshold):
-    """The second continues where the first one's chunk has its last full block."""
+    """The others begin where the first one's chunk completes what they share; who is behind them
+    in the queue and shares nothing does not wait for it."""
     harness = crowd(windows, max_num_batched_tokens=14, long_prefill_threshold=threshold)
-    harness.add(request("a", [*SHARED, 1], 4), request("b", [*SHARED, 2], 4))
+    harness.add(*(request(f"{i}", [*SHARED, i], 20) for i in range(4)))
+    harness.add(request("alone", [9, 9, 9], 20))
     harness.step()
-    assert harness.computed == (
-        {"a": (0, 14)} if threshold is None else {"a": (0, 6), "b": (4, 10)}
-    )
+    first = {"0": (0, 14)} if threshold is None else {"0": (0, 6), "alone": (0, 3)}
+    assert harness.computed == first
+    total = num_computed(harness)
+    while not all(each.produced for each in harness.live.values()):
+        harness.step()
+        total += sum(end - start for start, end in harness.computed.values())
+    num_decoded = sum(len(each.produced[0]) - 1 for each in harness.live.values())
+    assert total - num_decoded == len(SHARED) + 4 + 3
     harness.run()
     harness.check_empty()
 

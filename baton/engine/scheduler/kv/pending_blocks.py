@@ -20,6 +20,8 @@ class PendingBlocks:
     def __init__(self, num_groups: int) -> None:
         self._by_hash: list[dict[BlockHash, int]] = [{} for _ in range(num_groups)]
         self._block_ids: list[set[int]] = [set() for _ in range(num_groups)]
+        self.awaited: set[BlockHash] = set()
+        """Blocks that follow pending ones, which later steps compute."""
 
     def add(
         self, tables: SequenceOf[SequenceOf[int]], hashes: SequenceOf[BlockHash], blocks: range

@@ -175,11 +175,20 @@ class PrefixCache:
         return found
 
     def add_pending(self, pending: PendingBlocks, sequence: Sequence, start: int, end: int) -> None:
-        """Adds the full blocks that a step completes by computing tokens [start, end)."""
+        """Adds the full blocks that a step completes by computing tokens [start, end), and the one
+        that a later step will complete next."""
         if self.is_enabled:
-            self._extend_hashes(sequence, end)
-            blocks = range(start // self._block_size, end // self._block_size)
-            pending.add(sequence.block_ids, sequence.block_hashes, blocks)
+            self._extend_hashes(sequence, sequence.num_tokens)
+            first, last = start // self._block_size, end // self._block_size
+            pending.add(sequence.block_ids, sequence.block_hashes, range(first, last))
+            pending.awaited.update(sequence.block_hashes[last : last + 1])
+
+    def is_awaited(self, pending: PendingBlocks, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Returns True if the block after a sequence's hit is one that a later step computes."""
+        if not pending.awaited or sequence.request.params.prompt_logprobs is not None:
+            return False
+        next_block = hit.num_tokens // self._block_size
+        return not pending.awaited.isdisjoint(sequence.block_hashes[next_block : next_block + 1])
 
     # Commit.
 

@@ -2,7 +2,7 @@
 
 from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
-from baton.engine.scheduler.scheduling.chunking import Chunker
+from baton.engine.scheduler.scheduling.chunking import NOTHING_KEPT, Chunker, Kept
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
@@ -16,8 +16,9 @@ from baton.engine.scheduler.sequences.sequence import (
     SequenceStatus,
 )
 
-# Waiting sequences that one step passes over for their cache reads before it looks no further.
-MAX_PASSED_OVER = 8
+# Waiting sequences that one step passes over before it looks no further: for their cache reads, or
+# since a prompt that is being computed begins alike.
+MAX_PASSED_OVER = 32
 
 
 class Admission:
@@ -40,8 +41,9 @@ class Admission:
     def add_new(self, step: Step) -> None:
         """Admits swapped, then waiting sequences until a budget or the free blocks are used up.
 
-        Skips the first in the queue only if its cache reads do not fit, which the planner bounds:
-        else it could starve. Called last: nothing is preempted in this step any more.
+        Passes over the first in the queue only if its cache reads do not fit, which the planner
+        bounds, or if a prompt that is being computed begins alike: else it could starve. Called
+        last: nothing is preempted in this step any more.
         """
         states = self._states
         while states.swapped and step.may_admit:
@@ -60,18 +62,25 @@ class Admission:
             if queue is None or sequence is None:
                 break
             if not self._start(step, sequence, pending):
-                if sequence not in step.passed_over:
+                if sequence not in step.passed_over and sequence not in step.held_back:
                     break
                 passed_over.append(sequence)
             queue.pop()
         for sequence in passed_over:
             states.queue_of(sequence).push(sequence)
 
-    def start_first(self, step: Step, sequence: Sequence) -> None:
-        """Admits a waiting sequence before all others of the step, if slots and blocks suffice."""
+    def head(self) -> list[Sequence]:
+        """Returns the sequence that is next to be admitted, if any."""
+        queue = self._next_queue()
+        head = queue.head() if queue is not None else None
+        return [] if head is None else [head]
+
+    def start_first(self, step: Step, sequence: Sequence, kept: Kept = NOTHING_KEPT) -> None:
+        """Admits a waiting sequence before others of the step, if slots, blocks and the budgets
+        besides `kept` suffice."""
         queue = self._states.queue_of(sequence)
         is_held = self.is_paused and queue is self._states.waiting
-        if not is_held and self._start(step, sequence):
+        if not is_held and self._start(step, sequence, kept=kept):
             queue.remove(sequence)
 
     def _add_pending(self, pending: PendingBlocks, chunk: PlannedRange) -> None:
@@ -88,20 +97,26 @@ class Admission:
             return self._states.waiting
         return self._states.preempted
 
-    def _start(self, step: Step, sequence: Sequence, pending: PendingBlocks | None = None) -> bool:
+    def _start(
+        self,
+        step: Step,
+        sequence: Sequence,
+        pending: PendingBlocks | None = None,
+        kept: Kept = NOTHING_KEPT,
+    ) -> bool:
         """Gives a waiting sequence a slot and blocks. False, and no change, if too few are free."""
         states, request = self._states, sequence.request
         if states.num_free_slots < 1 + request.num_unpromised_slots:
             return False
         if request.steps_together and not self._have_room(request):
             return False
-        if request.kv_source is KvSource.LOCAL and step.token_budget_left <= 0:
+        if request.kv_source is KvSource.LOCAL and step.token_budget_left <= kept.num_tokens:
             return False
         states.acquire_slot(sequence)
         if request.kv_source is KvSource.EXTERNAL and self._lacks_prefix(step, sequence):
             started = self._start_external(step, sequence)
         else:
-            started = self._start_local(step, sequence, pending)
+            started = self._start_local(step, sequence, pending, kept)
         if not started:
             states.release_slot(sequence)
             return False
@@ -154,19 +169,24 @@ class Admission:
         )
         return True
 
-    def _start_local(self, step: Step, sequence: Sequence, pending: PendingBlocks | None) -> bool:
+    def _start_local(
+        self, step: Step, sequence: Sequence, pending: PendingBlocks | None, kept: Kept
+    ) -> bool:
         most = None
         if sequence.request.leaves_last_token:  # without that token's block
             most = (sequence.num_tokens - 1) // self._config.block_size
             pending = None  # it may have nothing to compute in this step
         hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most, pending=pending)
-        chunk = self._admit(step, sequence, hit)
+        if pending is not None and self._kv.prefixes.is_awaited(pending, sequence, hit):
+            step.held_back.add(sequence)
+            return False
+        chunk = self._admit(step, sequence, hit, kept)
         if chunk is None and hit.copies_last:
             # No free block to copy the hit's last block to: recompute it instead.
             hit = self._kv.prefixes.find(
                 sequence, needs_logits=True, max_blocks=len(hit.block_ids[0]) - 1
             )
-            chunk = self._admit(step, sequence, hit)
+            chunk = self._admit(step, sequence, hit, kept)
         if chunk is None:
             return False
         self._note_hit(sequence, hit)
@@ -180,9 +200,11 @@ class Admission:
             step.resumed.add(sequence)
         return True
 
-    def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedRange | None:
+    def _admit(
+        self, step: Step, sequence: Sequence, hit: PrefixHit, kept: Kept
+    ) -> PlannedRange | None:
         """Allocates blocks for the first chunk after a hit, and for all of what must fit."""
-        chunk = self._chunker.next(step, sequence, hit.num_tokens, step.token_budget_left)
+        chunk = self._chunker.next(step, sequence, hit.num_tokens, kept)
         if chunk is None:
             return None
         reserve_to = sequence.num_tokens if self._must_fit(sequence) else 0

@@ -1,10 +1,22 @@
 """Chunked prefill: chunk size of one sequence in a step, limited by the step's budgets."""
 
+from typing import Final, NamedTuple
+
 from baton.engine.scheduler.scheduling.encoder_schedule import limit_chunk
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Sequence
+
+
+class Kept(NamedTuple):
+    """Share of a step's budgets that is kept for others."""
+
+    num_tokens: int
+    reads: float
+
+
+NOTHING_KEPT: Final = Kept(0, 0.0)
 
 
 class Chunker:
@@ -16,15 +28,16 @@ class Chunker:
         self._states = states
 
     def next(
-        self, step: Step, sequence: Sequence, start: int, budget: int, kept_reads: float = 0.0
+        self, step: Step, sequence: Sequence, start: int, kept: Kept = NOTHING_KEPT
     ) -> PlannedRange | None:
-        """Returns the tokens of a sequence from `start` on that fit `budget` and the step's cache
-        reads less `kept_reads`, or None.
+        """Returns the tokens of a sequence from `start` on that fit what is left of the step's
+        budgets besides `kept`, or None.
 
         A beam leaves its last token to the step that all beams take together, and a prompt that
         forks to given outputs leaves its last token to all of them; such a range may be empty.
         """
         num_tokens, limit = sequence.num_tokens, sequence.request.length_limit
+        budget = step.token_budget_left - kept.num_tokens
         if sequence.request.leaves_last_token:
             num_tokens -= 1
             if start == num_tokens:
@@ -39,7 +52,7 @@ class Chunker:
         chunk = PlannedRange(sequence, start, end, num_drafts)
         if sequence.request.encoder_inputs:
             self._limit_to_encoder(chunk)
-        return chunk if chunk.end > start and step.takes_reads([chunk], kept_reads) else None
+        return chunk if chunk.end > start and step.takes_reads([chunk], kept.reads) else None
 
     def add(self, step: Step, chunk: PlannedRange) -> None:
         """Adds a range, whose blocks are allocated, to the step."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from baton.engine.scheduler.kv.cache_reads import CacheReads
 from baton.engine.scheduler.scheduling.admission import Admission
-from baton.engine.scheduler.scheduling.chunking import Chunker
+from baton.engine.scheduler.scheduling.chunking import NOTHING_KEPT, Chunker, Kept
 from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan
 from baton.engine.scheduler.scheduling.policy import DecodeOrder, Policy
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
@@ -24,7 +24,8 @@ from baton.engine.scheduler.sequences.sequence import (
     SequenceStatus,
 )
 
-# Steps in a row in which a sequence is passed over for its cache reads before it is first in one.
+# Every step of this number may begin with the sequence that was passed over for its cache reads in
+# most steps in a row, if in as many: all others go by rank.
 READ_PATIENCE = 16
 
 
@@ -50,6 +51,7 @@ class Planner:
         self._kv = states.kv
         self._cache_reads = CacheReads(states.kv.groups)
         self._num_passed_over: dict[Sequence, int] = {}
+        self._num_steps_by_rank = 0
 
     def fill(self) -> Step:
         """Returns the next step. Acquires slots and blocks, and preempts, as needed."""
@@ -138,7 +140,7 @@ class Planner:
     def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
         """Adds the next chunk of a sequence, as far as budgets and free blocks allow."""
         if step.token_budget_left > 0:
-            chunk = self._chunker.next(step, sequence, start, step.token_budget_left)
+            chunk = self._chunker.next(step, sequence, start)
             if chunk is not None:
                 keeps_margin = self._keeps_margin(step, chunk)
                 if self._kv.grow(sequence, chunk.end, keeps_margin=keeps_margin):
@@ -147,19 +149,21 @@ class Planner:
     # Sequences passed over for their cache reads.
 
     def _add_overdue(self, step: Step) -> None:
-        """Adds the sequences that were passed over in `READ_PATIENCE` steps in a row, the longest
-        wait first: an empty step takes any, so none is passed over for ever."""
-        overdue = [s for s, count in self._num_passed_over.items() if count >= READ_PATIENCE]
-        overdue.sort(key=lambda s: (-self._num_passed_over[s], order_of(s)))
-        running = [s for s in overdue if s.status is SequenceStatus.RUNNING]
-        for sequence in running:
-            self._states.leave_plain_decodes(sequence)
+        """Adds the sequence that was passed over in most steps in a row, every `READ_PATIENCE`
+        steps at most: an empty step takes any, so none is passed over for ever."""
+        self._num_steps_by_rank += 1
+        counts = self._num_passed_over
+        longest = max(counts.values(), default=0)
+        if min(self._num_steps_by_rank, longest) < READ_PATIENCE:
+            return
+        self._num_steps_by_rank = 0
+        sequence = min((s for s in counts if counts[s] == longest), key=order_of)
+        if sequence.status is SequenceStatus.WAITING:
+            self._admission.start_first(step, sequence)
+            return
+        self._states.leave_plain_decodes(sequence)
         self._states.refresh()
-        for sequence in overdue:
-            if sequence.status is SequenceStatus.WAITING:
-                self._admission.start_first(step, sequence)
-            else:
-                self._add_one(step, sequence)
+        self._add_one(step, sequence)
 
     def _count_passed_over(self, step: Step) -> None:
         counts = self._num_passed_over
@@ -225,26 +229,30 @@ class Planner:
 
     def _add_special(self, step: Step, decodes: "_RankedDecodes | None" = None) -> None:
         """Adds the other running sequences in the policy's order; with `decodes`, leaves the tokens
-        and cache reads of those that rank before a sequence."""
-        if not self._states.special:
-            return
-        for sequence in sorted(self._states.special, key=order_of):
-            self._add_one(step, sequence, decodes)
+        and cache reads of those that rank before a sequence. Where reads are limited, the first
+        in the queue has its turn among them: decodes behind it would leave it none."""
+        sequences = [*self._states.special]
+        if decodes is not None and step.has_read_limit:
+            sequences += self._admission.head()
+        for sequence in sorted(sequences, key=order_of):
+            if sequence.status is SequenceStatus.WAITING and decodes is not None:
+                kept = decodes.before(sequence.request.rank)
+                self._admission.start_first(step, sequence, kept)
+            else:
+                self._add_one(step, sequence, decodes)
 
     def _add_one(
         self, step: Step, sequence: Sequence, decodes: "_RankedDecodes | None" = None
     ) -> None:
         if sequence.status is not SequenceStatus.RUNNING or sequence in step.chunks:
             return
-        request, budget, kept_reads = sequence.request, step.token_budget_left, 0.0
+        request, kept = sequence.request, NOTHING_KEPT
         if decodes is not None:
-            num_before = decodes.num_before(request.rank)
-            budget, kept_reads = budget - num_before, float(decodes.reads[num_before])
+            kept = decodes.before(request.rank)
         if request.steps_together and all(map(_is_level, request.sequences)):
-            self._add_beams(step, request, budget, kept_reads)
-        elif budget > 0:
-            start = sequence.num_computed_tokens
-            chunk = self._chunker.next(step, sequence, start, budget, kept_reads)
+            self._add_beams(step, request, kept)
+        elif step.token_budget_left > kept.num_tokens:
+            chunk = self._chunker.next(step, sequence, sequence.num_computed_tokens, kept)
             if chunk is None or not chunk.num_tokens:
                 return
             if chunk.num_drafts and not self._kv.grow(sequence, chunk.end):
@@ -275,10 +283,11 @@ class Planner:
             map(_is_level, self._states.special)
         )
 
-    def _add_beams(self, step: Step, request: Request, budget: int, kept_reads: float) -> None:
+    def _add_beams(self, step: Step, request: Request, kept: Kept) -> None:
         """Adds all beams of a request, which take a step together or not at all."""
         ranges = [PlannedRange(s, s.num_computed_tokens, s.num_tokens) for s in request.sequences]
-        if len(ranges) > budget or not step.takes_reads(ranges, kept_reads):
+        budget = step.token_budget_left - kept.num_tokens
+        if len(ranges) > budget or not step.takes_reads(ranges, kept.reads):
             return
         for planned in ranges:
             if not self._preemptor.grow(step, planned.sequence, planned.end):
@@ -299,9 +308,10 @@ class _RankedDecodes:
     ranks: npt.NDArray[np.float64]
     reads: npt.NDArray[np.float64]
 
-    def num_before(self, rank: float) -> int:
-        """Returns the number of decodes that rank before `rank`."""
-        return int(np.searchsorted(self.ranks, rank))
+    def before(self, rank: float) -> Kept:
+        """Returns what the decodes that rank before `rank` take of a step."""
+        num_before = int(np.searchsorted(self.ranks, rank))
+        return Kept(num_before, float(self.reads[num_before]))
 
 
 def _is_level(sequence: Sequence) -> bool:

@@ -58,6 +58,8 @@ class Step:
         cache_reads_left: cache reads that may yet be scheduled; infinite without a limit.
         preempted: request id of each preempted sequence, and handling of its KV.
         passed_over: sequences for which too few cache reads were left.
+        held_back: waiting prompts whose next block a prompt of this step will compute in a later
+            one: they continue from it, rather than compute it as well.
         is_short_of_blocks: a prompt that has begun waits for free blocks.
         may_use_margin: nothing else can run, so a prompt need not leave blocks free.
         resumed: sequences that came back with all their KV, to compute from the next step on.
@@ -71,6 +73,7 @@ class Step:
         self._cache_reads = cache_reads
         self.preempted: list[tuple[str, Preemption]] = []
         self.passed_over: dict[Sequence, None] = {}
+        self.held_back: set[Sequence] = set()
         self.is_short_of_blocks = False
         self.may_use_margin = False
         self.resumed: set[Sequence] = set()
