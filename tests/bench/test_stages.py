@@ -27,12 +27,16 @@ def test_stage_fails_with_the_status_of_its_command(tmp_path, script, failures):
     assert run_stage(stage(script, tmp_path / "none")).failures == failures
 
 
-@pytest.mark.parametrize(("script", "figures"), [(INTERRUPTED, {"report": "so-far"}), (DEAF, {})])
-def test_stage_beyond_its_budget_fails_with_its_report(tmp_path, script, figures):
-    result = run_stage(stage(script, tmp_path / "report", budget=1.0), grace=1.0)
-    assert result.failures == ("not done after 1 s",)
+@pytest.mark.parametrize(
+    ("script", "budget", "grace", "figures"),
+    # A shell may take seconds to begin, and to end, where others use all cores.
+    [(INTERRUPTED, 5.0, 20.0, {"report": "so-far"}), (DEAF, 1.0, 1.0, {})],
+)
+def test_stage_beyond_its_budget_fails_with_its_report(tmp_path, script, budget, grace, figures):
+    result = run_stage(stage(script, tmp_path / "report", budget), grace)
+    assert result.failures == (f"not done after {budget:g} s",)
     assert result.figures == figures
-    assert result.seconds < 10
+    assert result.seconds < 30
 
 
 @pytest.mark.parametrize("ending", ["exit 0", HANG])
