@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 async def test_swapped_requests_finish_and_memory_report_counts(swapping: LocalCluster) -> None:
-    """Each request needs half of the pool or more at its end."""
-    params = SamplingParams(max_tokens=120, ignore_eos=True)
-    prompts = [prompt_of(240 + 10 * i, seed=70 + i) for i in range(3)]
+    """Each request needs two thirds of the pool at its end, and begins with a tenth."""
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    prompts = [prompt_of(60 + 10 * i, seed=70 + i) for i in range(3)]
     most_held = 0
     async with AsyncClient(swapping.address, admin_address=swapping.admin_address) as client:
         generating = asyncio.gather(*(client.generate(p, params).token_ids() for p in prompts))
