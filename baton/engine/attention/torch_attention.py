@@ -7,7 +7,6 @@ that they share once, and each over the rest of its own context; both results ar
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -151,16 +150,9 @@ class _CacheGroupBatch:
         self.cascade: _Cascade | None = None
         if self.blocks.device.type == "cpu":
             self.cascade = _cascade(ragged, table, indices, layout, upload)
-        self._split = partial(_groups, ragged, table, indices, layout, upload)
-        self._groups: list[_Group] | None = None
+        # Made at once: the scheduler changes the block tables behind a launch.
+        self.groups = list(_groups(ragged, table, indices, layout, upload))
         self._slots: dict[int, torch.Tensor] = {}
-
-    @property
-    def groups(self) -> list[_Group]:
-        """All of the batch, made on first use."""
-        if self._groups is None:
-            self._groups = list(self._split())
-        return self._groups
 
     def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
         """Returns the row of the pool for each token: `[num_tokens]`."""
