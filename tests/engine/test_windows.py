@@ -159,3 +159,15 @@ def test_windowed_output_frees_passed_blocks(checkpoints, oracle, family):
             assert sum(b != NULL_BLOCK for b in table) <= -(-window // BLOCK) + 2
     assert output_of(updates)[0] == oracle(path, prompt, 120)
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_prompt_behind_a_window_is_cached_before_its_blocks_are_freed(
+    checkpoints, async_scheduling
+):
+    """Its last token sees the first block; the first decode, which may be launched before the
+    prompt is committed, does not."""
+    prompt = random_prompt(15, seed=3)
+    engine = load(checkpoints["mistral_short"], block_size=5, async_scheduling=async_scheduling)
+    hits = [engine.generate([prompt], GREEDY)[0].num_cached_tokens for _ in range(2)]
+    assert hits == [0, 14]

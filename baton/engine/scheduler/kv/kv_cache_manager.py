@@ -188,8 +188,11 @@ class KvCacheManager:
         ):
             sequence, place = columns.owners[batch_slot], position // self.block_size
             assert sequence is not None, "a decode without a sequence"
-            for i, group in self._windowed:
-                self._trim(sequence, i, group, position)
+            for (
+                i,
+                group,
+            ) in self._windowed:  # not by `position`: a block is cached before it is freed
+                self._trim(sequence, i, group, sequence.num_computed_tokens)
             for i, (table, block_ids) in enumerate(zip(columns.block_tables, new, strict=True)):
                 block_id = block_ids[n]
                 table[batch_slot, place] = block_id
