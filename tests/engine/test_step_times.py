@@ -10,7 +10,7 @@ from tests.support.engine.prompts import random_prompt
 
 
 def test_step_times_add_up_to_the_step():
-    engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8)
+    engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, async_scheduling=False)
     assert engine.time_spent == TimeSpent()
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     engine.add_request(request("r", random_prompt(100, seed=1), params))
