@@ -280,7 +280,7 @@ class Client(_BaseClient[BlockingConnections, Generation]):
 
     def flush_cache(self, prompt: Prompt | None = None) -> int:
         """Drops the cached blocks of a prompt on all workers; None: all cached prefixes. Returns
-        the number of blocks dropped."""
+        the number of blocks dropped. `UnavailableError` names the workers that have not flushed."""
         return self._call(rpcs.FLUSH_CACHE, prompt)
 
     def abort(self, request_id: str) -> None:

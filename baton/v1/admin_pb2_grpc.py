@@ -208,9 +208,10 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+        """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
         Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
-        that a worker gets as anything but `block_hashes`.
+        that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
+        have not flushed; the others have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

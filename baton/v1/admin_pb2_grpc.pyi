@@ -88,9 +88,10 @@ class AdminStub:
     UNAVAILABLE: the worker is loading its model.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
-    """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+    """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
     Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
-    that a worker gets as anything but `block_hashes`.
+    that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
+    have not flushed; the others have.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]
     """Aborts a request in flight; its stream ends with CANCELLED. NOT_FOUND: no such request here,
@@ -157,9 +158,10 @@ class AdminAsyncStub(AdminStub):
     UNAVAILABLE: the worker is loading its model.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+    """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
     Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
-    that a worker gets as anything but `block_hashes`.
+    that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
+    have not flushed; the others have.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]  # type: ignore[assignment]
     """Aborts a request in flight; its stream ends with CANCELLED. NOT_FOUND: no such request here,
@@ -295,9 +297,10 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
-        """Drops cached prefixes, all or those of one prompt; on the router, of every serving worker.
+        """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
         Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
-        that a worker gets as anything but `block_hashes`.
+        that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
+        have not flushed; the others have.
         """
 
     @_abc_1.abstractmethod

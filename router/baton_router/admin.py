@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from baton.errors import InvalidArgumentError
+from baton.errors import BatonError, InvalidArgumentError, UnavailableError
 from baton.role_wire import role_of, role_to_message
+from baton.rpc_errors import error_of
 from baton.serving import build_info
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
@@ -149,14 +150,30 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         if is_prompt:
             token_ids = tuple(await self._intake.tokens_of(request))
 
-        async def flush(member: Member) -> int:
+        async def flush(member: Member) -> int | BatonError:
             hashes = self._fleet.block_hashes(member, token_ids, tenant.salt)
             of_prompt = admin_pb2.FlushCacheRequest(block_hashes=b"".join(hashes))
-            response = await self._ask(member, "FlushCache", of_prompt if is_prompt else request)
-            return 0 if response is None else int(response.num_blocks)
+            try:
+                response = await self._call(
+                    member, "FlushCache", of_prompt if is_prompt else request
+                )
+            except BatonError as error:
+                return error
+            return int(response.num_blocks)
 
-        counts = await asyncio.gather(*map(flush, self._serving()))
-        return admin_pb2.FlushCacheResponse(num_blocks=sum(counts))
+        # Draining and unreachable workers too: their caches may be used again.
+        members = self._fleet.members
+        results = await asyncio.gather(*map(flush, members))
+        failures = {
+            member.record.id: result
+            for member, result in zip(members, results, strict=True)
+            if isinstance(result, BatonError)
+        }
+        if failures:
+            raise _not_flushed(failures)
+        return admin_pb2.FlushCacheResponse(
+            num_blocks=sum(n for n in results if isinstance(n, int))
+        )
 
     async def GetMemory(
         self, request: admin_pb2.GetMemoryRequest, _context: Any
@@ -174,13 +191,21 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
 
     async def _ask(self, member: Member, method: str, request: Message) -> Any:
         """Returns a worker's response to a call of its Admin service; None if it fails."""
+        try:
+            return await self._call(member, method, request)
+        except BatonError as error:
+            logger.warning("%s: %s failed: %s", member.record.id, method, error)
+            return None
+
+    async def _call(self, member: Member, method: str, request: Message) -> Any:
+        """Returns a worker's response to a call of its Admin service. Raises the error of a call
+        that fails."""
         with self._fleet.admin_channel_to(member) as channel:
             call = getattr(admin_pb2_grpc.AdminStub(channel), method)
             try:
                 return await call(request, timeout=_WORKER_SECONDS)
             except grpc.aio.AioRpcError as error:
-                logger.warning("%s: %s failed: %s", member.record.id, method, error.details())
-                return None
+                raise error_of(error) from error
 
     def _serving(self) -> list[Member]:
         return [member for member in self._fleet.members if member.is_serving]
@@ -198,3 +223,15 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             num_indexed_blocks=self._fleet.index.num_blocks(record.id),
             version=record.version,
         )
+
+
+def _not_flushed(failures: Mapping[str, BatonError]) -> BatonError:
+    """Returns the error of a cache flush that these workers have failed."""
+    for error in failures.values():
+        if isinstance(error, InvalidArgumentError):
+            return error
+    listed = "; ".join(f"{worker}: {error}" for worker, error in failures.items())
+    return UnavailableError(
+        f"the cache of {', '.join(failures)} was not flushed ({listed}); the other workers have "
+        "flushed theirs. Flush again once `baton workers` shows these ready, or restart them."
+    )

@@ -1,0 +1,104 @@
+"""Administration of a cluster through its router."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
+from baton.serving.channels import Channels
+from baton.serving.server import Server
+from baton.serving.settings import ServingSettings
+from baton.v1 import admin_pb2 as pb
+from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
+from baton_router.admin import RouterAdmin
+
+ALL = pb.FlushCacheRequest()
+
+
+class _Worker(AdminServicer):
+    """A worker that flushes its blocks, or fails; also its own `Member`."""
+
+    def __init__(self, name: str, error: BatonError | None = None, *, drains: bool = False) -> None:
+        self.record = SimpleNamespace(id=name)
+        self.is_serving = not drains
+        self.num_blocks = 3
+        self._error = error
+
+    async def FlushCache(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._error is not None:
+            raise self._error
+        num_blocks, self.num_blocks = self.num_blocks, 0
+        return pb.FlushCacheResponse(num_blocks=num_blocks)
+
+    async def GetMemory(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._error is not None:
+            raise self._error
+        return pb.GetMemoryResponse(workers=[pb.WorkerMemory(worker=self.record.id)])
+
+
+class _Fleet:
+    """Workers, each behind a server."""
+
+    def __init__(self, members: list[_Worker]) -> None:
+        self.members = members
+        self.endpoints: dict[str, str] = {}
+        self.channels = Channels()
+
+    def block_hashes(self, member: _Worker, token_ids: tuple[int, ...], salt: bytes) -> list[bytes]:
+        return []
+
+    @contextmanager
+    def admin_channel_to(self, member: _Worker) -> Iterator[grpc.aio.Channel]:
+        yield self.channels.get(self.endpoints[member.record.id])
+
+
+@pytest.fixture
+async def admin_of():
+    """Returns the router's administration of these workers."""
+    servers, fleets = [], []
+
+    async def admin_of(*workers: _Worker) -> RouterAdmin:
+        fleet = _Fleet(list(workers))
+        for worker in workers:
+            server = Server(ServingSettings())
+            server.add(add_AdminServicer_to_server, worker)
+            await server.start()
+            fleet.endpoints[worker.record.id] = server.endpoint
+            servers.append(server)
+        fleets.append(fleet)
+        tenants = SimpleNamespace(of=lambda _context: SimpleNamespace(salt=b""))
+        return RouterAdmin(fleet, None, tenants, None, None, None)  # type: ignore[arg-type]
+
+    yield admin_of
+    for fleet in fleets:
+        await fleet.channels.close()
+    for server in servers:
+        await server.stop(0.0)
+
+
+async def test_flush_reaches_draining_workers_too(admin_of):
+    workers = _Worker("p0"), _Worker("d0", drains=True)
+    admin = await admin_of(*workers)
+    assert (await admin.FlushCache(ALL, None)).num_blocks == 6
+    assert [worker.num_blocks for worker in workers] == [0, 0]
+
+
+async def test_flush_names_workers_that_were_not_flushed(admin_of):
+    well, gone = _Worker("p0"), _Worker("d1")
+    admin = await admin_of(well, _Worker("d0", InternalError("it broke")), gone)
+    admin._fleet.endpoints["d1"] = "127.0.0.1:1"
+    with pytest.raises(UnavailableError, match=r"^the cache of d0, d1 was not .*it broke.* again"):
+        await admin.FlushCache(ALL, None)
+    assert well.num_blocks == 0
+    assert [used.worker for used in (await admin.GetMemory(None, None)).workers] == ["p0"]
+
+
+async def test_flush_passes_on_invalid_arguments(admin_of):
+    wrong = InvalidArgumentError("block_hashes", "has 5 bytes")
+    admin = await admin_of(_Worker("p0", wrong), _Worker("d0"))
+    with pytest.raises(InvalidArgumentError, match="5 bytes"):
+        await admin.FlushCache(pb.FlushCacheRequest(block_hashes=b"short"), None)
