@@ -4,15 +4,18 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from baton.models import locate
 from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2 as admin
 from baton.v1 import inference_pb2 as pb
 from baton.worker.process import assemble
 from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
 from tests.support.worker.crew import crew_of
-from tests.support.worker.pair import COMMON
+from tests.support.worker.pair import COMMON, TIMEOUT, pair_of
 from tests.support.worker.reference import prompt_of
 
+TINY = locate("tiny")
 STATES = ("held", "cached", "free")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -80,3 +83,22 @@ async def test_kv_block_metrics_count_held_cached_free_and_host(checkpoint):
         assert of(samples, "baton_host_kv_blocks", role="decode", state="held") == 0
         assert of(samples, "baton_host_kv_blocks", role="decode", state="free") > 0
         assert of(samples, "baton_swapped_kv_blocks_total", role="decode", direction="out") == 0
+
+
+async def test_reserved_blocks_are_reported_during_a_long_prefill():
+    async with pair_of(TINY, num_blocks=80, max_num_batched_tokens=16) as pair:
+        call = pair.to_prefill.Prefill(pair.prefill_request([5] * 1000, GREEDY), timeout=TIMEOUT)
+        metric, reserved = 0.0, 0
+        assert (await call.read()).HasField("admitted")
+        while not (metric and reserved):
+            samples = told(pair.prefill)
+            metric = metric or of(samples, "baton_reserved_kv_blocks", role="prefill")
+            used = await pair.prefill_admin.GetMemory(admin.GetMemoryRequest(), timeout=TIMEOUT)
+            reserved = reserved or used.workers[0].num_reserved_tokens
+            assert pair.prefill.engine.stats().num_kept == 0, "the prefill has ended"
+        call.cancel()
+        assert 0 < metric <= 1000 / 16
+        assert 0 < reserved <= 1000
+        assert reserved % 16 == 0
+        await pair.nothing_held()
+        assert of(told(pair.prefill), "baton_reserved_kv_blocks", role="prefill") == 0
