@@ -276,7 +276,7 @@ async def test_paused_admission_holds_requests_until_resume_or_drain():
         requests = Requests(cluster.admission_controller)
         requests.pause()
         waiting = asyncio.create_task(cluster.run("waits"))
-        with pytest.raises(DeadlineExceededError):
+        with pytest.raises(DeadlineExceededError, match=r"admission .* is paused.*baton resume"):
             await cluster.run("late", seconds=0.1)
         assert (cluster.order, requests.num_waiting, requests.is_paused) == ([], 1, True)
         if ends == "drain":

@@ -181,9 +181,15 @@ class AdmissionQueue(Generic[T]):
         return forecast.decision
 
 
-def expired() -> DeadlineExceededError:
-    """Returns the error of a request whose deadline passed before its admission."""
-    return DeadlineExceededError("the request's deadline has passed while it waited for room")
+def expired(*, is_paused: bool = False) -> DeadlineExceededError:
+    """Returns the error of a request whose deadline passed before its admission, which the operator
+    has paused (`is_paused`) or which waited for capacity."""
+    text = "the request's deadline has passed while it waited"
+    if is_paused:
+        return DeadlineExceededError(
+            f"{text}: admission at this router is paused. Resume it with `baton resume`, and retry."
+        )
+    return DeadlineExceededError(f"{text} for room")
 
 
 def _late(first_token: float, seconds_left: float, retry_after: float) -> OverloadedError:

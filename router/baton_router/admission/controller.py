@@ -138,7 +138,7 @@ class AdmissionController:
         except BaseException as error:
             self._give_up(waiting, admission)
             if isinstance(error, TimeoutError):
-                raise expired() from None
+                raise expired(is_paused=self.is_paused) from None
             raise
         finally:
             del self._pending[id(request)]
