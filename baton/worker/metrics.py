@@ -79,6 +79,12 @@ class WorkerMetrics:
         if worker.is_ready:
             stats = worker.engine.stats()
             yield from self._information()
+            yield gauge(
+                "baton_worker_paused",
+                "Whether this worker starts no new request (baton pause --admin).",
+                {(worker.role,): worker.engine.is_paused},
+                ("role",),
+            )
             yield from self._sequences(stats)
             yield from self._blocks(stats)
             yield from self._counted()

@@ -7,6 +7,8 @@ from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as pb
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.worker import Worker
 from tests.support.failures import failure_of
 from tests.support.waiting import until
 from tests.support.worker.pair import COMMON, TIMEOUT, pair_of, rest_of
@@ -15,12 +17,19 @@ TINY = locate("tiny")
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
+def metric_of(worker: Worker, name: str) -> float:
+    """The only value of a metric."""
+    ((sample,),) = [m.samples for m in WorkerMetrics(worker).collect() if m.name == name]
+    return sample.value
+
+
 @pytest.mark.parametrize("ends", ["ResumeAdmission", "Drain"])
 async def test_paused_worker_starts_no_request_until_resume_or_drain(ends):
     async with pair_of(TINY) as pair:
         admin, engine = pair.decode_admin, pair.decode.engine
         await admin.PauseAdmission(pb.PauseAdmissionRequest(), timeout=TIMEOUT)
         assert (await admin.GetLoad(pb.GetLoadRequest(), timeout=TIMEOUT)).is_paused
+        assert metric_of(pair.decode, "baton_worker_paused") == 1
         call = pair.to_decode.Generate(pair.decode_request([5, 6, 7], PARAMS), timeout=TIMEOUT)
         assert (await call.read()).HasField("admitted")
         await until(lambda: engine.stats().num_waiting == 1)
@@ -30,6 +39,7 @@ async def test_paused_worker_starts_no_request_until_resume_or_drain(ends):
             paused = admin.PauseAdmission(pb.PauseAdmissionRequest(), timeout=TIMEOUT)
             assert isinstance(await failure_of(paused), FailedPreconditionError)
         assert not engine.is_paused
+        assert metric_of(pair.decode, "baton_worker_paused") == 0
 
 
 async def test_worker_flushes_block_hashes_and_refuses_prompts():
