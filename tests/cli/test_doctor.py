@@ -14,13 +14,13 @@ import torch
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
-from baton.cli.checks.cluster import _Answer, _clocks, _pairing, _versions
+from baton.cli.checks.cluster import _admission, _Answer, _clocks, _pairing, _versions
 from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
-from baton.client.client import Info
+from baton.client.client import Client, Info
 from baton.client.types import WorkerFacts
 from tests.support.waiting import wait_until
 
@@ -245,6 +245,14 @@ def test_doctor_notes_version_skew_and_faults_clock_skew() -> None:
     assert "router" not in clocks.text
 
 
+def test_doctor_notes_paused_admission() -> None:
+    answers = {"router": _Answer(info(), 0.0), "decode-0": _Answer(info(), 0.0, is_paused=True)}
+    (found,) = _admission(answers, {"router": "127.0.0.1:1", "decode-0": "127.0.0.1:2"})
+    assert (found.level, found.subject) == (Level.NOTE, "admission at decode-0")
+    assert found.text.startswith("is paused")
+    assert found.advice == "`baton resume --admin 127.0.0.1:2`"
+
+
 @pytest.mark.parametrize(
     ("endpoints", "level"),
     [
@@ -279,6 +287,18 @@ def test_doctor_finds_no_fault_in_a_healthy_cluster(own: LocalCluster) -> None:
     assert {level for level, *_ in found.values()} == {"ok"}
     assert found["pairing"][1] == "all workers can exchange blocks (tiny on cpu)"
     assert found["prefill workers"][1] == "1 of 1 are ready"
+
+
+@pytest.mark.e2e
+def test_doctor_notes_paused_router_of_a_running_cluster(own: LocalCluster) -> None:
+    with Client(own.address, admin_address=own.admin_address) as client:
+        client.pause_admission()
+        try:
+            code, found = examined("--admin", own.admin_address)
+        finally:
+            client.resume_admission()
+    level, _, advice = found["admission at router"]
+    assert (code, level, advice) == (0, "note", f"`baton resume --admin {own.admin_address}`")
 
 
 @pytest.mark.e2e

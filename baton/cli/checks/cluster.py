@@ -23,10 +23,12 @@ _ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Build info of a process, and the seconds that its clock is ahead of this machine's."""
+    """Build info of a process, the seconds that its clock is ahead of this machine's, and whether
+    its admission is paused."""
 
     info: Info
     skew: float
+    is_paused: bool = False
 
 
 def cluster(
@@ -50,6 +52,8 @@ def cluster(
             answers[worker.id] = found
         else:
             yield found
+    places = {"router": admin, **{worker.id: worker.admin_endpoint for worker in workers}}
+    yield from _admission(answers, places)
     yield from _versions(answers)
     yield from _pairing(answers)
     yield from _redis(answers)
@@ -63,7 +67,7 @@ def _query(client: Client) -> _Answer:
     before = time.time()
     info = client.get_info()
     after = time.time()
-    return _Answer(info, info.unix_time - (before + after) / 2)
+    return _Answer(info, info.unix_time - (before + after) / 2, client.get_load().is_paused)
 
 
 def _endpoints(
@@ -115,6 +119,14 @@ def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
             if ready and worker.state == "unreachable":
                 advice = f"see its log, and check that the router can reach {worker.endpoint}"
                 yield fault(worker.id, "the router cannot reach it", advice)
+
+
+def _admission(answers: Mapping[str, _Answer], places: Mapping[str, str]) -> Iterator[Finding]:
+    """Notes processes whose admission is paused: requests wait there, and expire."""
+    for name, answer in answers.items():
+        if answer.is_paused:
+            advice = f"`baton resume --admin {places[name]}`"
+            yield note(f"admission at {name}", "is paused: requests wait until they expire", advice)
 
 
 def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
