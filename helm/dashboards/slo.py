@@ -76,6 +76,11 @@ BOARD = Board(
                         Query("sum(baton_waiting_prompt_tokens)", "prompt tokens"),
                     ],
                 ),
+                Panel(
+                    "Routers with paused admission",
+                    [Query("sum(baton_admission_paused)", "routers")],
+                    text="Their requests wait until `baton resume`, and expire.",
+                ),
             ],
         ),
         Row(

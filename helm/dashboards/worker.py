@@ -47,6 +47,11 @@ BOARD = Board(
                     "Ready workers",
                     [Query(f"sum by (role) ({_now('baton_worker_ready')})", "{{role}}")],
                 ),
+                Panel(
+                    "Paused workers",
+                    [Query(f"sum by (role) ({_now('baton_worker_paused')})", "{{role}}")],
+                    text="They start no new request until `baton resume --admin`.",
+                ),
             ],
         ),
         Row(
@@ -125,8 +130,29 @@ BOARD = Board(
                     is_stacked=True,
                 ),
                 Panel(
-                    "Promised KV blocks",
-                    [Query(_now("baton_promised_kv_blocks"), _NAME)],
+                    "Promised and reserved KV blocks",
+                    [
+                        Query(_now("baton_promised_kv_blocks"), f"{_NAME} promised"),
+                        Query(_now("baton_reserved_kv_blocks"), f"{_NAME} reserved"),
+                    ],
+                    text="promised: to handoffs. reserved: for prompts that have begun.",
+                ),
+                Panel(
+                    "Host KV blocks",
+                    [Query(_now("baton_host_kv_blocks"), f"{_NAME} {{{{state}}}}")],
+                    text="held: by swapped sequences. None without swap_bytes.",
+                    is_stacked=True,
+                ),
+                Panel(
+                    "Swapped KV blocks",
+                    [
+                        Query(
+                            _by_worker("baton_swapped_kv_blocks_total", "direction"),
+                            f"{_NAME} {{{{direction}}}}",
+                        )
+                    ],
+                    "ops",
+                    "Blocks copied to host memory (out) and back (in).",
                 ),
                 Panel(
                     "Preemptions",
