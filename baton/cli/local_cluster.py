@@ -58,7 +58,8 @@ class LocalCluster:
         prefill_flags, decode_flags: settings of one role's workers; they override `worker_flags`.
         router_flags: settings of the router.
         tls_dir: folder of certificates made by `baton certs`, with which all processes use TLS.
-        log_dir: folder of the logs, a file for each process; None: they are deleted by `stop`.
+        log_dir: folder of the logs, a file for each process; None: they are deleted by `stop`,
+            except those of processes that failed unexpectedly.
 
     Raises `InvalidArgumentError` for settings that workers would refuse.
 
@@ -253,9 +254,22 @@ class LocalCluster:
                 process.signal(signal.SIGKILL)
             if self.redis is not None:
                 self.redis.stop()
-            if self._folder is not None:
-                self._folder.cleanup()
-                self._folder = None
+            self._delete_folder()
+
+    def _delete_folder(self) -> None:
+        """Deletes the temporary folder, except for the logs that an error has named."""
+        if self._folder is None:
+            return
+        folder, kept = Path(self._folder.name), {}
+        for process in self.processes:
+            if process.has_failed and process.unexpected_error():
+                kept[process.log_path] = process.log_path.read_bytes()
+        self._folder.cleanup()
+        self._folder = None
+        if self._log_dir is None and kept:
+            folder.mkdir(mode=0o700)
+            for path, content in kept.items():
+                path.write_bytes(content)
 
     def _end(self, processes: list[Process], deadline: float) -> None:
         for process in processes:

@@ -33,7 +33,7 @@ _COMMANDS: dict[Role, str] = {
     "decode": "decode-worker",
 }
 _TAIL_LINES = 15
-_TAIL_BYTES = 8192
+_TAIL_BYTES = 65536
 
 # Addresses and certificates, which a server's command line sets: it listens on loopback, and its
 # certificate is not the one with which the user's commands connect.
@@ -231,19 +231,28 @@ class Process:
         return True
 
     def failure(self) -> str:
-        """Returns how it ended: its last error, or its exit code and the end of its log if it gave
-        none, or if a traceback explains it."""
+        """Returns how it ended: its last error, the error that a traceback in its log ends with, or
+        its exit code and the end of its log."""
         assert self._popen is not None
         code = self._popen.returncode
         assert code is not None, f"{self.name} is running"
-        has_traceback = any(line.startswith("Traceback") for line in self._log_end())
-        if code > 0 and not has_traceback and (error := self._last_error()):
+        if code > 0 and (error := self.unexpected_error()):
+            return f"failed unexpectedly: {error}; its log is {self.log_path}"
+        if code > 0 and (error := self._last_error()):
             return f"failed: {error}"
         end = (
             f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )
         tail = self.log_tail()
         return f"{end}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
+
+    def unexpected_error(self) -> str:
+        """Returns the last line of the last traceback in its log, "Type: text"; empty if there is
+        none."""
+        lines = self._log_end()
+        starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+        after = lines[starts[-1] + 1 :] if starts else []
+        return next((line for line in after if line and not line[0].isspace()), "")
 
     def log_tail(self) -> str:
         """Returns the last lines of its log since it was started."""

@@ -1,8 +1,10 @@
 """Supervision, tried on a router alone, which starts in a second; and on the shared cluster."""
 
 import os
+import shutil
 import signal
 import socket
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -50,6 +52,21 @@ def test_check_names_dead_process_and_restart_revives_it() -> None:
         cluster.restart("router")
         cluster.kill("router")
         cluster.check()
+
+
+def test_start_names_unexpected_error_and_keeps_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """try: 1 / 0
+except Exception: raise RuntimeError("CUDA is out of memory\\nTry less")"""
+    command = [sys.executable, "-c", program]
+    monkeypatch.setattr(Process, "command", property(lambda _: command))
+    cluster = router_alone()
+    with pytest.raises(UnavailableError) as raised:
+        cluster.start()
+    (router,) = cluster.processes
+    sentence = "router failed unexpectedly: RuntimeError: CUDA is out of memory; its log is "
+    assert str(raised.value) == f"{sentence}{router.log_path}"
+    assert "ZeroDivisionError" in router.log_path.read_text()
+    shutil.rmtree(router.log_path.parent)
 
 
 @pytest.mark.slow
