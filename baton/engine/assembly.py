@@ -102,7 +102,6 @@ def assemble(
             config.block_size,
         ),
     )
-    on_progress("ready", 1.0)
     return LoadedModel(info, model, backend, attention, cache, device, folder)
 
 

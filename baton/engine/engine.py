@@ -123,7 +123,11 @@ class Engine:
         Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
         """
         config = config or EngineConfig()
-        return cls(config, load(os.fspath(path), config, on_progress))
+        loaded = load(os.fspath(path), config, on_progress)
+        on_progress("warming up", 0.95)
+        engine = cls(config, loaded)
+        on_progress("ready", 1.0)
+        return engine
 
     def __enter__(self) -> Self:
         return self
