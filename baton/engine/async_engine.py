@@ -195,6 +195,8 @@ class AsyncEngine:
         # A separate pool, so that slow grammars block nothing else.
         self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
         self._queries: set[asyncio.Future[Any]] = set()
+        self._stats = engine.stats()
+        engine.on_planned = self._publish_stats
         self._failed = False
         self._stopped = False
 
@@ -354,8 +356,9 @@ class AsyncEngine:
         return await self._query(self.engine.memory_report)
 
     def stats(self) -> SchedulerStats:
-        """Returns counts as of some moment between two steps."""
-        return self.engine.stats()
+        """Returns a consistent snapshot of the counts: as of the last planned step, or later. It
+        includes all updates and answers that have arrived."""
+        return self._stats
 
     @property
     def num_streams(self) -> int:
@@ -373,7 +376,7 @@ class AsyncEngine:
         done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         self._queries.add(done)
         done.add_done_callback(self._queries.discard)
-        self.submit(lambda: self._call_soon(_resolve, done, query()))
+        self.submit(lambda: self._answer(done, query()))
         return await done
 
     # The engine's thread.
@@ -391,6 +394,15 @@ class AsyncEngine:
                 error = InternalError(f"the request was not added: {error}")
             self._call_soon(partial(stream.push, error))
 
+    def _answer(self, done: "asyncio.Future[_Result]", answer: _Result) -> None:
+        self._publish_stats()
+        self._call_soon(_resolve, done, answer)
+
+    def _publish_stats(self) -> None:
+        """Publishes the counts for the event loop's thread, which must not read them from the
+        scheduler while a step changes them."""
+        self._stats = self.engine.stats()
+
     def _run(self) -> None:
         try:
             use_device(self.device)
@@ -399,25 +411,30 @@ class AsyncEngine:
                 if self.engine.has_work:
                     made_progress = self._step()
             self.engine.close()
+            self._publish_stats()
         except Exception:
             logger.exception("the engine failed; all of its sequences end")
             self._call_soon(self._fail)
 
     def _take_commands(self, *, wait: bool) -> bool:
         """Runs the queued commands; with `wait`, waits for a first one. Returns False to stop."""
+        has_run = False
         while True:
             try:
                 command = self._commands.get(block=wait)
             except queue.Empty:
+                if has_run:
+                    self._publish_stats()
                 return True
             if command is None:
                 return False
             command()
-            wait = False
+            wait, has_run = False, True
 
     def _step(self) -> bool:
         """Runs one step. Returns False if it could do nothing: only a command can change that."""
         output = self.engine.step()
+        self._publish_stats()
         self.num_steps += 1
         is_news = output.updates or output.external or output.preempted or output.failed
         if is_news or output.cache_events:

@@ -9,6 +9,7 @@ their own (`baton.engine.async_engine`).
 import logging
 import os
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,11 @@ Prompt = str | SequenceOf[int]
 
 
 class Engine:
-    """Inference engine for offline batches, and for `AsyncEngine`. Not thread-safe."""
+    """Inference engine for offline batches, and for `AsyncEngine`. Not thread-safe.
+
+    Attributes:
+        on_planned: called after a step is planned and before it is computed.
+    """
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         self.config = config
@@ -103,6 +108,7 @@ class Engine:
         self._leaving: set[str] = set()
         self._flushed = False
         self._is_closed = False
+        self.on_planned: Callable[[], None] = lambda: None
         configured = config.async_scheduling
         self._is_async = stream.is_asynchronous if configured is None else configured
         self._ahead: tuple[StepPlan, Launched] | None = None
@@ -506,6 +512,7 @@ class Engine:
     def _launch(self) -> tuple[StepPlan, Launched]:
         self._draft()
         plan = self._scheduler.schedule()
+        self.on_planned()
         return plan, self._runner.launch(plan)
 
     def _launch_ahead(self, plan: StepPlan, launched: Launched) -> tuple[StepPlan, Launched] | None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +16,7 @@ from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepClock
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import (
     AlreadyExistsError,
@@ -77,6 +79,9 @@ class ScriptedEngine:
 
     def flush_cache(self, _hashes: object = None) -> int:
         return 7
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(num_requests=len(self.requests))
 
     def close(self) -> None:
         self.is_closed = True
@@ -265,6 +270,41 @@ async def test_paused_engine_finishes_running_and_queues_new_requests(engine, ch
         engine.resume()
         assert tokens(await read(new)) == expected
     await assert_empty(engine)
+
+
+async def test_stats_are_read_by_the_thread_that_changes_them(checkpoints, monkeypatch):
+    counted, readers = load(checkpoints["llama"]), set()
+    stats = counted.stats
+
+    def note() -> SchedulerStats:
+        readers.add(threading.current_thread().name)
+        return stats()
+
+    async with running(counted) as serving:
+        monkeypatch.setattr(counted, "stats", note)
+        with serving.open(request(max_tokens=4)) as stream:
+            assert serving.stats().num_running == 0
+            async for _batch in stream.updates():
+                assert serving.stats().num_running + serving.stats().num_kept <= 1
+        await assert_empty(serving)
+        assert serving.stats().num_computed_tokens >= len(PROMPT) + 3
+    assert readers == {"engine"}
+
+
+async def test_stats_count_a_request_as_running_in_its_first_step(checkpoints, monkeypatch):
+    slow, seen = load(checkpoints["llama"]), []
+    launch = slow._runner.launch
+
+    async with running(slow) as serving:
+
+        def note(plan, *others):
+            seen.append((serving.stats().num_waiting, serving.stats().num_running))
+            return launch(plan, *others)
+
+        monkeypatch.setattr(slow._runner, "launch", note)
+        with serving.open(request(max_tokens=2)) as stream:
+            await read(stream)
+    assert seen[0] == (0, 1)
 
 
 async def test_stopped_engine_frees_blocks_and_takes_no_requests(checkpoints):

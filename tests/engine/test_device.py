@@ -44,7 +44,9 @@ def test_resolve_device_refuses_gpu_that_is_not_there() -> None:
 
 
 async def test_async_engine_threads_use_its_device(current: dict[str, torch.device]) -> None:
-    engine: Any = SimpleNamespace(device=SECOND, has_work=False, close=lambda: None)
+    engine: Any = SimpleNamespace(
+        device=SECOND, has_work=False, close=lambda: None, stats=lambda: None
+    )
     running = AsyncEngine(engine)
     running.start()
     await running.stop()

@@ -21,10 +21,7 @@ async def running(engine: Any, **callbacks: Any) -> AsyncIterator[AsyncEngine]:
 
 async def settled(serving: AsyncEngine) -> None:
     """Returns when the engine has run all commands before this one and its answers are here."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    serving.submit(lambda: loop.call_soon_threadsafe(done.set_result, None) and None)
-    await asyncio.wait_for(done, 30)
+    await asyncio.wait_for(serving._query(lambda: None), 30)
 
 
 async def assert_empty(serving: AsyncEngine) -> None:
