@@ -26,7 +26,7 @@ def print_table(workers: list[Worker], console: Console) -> None:
         return
     table = Table("worker", "role", "version", "endpoint", "state", box=None)
     table.add_column("requests", justify="right")
-    table.add_column("cached blocks", justify="right")
+    table.add_column("indexed blocks", justify="right")
     for worker in workers:
         style = _STYLES.get(worker.state, "")
         table.add_row(

@@ -7,6 +7,8 @@ from baton.cli.display import status_display
 from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.cli.status import Status, status_of
+from baton.cli.workers import print_table
+from baton.client.types import Worker
 
 LOADING = Status("prefill-0", "starting", "loading weights", 0.5)
 READY = Status("prefill-0", "ready", "", 1.0)
@@ -32,3 +34,12 @@ def test_status_display_draws_a_bar_per_process_on_terminal() -> None:
         show([LOADING, Status("decode-0")])
         show([READY, Status("decode-0")])
     assert re.search("prefill-0.*ready.*decode-0.*starting", output.getvalue(), re.DOTALL)
+
+
+def test_workers_table_calls_indexed_blocks_by_their_name() -> None:
+    worker = Worker("d0", "decode", "h:1", 1, "ready", 0, 13, "h:2", "1.0")
+    output = io.StringIO()
+    print_table([worker], Console(file=output, width=120))
+    header, row = output.getvalue().splitlines()
+    assert header.split("  ")[-1].strip() == "indexed blocks"
+    assert row.split()[-1] == "13"
