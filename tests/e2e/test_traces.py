@@ -223,7 +223,6 @@ def test_http_trace_context_is_continued(traced, collector, num_prompts):
         assert parents == {caller}
 
 
-@pytest.mark.slow
 def test_http_request_is_one_trace_probes_and_scrapes_none(traced, collector):
     begun = len(collector.spans)
     asked = {"prompt": "def main(", "max_tokens": 8, "ignore_eos": True}
