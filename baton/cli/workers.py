@@ -53,13 +53,12 @@ def print_memory(used: list[WorkerMemory], console: Console) -> None:
     ):  # fmt: skip
         table.add_column(name, justify="right")
     for worker in used:
-        num_free = worker.num_blocks - worker.num_held_blocks - worker.num_cached_blocks
         table.add_row(
             worker.worker,
             in_bytes(worker.pool_bytes),
             str(worker.num_held_blocks),
             str(worker.num_cached_blocks),
-            str(num_free),
+            str(worker.num_free_blocks),
             str(worker.num_saved_blocks),
             str(worker.num_unused_tokens),
             str(worker.num_reserved_tokens),

@@ -258,6 +258,7 @@ class WorkerMemory:
     num_blocks: int
     num_held_blocks: int
     num_cached_blocks: int
+    num_free_blocks: int
     num_saved_blocks: int
     num_unused_tokens: int
     num_reserved_tokens: int

@@ -951,6 +951,7 @@ class WorkerMemory(_message.Message):
     NUM_HELD_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """Id of the worker."""
     block_size: _builtins.int
@@ -979,6 +980,8 @@ class WorkerMemory(_message.Message):
     """Blocks copied to host memory since the start."""
     num_swapped_in_blocks: _builtins.int
     """Blocks copied back from host memory since the start; those still cached are not copied."""
+    num_free_blocks: _builtins.int
+    """Blocks of the KV pools that are empty: neither held nor cached."""
     def __init__(
         self,
         *,
@@ -996,10 +999,11 @@ class WorkerMemory(_message.Message):
         num_held_host_blocks: _builtins.int = ...,
         num_swapped_out_blocks: _builtins.int = ...,
         num_swapped_in_blocks: _builtins.int = ...,
+        num_free_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "host_pool_bytes", b"host_pool_bytes", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_held_blocks", b"num_held_blocks", "num_held_host_blocks", b"num_held_host_blocks", "num_host_blocks", b"num_host_blocks", "num_reserved_tokens", b"num_reserved_tokens", "num_saved_blocks", b"num_saved_blocks", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_unused_tokens", b"num_unused_tokens", "pool_bytes", b"pool_bytes", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "host_pool_bytes", b"host_pool_bytes", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_held_blocks", b"num_held_blocks", "num_held_host_blocks", b"num_held_host_blocks", "num_host_blocks", b"num_host_blocks", "num_reserved_tokens", b"num_reserved_tokens", "num_saved_blocks", b"num_saved_blocks", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_unused_tokens", b"num_unused_tokens", "pool_bytes", b"pool_bytes", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,6 +153,7 @@ async def _memory(worker: Worker) -> pb.WorkerMemory:
         num_blocks=stats.num_blocks,
         num_held_blocks=stats.num_held_blocks,
         num_cached_blocks=stats.num_cached_blocks,
+        num_free_blocks=stats.num_free_blocks,
         num_saved_blocks=report.num_saved_blocks,
         num_unused_tokens=report.num_wasted_slots,
         num_reserved_tokens=stats.num_reserved_blocks * engine.block_size,

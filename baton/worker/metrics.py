@@ -171,14 +171,13 @@ class WorkerMetrics:
 
     def _blocks(self, stats: SchedulerStats) -> Iterable[Metric]:
         role = self._worker.role
-        num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
         yield gauge(
             "baton_kv_blocks",
             "KV blocks: held by sequences or leases, cached and not held, or free.",
             {
                 (role, "held"): stats.num_held_blocks,
                 (role, "cached"): stats.num_cached_blocks,
-                (role, "free"): num_free,
+                (role, "free"): stats.num_free_blocks,
             },
             ("role", "state"),
         )

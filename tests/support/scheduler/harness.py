@@ -6,7 +6,7 @@ checked for all that must always hold.
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Thread
 from typing import Any
 from zlib import crc32
@@ -506,6 +506,9 @@ class Harness:
         stats = self.scheduler.stats()
         assert self.scheduler.requests.keys() == self.live.keys() | self.kept.keys()
         assert stats.num_kept == len(self.kept)
+        assert all(value >= 0 for value in asdict(stats).values())
+        states = stats.num_held_blocks, stats.num_cached_blocks, stats.num_free_blocks
+        assert sum(states) == stats.num_blocks
         assert stats.num_running + stats.num_awaiting_kv <= self.config.max_num_seqs
         assert stats.num_accepted_tokens <= self.num_right_drafts
         self._check_findable()

@@ -368,6 +368,7 @@ class Scheduler:
             num_kept=len(states.kept),
             num_held_blocks=sum(pool.num_held_blocks for pool in pools),
             num_cached_blocks=sum(pool.num_cached_blocks for pool in pools),
+            num_free_blocks=sum(pool.num_free_blocks - pool.num_cached_blocks for pool in pools),
             num_blocks=sum(pool.num_blocks for pool in pools),
             num_reserved_blocks=self._kv.reservations.num_reserved_blocks,
             num_host_blocks=sum(host.num_blocks for host in hosts),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts of one moment, blocks summed over the cache groups. Held blocks include those of
-    leases; cached ones are not held; the others are empty. `num_reserved_blocks` of the last two
+    leases; cached ones are not held; free ones are empty. `num_reserved_blocks` of the last two
     are kept for prompts that have begun; host blocks hold swapped sequences. `num_step_tokens` is
     of the last step; the totals after it since the start."""
 
@@ -17,6 +17,7 @@ class SchedulerStats:
     num_kept: int
     num_held_blocks: int
     num_cached_blocks: int
+    num_free_blocks: int
     num_blocks: int
     num_reserved_blocks: int
     num_host_blocks: int
