@@ -153,7 +153,7 @@ def test_apply_skips_requests_that_ended_after_schedule():
     harness.step()
     plan = harness.schedule()
     harness.abort("a")
-    harness.cancel("b")
+    harness.abort("b")
     progress = harness.apply(plan, harness.runner.run(plan))
     assert [s.request.request_id for s in progress.decoded.sequences] == ["c"]
     assert progress.decoded.rows.tolist() == [2]

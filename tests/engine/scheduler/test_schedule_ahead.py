@@ -202,15 +202,6 @@ def test_schedule_ahead_waits_for_a_request_that_could_start(other):
     assert harness.scheduler.schedule_ahead(plan) is None
 
 
-def test_schedule_ahead_waits_for_a_cancellation():
-    harness = Harness(40)
-    harness.add(request("a", [1] * 6, max_tokens=12))
-    harness.step()
-    plan = decoding(harness)
-    harness.cancel("a")
-    assert harness.scheduler.schedule_ahead(plan) is None
-
-
 def test_schedule_ahead_respects_max_cache_reads():
     harness = Harness(40, max_cache_reads=16)
     harness.add(request("a", [1] * 6, max_tokens=12), request("b", [2] * 6, max_tokens=12))

@@ -113,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_here < 9)
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
-        taken = self.scheduler.requests.keys() | self.harness.cancelled
+        taken = self.scheduler.requests.keys()
         free_ids = [i for i in "abcdefghijklmnopq" if i not in taken]
         added = self.draw_request(data, data.draw(st.sampled_from(free_ids)))
         self.total_tokens += len(added.token_ids)
@@ -236,18 +236,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_here)
     @rule(data=st.data())
     def end_some(self, data: st.DataObject) -> None:
-        ids = sorted((self.harness.live | self.harness.kept).keys() - self.harness.cancelled)
+        ids = sorted((self.harness.live | self.harness.kept).keys())
         if ids:
-            request_id = data.draw(st.sampled_from(ids))
-            if data.draw(st.booleans()):
-                self.harness.abort(request_id)
-            else:
-                self.harness.cancel(request_id)
+            self.harness.abort(data.draw(st.sampled_from(ids)))
 
-    @precondition(lambda self: self.harness.kept.keys() - self.harness.cancelled)
+    @precondition(lambda self: self.harness.kept)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        ids = sorted(self.harness.kept.keys() - self.harness.cancelled)
+        ids = sorted(self.harness.kept)
         self.harness.release(data.draw(st.sampled_from(ids)))
 
     @precondition(lambda self: self.harness.awaiting)
@@ -297,8 +293,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        if not self.harness.cancelled:
-            self.harness.check()
+        self.harness.check()
 
     def teardown(self) -> None:
         """Everything that is left ends, in a bounded number of steps, as it would alone."""
@@ -308,7 +303,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         if harness.is_paused:
             harness.resume()
         for _ in range(100 + 20 * self.total_tokens):
-            harness._drop(*harness.cancelled)
             for request_id in list(harness.kept):
                 harness.release(request_id)
             for request_id in harness.awaiting:

@@ -1,7 +1,5 @@
 """Interface of the scheduler beside its steps."""
 
-from threading import Thread
-
 from baton.engine.scheduler.sequences.sequence import Purpose
 from tests.support.scheduler.harness import Harness, request
 
@@ -48,27 +46,3 @@ def test_scheduler_has_no_work_while_paused_with_a_kept_prefill():
     harness.release("p")
     harness.run()
     harness.check_empty()
-
-
-def test_cancel_is_safe_from_many_threads():
-    """Each by three threads; those that are not cancelled come to their end."""
-    harness = Harness(200, max_num_seqs=20)
-    names = [f"r{i}" for i in range(30)]
-    harness.add(*(request(name, [i % 7] * (1 + i % 9)) for i, name in enumerate(names)))
-    gone = names[::2]
-    threads = [Thread(target=harness.scheduler.cancel, args=gone) for _ in range(3)]
-    harness.cancelled.update(gone)
-    for thread in threads:
-        thread.start()
-        plan = harness.scheduler.schedule()
-        result = harness.runner.run(plan)
-        harness.scheduler.apply(plan, result)
-    for thread in threads:
-        thread.join()
-    while harness.scheduler.has_work:
-        plan = harness.scheduler.schedule()
-        harness.scheduler.apply(plan, harness.runner.run(plan))
-        harness.scheduler.check_integrity()
-    assert not harness.scheduler.requests
-    assert harness.scheduler.stats().num_held_blocks == 0
-    assert not harness.runner.known

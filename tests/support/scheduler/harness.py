@@ -7,7 +7,6 @@ checked for all that must always hold.
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass, field
-from threading import Thread
 from typing import Any
 from zlib import crc32
 
@@ -149,7 +148,6 @@ class Harness:
         self.live: dict[str, Expected] = {}
         self.kept: dict[str, Expected] = {}
         self.returned: dict[str, Expected] = {}
-        self.cancelled: set[str] = set()
         self.is_paused = False
         self.num_right_drafts = 0
         self.drafts_itself = False
@@ -180,14 +178,6 @@ class Harness:
         ended = self.scheduler.abort(request_id)
         assert [r.request_id for r in ended] == [request_id]
         self._drop(request_id)
-
-    def cancel(self, request_id: str) -> None:
-        """From another thread; takes effect with the next call of `schedule` or `apply`."""
-        self._note_command()
-        self.cancelled.add(request_id)
-        thread = Thread(target=self.scheduler.cancel, args=(request_id,))
-        thread.start()
-        thread.join()
 
     def preempt(self, request_id: str) -> None:
         """As if somebody had needed the blocks of all its sequences in a step of its own."""
@@ -358,9 +348,7 @@ class Harness:
     def schedule(self) -> StepPlan:
         if self.drafts_itself:
             self._draft()
-        self._drop(*self.cancelled)
         may_grow = any(_may_grow(s) for e in self.live.values() for s in e.request.sequences)
-        self.cancelled.clear()
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         for sequence in self.scheduler._states.returned:
@@ -390,8 +378,6 @@ class Harness:
                 expected.num_arrived = allocation.num_hit_blocks
                 self._check_arrived(expected)
         self._note_drafts(plan)
-        self._drop(*self.cancelled)
-        self.cancelled.clear()
         progress = self.scheduler.apply(plan, result)
         self._note_decodes(progress.decoded, result)
         for item in progress.others:
@@ -469,9 +455,7 @@ class Harness:
     def _draft(self) -> None:
         """Guesses of all kinds: right ones, partly right ones, nonsense, too many, none."""
         for sequence in self.scheduler.speculating:
-            expected = self.live.get(sequence.request.request_id)
-            if expected is None:
-                continue  # cancelled, which takes effect later
+            expected = self.live[sequence.request.request_id]
             outcome, _ = expected.outcomes[sequence.index]
             num_arrived = expected.num_tokens + len(expected.given[sequence.index])
             rest = [*outcome[sequence.num_tokens - num_arrived :], 0, 0, 0, 0, 0]

@@ -9,7 +9,6 @@ advance by array operations over `BatchSlots`; every other sequence has a `Sched
 `Admission` admits, in the blocks that `Preemptor` frees; `OutputProcessor` applies the results.
 """
 
-from collections import deque
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -80,7 +79,6 @@ class Scheduler:
             config, self._policy, self._states, self._chunker, self._admission, self._preemptor
         )
         self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
-        self._cancelled: deque[str] = deque()
         self._num_arrived = 0
         self._num_steps = 0
         self._num_step_tokens = 0
@@ -111,10 +109,6 @@ class Scheduler:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._states.requests
-
-    def cancel(self, *request_ids: str) -> None:
-        """Ends requests at the next `schedule` or `apply`. From any thread; idempotent."""
-        self._cancelled.extend(request_ids)
 
     def abort(self, *request_ids: str) -> list[Request]:
         """Ends requests in any state and frees their blocks. Idempotent; returns those found."""
@@ -256,7 +250,6 @@ class Scheduler:
         """Plans the next step. The plan is valid until `apply`; nothing else may be called between,
         except, once the plan was launched, calls that end requests, and `schedule_ahead`: sequences
         may read what others compute in the same step."""
-        self._end_cancelled()
         self._states.fork_resuming()
         self._states.refresh()
         self._kv.begin_step()
@@ -270,8 +263,6 @@ class Scheduler:
         The caller applies both in order, with no `schedule` between. The second computes tokens of
         sequences that end with the first in vain; `apply` skips them.
         """
-        if self._cancelled:
-            return None
         self._kv.begin_step()
         step = self._planner.follow(plan)
         return None if step is None else self._finished(step)
@@ -294,7 +285,6 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         """Applies a computed step. Skips requests that ended since the plan was made."""
-        self._end_cancelled()
         decoded = self._output_processor.apply_decodes(plan, result)
         others: list[SequenceProgress] = []
         for i, chunk in enumerate(plan.chunks):
@@ -337,7 +327,7 @@ class Scheduler:
         states = self._states
         waits = len(states.waiting) > 0 and not self._admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
-        return runs or waits or bool(states.released or self._cancelled)
+        return runs or waits or bool(states.released)
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -394,7 +384,3 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that block tables, counts, batch slots and states agree. For tests."""
         self._states.check_integrity()
-
-    def _end_cancelled(self) -> None:
-        while self._cancelled:
-            self.abort(self._cancelled.popleft())
