@@ -177,13 +177,14 @@ class Sources:
                 may_pass |= isinstance(error.__cause__, OSError)
             else:
                 reasons = [reason, *map(_why_not, problems.items())]
-                return self._chosen(source, receiver, connector, "; ".join(reasons))
+                expires = _expiry(may_pass=may_pass)
+                return self._chosen(source, receiver, connector, "; ".join(reasons), expires)
         if self._choice != "auto":
             raise FailedPreconditionError(
                 f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
             )
         reason = "; ".join(map(_why_not, problems.items()))
-        expires = asyncio.get_running_loop().time() + _RETRY_SECONDS if may_pass else math.inf
+        expires = _expiry(may_pass=may_pass)
         return self._chosen(source, PayloadReceiver(self._stream), GRPC, reason, expires)
 
     def _allowed(self) -> Sequence[Connector]:
@@ -229,7 +230,7 @@ class Sources:
         receiver: Receiver,
         connector: Connector,
         reason: str,
-        expires: float = math.inf,
+        expires: float,
     ) -> Transport:
         logger.info("fetching from %s by %s: %s", source[0], connector.name, reason)
         return Transport(receiver, connector, reason, expires)
@@ -305,6 +306,11 @@ async def _opened(attach: Callable[[], _Opened]) -> _Opened:
 def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
+
+
+def _expiry(*, may_pass: bool) -> float:
+    """Returns when to choose again: never, unless a faster connector's failure may pass."""
+    return asyncio.get_running_loop().time() + _RETRY_SECONDS if may_pass else math.inf
 
 
 def _why_not(problem: tuple[Connector, str]) -> str:

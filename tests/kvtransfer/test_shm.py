@@ -22,7 +22,7 @@ from baton.worker.pairing import Pairing
 from baton_kvtransfer import sources
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.client import KvFetcher
-from baton_kvtransfer.connector import GRPC, SHM, Integrity
+from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.connectors.shm import source as source_side
@@ -389,6 +389,32 @@ async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
         monkeypatch.setattr(HandleServer, "_admit", slow_once)
         assert (await fetched(ends)).connector is GRPC
         assert (await fetched(ends, 1)).connector is SHM
+
+
+async def test_shm_is_tried_again_although_nixl_attached(monkeypatch):
+    monkeypatch.setattr(shm_claimant, "_CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(sources, "is_installed", lambda: True)
+    admit, stalls = HandleServer._admit, [0.3]
+
+    def slow_once(server, reader):
+        if stalls:
+            time.sleep(stalls.pop())
+        admit(server, reader)
+
+    async def attach_nixl(_reader, _offer):
+        return SimpleNamespace(is_open=True, close=lambda: None)
+
+    monkeypatch.setattr(HandleServer, "_admit", slow_once)
+    monkeypatch.setattr(NixlReader, "attach", attach_nixl)
+    async with HandleServer(two_pools()) as server:
+
+        async def describe(_endpoint, _wanted):
+            return Description(7, server.endpoint, nixl=object())
+
+        ways = sources.Sources(two_pools(), "auto", describe, NixlReader(()))
+        assert [(await ways.transport("source", 7)).connector for _ in range(2)] == [NIXL, SHM]
+        ways.close()
 
 
 async def test_sources_ask_again_after_failed_description(monkeypatch):
