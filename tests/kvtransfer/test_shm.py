@@ -1,6 +1,7 @@
 """The door to a worker's pools: who is let in, and what a claimant makes of what it finds."""
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -415,6 +416,29 @@ async def test_shm_is_tried_again_although_nixl_attached(monkeypatch):
         ways = sources.Sources(two_pools(), "auto", describe, NixlReader(()))
         assert [(await ways.transport("source", 7)).connector for _ in range(2)] == [NIXL, SHM]
         ways.close()
+
+
+@pytest.mark.parametrize("call", ["socket", "recv_fds"])
+async def test_shm_is_tried_again_after_descriptors_ran_out(call, monkeypatch):
+    monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(sources, "is_installed", lambda: False)
+    done = {"socket": socket.socket, "recv_fds": socket.recv_fds}[call]
+    failures = ["no descriptor is left"]
+
+    def fail_once(*arguments):
+        if not failures:
+            return done(*arguments)
+        failures.pop()
+        if call == "socket":
+            raise OSError(errno.EMFILE, "too many open files")
+        return GREETING, [], socket.MSG_CTRUNC, None
+
+    async with transfer(connector="auto") as ends:
+        stub = SimpleNamespace(**{**vars(socket), call: fail_once})
+        monkeypatch.setattr(shm_claimant, "socket", stub)
+        assert (await fetched(ends)).connector is GRPC
+        assert not failures
+        assert (await fetched(ends, 1)).connector is SHM
 
 
 async def test_sources_ask_again_after_failed_description(monkeypatch):

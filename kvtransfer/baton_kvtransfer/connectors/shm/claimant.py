@@ -5,9 +5,11 @@ The copied blocks are valid only if the source afterwards confirms that it still
 """
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -98,30 +100,31 @@ def attach(
         raise UnavailableError("the other worker is on another host")
     if len(endpoint.num_blocks) != len(layouts):
         raise UnavailableError(f"the other worker has {len(endpoint.num_blocks)} pools")
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(_CONNECT_TIMEOUT)
-        connection.connect(address_of(endpoint.address, socket_dir))
-        if not is_same_user(connection):
-            raise UnavailableError("the other worker belongs to another user")
-        pools = _receive_pools(connection, endpoint, layouts)
-        connection.setblocking(False)
+        with ExitStack() as on_failure:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            on_failure.callback(connection.close)
+            connection.settimeout(_CONNECT_TIMEOUT)
+            connection.connect(address_of(endpoint.address, socket_dir))
+            if not is_same_user(connection):
+                raise UnavailableError("the other worker belongs to another user")
+            pools = _receive_pools(connection, endpoint, layouts)
+            connection.setblocking(False)
+            on_failure.pop_all()
     except (OSError, ValueError) as error:
-        connection.close()
         raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
-    except BaseException:
-        connection.close()
-        raise
     return SharedReceiver(connection, pools)
 
 
 def _receive_pools(
     connection: socket.socket, endpoint: HandleEndpoint, layouts: Sequence[KvLayout]
 ) -> list[Rows]:
-    greeting, fds, _, _ = socket.recv_fds(
+    greeting, fds, flags, _ = socket.recv_fds(
         connection, len(GREETING), len(layouts), socket.MSG_CMSG_CLOEXEC
     )
     try:
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "this process has no descriptor left for the pools")
         if greeting != GREETING or len(fds) != len(layouts):
             raise ValueError(f"it passed {len(fds)} descriptors for {len(layouts)} pools")
         return [
