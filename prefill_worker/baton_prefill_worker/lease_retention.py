@@ -5,7 +5,6 @@ here. If both pools are full, that is a deadlock. So an unclaimed lease is recla
 whose decode worker already waits find no free blocks; its prompt is computed again after a claim.
 """
 
-import asyncio
 from dataclasses import replace
 
 from baton.cancellation import run_until
@@ -17,10 +16,8 @@ from baton.sampling import SamplingParams
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_machine import LeaseState
+from baton_kvtransfer.lease_reclaim import claimed_or_deadlocked
 from baton_kvtransfer.lease_table import LeaseTable
-
-# Seconds between two checks for a deadlock, which counts if two in succession find it.
-POLL_INTERVAL = 0.1
 
 
 class LeaseRetention:
@@ -57,24 +54,10 @@ class LeaseRetention:
         """Waits until the lease is claimed and returns False, or reclaims it and returns True if a
         deadlock over blocks is found first. No claim can come between the finding and the reclaim.
         """
-        deadlocked_at = None
-        while not lease.is_claimed:
-            try:
-                async with asyncio.timeout(POLL_INTERVAL):
-                    await lease.claimed()
-            except TimeoutError:
-                is_deadlocked = self._is_deadlocked(engine)
-                if is_deadlocked and deadlocked_at == engine.num_steps and not lease.is_claimed:
-                    lease.retract()
-                    return True
-                deadlocked_at = engine.num_steps if is_deadlocked else None
-        return False
-
-    def _is_deadlocked(self, engine: AsyncEngine) -> bool:
-        """Returns whether no sequence runs, although some wait here and a claimant for blocks."""
-        stats = engine.stats()
-        computes = stats.num_running + stats.num_awaiting_kv > 0
-        return stats.num_waiting > 0 and not computes and self._leases.has_awaited
+        is_deadlocked = await claimed_or_deadlocked(lease, engine, lambda: self._leases.has_awaited)
+        if is_deadlocked:
+            lease.retract()
+        return is_deadlocked
 
     async def _compute_again(
         self, engine: AsyncEngine, request: EngineRequest, lease: Lease, token: FirstToken

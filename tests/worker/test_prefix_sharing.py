@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
 from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.exchange.sharing import _until_released
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
@@ -307,3 +309,38 @@ async def test_unclaimed_prefix_lease_is_reclaimed_for_waiting_prompt(checkpoint
         assert isinstance(failure, NotFoundError)
         assert "needed here" in str(failure)
         await waiting
+
+
+@pytest.mark.parametrize("num_looks", [1, 2])
+async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks, monkeypatch):
+    """The claim comes while the last wait before a look for a deadlock times out."""
+    table, own, waits = LeaseTable(60.0), Claim(b"m" * 16, "d0"), []
+    stats = SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
+    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
+    with table.open(own, BlockRange(4, 4)) as lease:
+
+        async def claimed() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                waits.append(1)
+                if len(waits) == num_looks:
+                    lease.take()
+                    lease.end(UnavailableError("the claimant is here"))
+
+        monkeypatch.setattr(lease, "claimed", claimed)
+        lease.advance(((1,),), 1)
+        lease.complete(None, lambda: None)
+        with pytest.raises(UnavailableError, match="the claimant is here"):
+            await _until_released(lease, engine)
+
+
+async def test_prefix_lease_is_kept_while_a_sequence_awaits_its_kv():
+    table, own = LeaseTable(60.0), Claim(b"m" * 16, "d0")
+    stats = SimpleNamespace(num_running=0, num_awaiting_kv=1, num_waiting=1)
+    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
+    with table.open(own, BlockRange(4, 4)) as lease:
+        lease.advance(((1,),), 1)
+        lease.complete(None, lambda: None)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_until_released(lease, engine), 0.5)

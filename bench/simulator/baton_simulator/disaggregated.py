@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
-from baton_prefill_worker.lease_retention import POLL_INTERVAL
+from baton_kvtransfer.lease_reclaim import POLL_INTERVAL
 from baton_router.fleet.candidate import Candidate
 from baton_router.placement.placement import Placement
 from baton_simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker

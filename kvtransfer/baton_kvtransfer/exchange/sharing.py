@@ -1,6 +1,5 @@
 """gRPC service `KvSharing`: leases cached prefix blocks to other workers, one call per lease."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -13,11 +12,9 @@ from baton.worker.wire import hashes_of
 from baton.worker.worker import Worker
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.lease import Lease
+from baton_kvtransfer.lease_reclaim import claimed_or_deadlocked
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.wire import claim_of
-
-# Seconds between two checks whether sequences here need the blocks of an unclaimed lease.
-POLL_INTERVAL = 0.1
 
 
 class SharingService(pb_grpc.KvSharingServicer):
@@ -54,12 +51,6 @@ async def _until_released(lease: Lease, engine: AsyncEngine) -> None:
     a deadlock. So an unclaimed lease is reclaimed while sequences wait here and none runs, with
     `NotFoundError`: its claimant can compute the blocks instead.
     """
-    while not lease.is_claimed:
-        try:
-            async with asyncio.timeout(POLL_INTERVAL):
-                await lease.claimed()
-        except TimeoutError:
-            stats = engine.stats()
-            if stats.num_waiting > 0 and stats.num_running == 0:
-                raise NotFoundError("the blocks are needed here") from None
+    if await claimed_or_deadlocked(lease, engine):
+        raise NotFoundError("the blocks are needed here")
     await lease.over()
