@@ -42,6 +42,7 @@ class Cluster:
     order: list[str] = field(default_factory=list)
     most: int = 0
     num_running: int = 0
+    learned: list[tuple[int, float | None]] = field(default_factory=list)
     quotas: Quotas = field(default_factory=Quotas)
     max_waiting: int = 1024
 
@@ -52,10 +53,9 @@ class Cluster:
         self.num_running += 1
         self.most = max(self.most, self.num_running)
 
-    def end(
-        self, _request: Request, _num_output_tokens: int, _first_token_at: float | None
-    ) -> None:
+    def end(self, _request: Request, num_output_tokens: int, first_token_at: float | None) -> None:
         self.num_running -= 1
+        self.learned.append((num_output_tokens, first_token_at))
 
     def forecast(
         self, request: Request, _num_tokens_ahead: int, earlier: Decision | None
@@ -225,6 +225,20 @@ async def test_admission_rejects_tenant_over_rate_with_retry_after():
     moment = 20.5
     await cluster.run("r2", tenant="slow")
     assert cluster.order == ["r0", "other", "r2"]
+
+
+async def test_admission_charges_no_tokens_the_client_resumed_with():
+    quotas = Quotas({"slow": Quota(tokens_per_second=100.0)}, clock=lambda: 0.0)
+    cluster, asked = Cluster(room=1, quotas=quotas), request(tenant=Tenant("slow"))
+    await cluster.admission_controller.admit(asked, "slow", Deadline.after(5.0))
+    quotas.enter("slow", 1000)
+    before = quotas.seconds_until_available("slow")
+    account = Account(
+        Timings(0.0, first_token=1.0), 10, num_output_tokens=900, num_received_tokens=900
+    )
+    cluster.admission_controller.end(RequestOutcome(asked, account))
+    assert quotas.seconds_until_available("slow") == before > 0.0
+    assert cluster.learned == [(0, None)]
 
 
 async def test_admission_has_room_again_when_request_is_cancelled():
