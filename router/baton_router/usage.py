@@ -25,6 +25,7 @@ class Account:
     Attributes:
         num_received_tokens: of `num_output_tokens`, those that the client resumed with.
         num_cached_prompt_tokens: the most that an attempt found cached.
+        num_reused_decode_blocks: the most that an attempt's decode worker already held.
     """
 
     timings: Timings
@@ -60,4 +61,4 @@ class Account:
             self.timings.handed_over = time.monotonic()
         self.num_transferred_blocks += num_blocks
         self.num_transferred_bytes += num_bytes
-        self.num_reused_decode_blocks += num_reused_blocks
+        self.num_reused_decode_blocks = max(self.num_reused_decode_blocks, num_reused_blocks)

@@ -347,6 +347,16 @@ def test_usage_of_cached_tokens_is_the_most_of_one_attempt():
     assert single.account.num_cached_prompt_tokens == 2
 
 
+def test_usage_of_reused_blocks_is_the_most_of_one_attempt():
+    single = answer()
+    for num_reused in (1, 2, 1):
+        event = decode_pb2.KvReady(num_reused_blocks=num_reused, num_transferred_blocks=3)
+        single.on_decode(decode_pb2.DecodeGenerateResponse(kv_ready=event))
+        single.restart()
+    assert single.account.num_reused_decode_blocks == 2
+    assert single.account.num_transferred_blocks == 9
+
+
 @pytest.mark.parametrize("params", [{"n": 2, "best_of": 3}, {"beam_width": 3, "temperature": 0.0}])
 def test_answer_restarts_ranked_sequences(params):
     ranked = answer(**params)
