@@ -77,3 +77,22 @@ def test_quotas_keep_nothing_of_tenants_that_only_asked():
         assert quotas.is_admissible(f"tenant {number}")
         assert quotas.seconds_until_available(f"tenant {number}") == 0.0
     assert not quotas._usages
+
+
+def test_quotas_forget_tenants_whose_rate_is_whole_again():
+    now = 0.0
+    quotas = Quotas(default=Quota(tokens_per_second=100.0), clock=lambda: now)
+    for number in range(10_000):
+        quotas.enter(str(number), 50)
+        quotas.leave(str(number), 50)
+        now += 1.0
+    assert len(quotas._usages) < 2100
+    quotas.enter("in flight", 0)
+    for number in range(3000):
+        quotas.enter("in debt", 10)
+        quotas.leave("in debt", 10**6)
+        quotas.enter(str(number), 50)
+        quotas.leave(str(number), 50)
+        now += 1.0
+    assert quotas._usages["in flight"].num_in_flight == 1
+    assert not quotas.is_admissible("in debt")

@@ -26,6 +26,8 @@ OTHERS = "*"
 
 # Burst after an idle period, in seconds of the tenant's `tokens_per_second`.
 _BURST_SECONDS = 10.0
+# Number of usages below which unused ones are not looked for and evicted.
+_FEW = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class _Usage:
         return 0.0 if self._bucket is None else self._bucket.seconds_until(0.0)
 
     @property
+    def is_unused(self) -> bool:
+        """Whether it equals a new one."""
+        return not self.num_in_flight and (self._bucket is None or self._bucket.is_full)
+
+    @property
     def is_admissible(self) -> bool:
         most = self._quota.max_concurrent
         return (most is None or self.num_in_flight < most) and not self.seconds_until_available
@@ -90,6 +97,7 @@ class Quotas:
         self._default = default
         self._clock = clock
         self._usages: dict[str, _Usage] = {}
+        self._most_usages = _FEW
 
     @classmethod
     def read(cls, path: Path, default: Quota = _UNBOUNDED) -> Self:
@@ -134,6 +142,8 @@ class Quotas:
 
     def enter(self, tenant: str, num_prompt_tokens: int) -> None:
         """Counts a request of the tenant as in flight and charges its prompt tokens."""
+        if tenant not in self._usages and len(self._usages) >= self._most_usages:
+            self._forget_unused()
         usage = self._usages[tenant] = self._usage(tenant)
         usage.num_in_flight += 1
         usage.charge(num_prompt_tokens)
@@ -148,6 +158,12 @@ class Quotas:
 
     def _usage(self, tenant: str) -> _Usage:
         return self._usages.get(tenant) or _Usage(self.of(tenant), self._clock)
+
+    def _forget_unused(self) -> None:
+        """Evicts usages that equal new ones: tenants come and go, memory is bounded."""
+        for tenant in [tenant for tenant, usage in self._usages.items() if usage.is_unused]:
+            del self._usages[tenant]
+        self._most_usages = max(_FEW, 2 * len(self._usages))
 
 
 _WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute"}
