@@ -32,11 +32,6 @@ class Demand:
     num_answers: int = 1
     num_sequences: int = 1
 
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the prompt and of all sequences at `max_tokens` each."""
-        return self.num_tokens + self.max_tokens * self.num_sequences
-
     def tokens_with(self, num_output_tokens: int) -> int:
         """Returns the tokens of the prompt and of all sequences if the answers have
         `num_output_tokens` in total; sequences that are not returned count as long as those that
@@ -66,6 +61,14 @@ class Request:
     def demand(self) -> Demand:
         params = self.params
         return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most that workers compute for it: the prompt, and all sequences up to `max_tokens`,
+        without the output that the client already has."""
+        demand = self.demand
+        num_received = sum(map(len, self.received))
+        return demand.tokens_with(demand.max_tokens * demand.num_answers - num_received)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,19 @@ from baton.client.wire import generate_request
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.admission.quotas import Quota, Quotas
+from baton_router.request import Request
 from tests.support.router.front import TTFT_OBJECTIVE, front_of, routes_to
 from tests.support.router.scripted import (
     READY,
+    RELEASED,
     FakeFleet,
+    at,
     card,
     decode,
     finished,
+    fleet_of,
+    letter_ids,
+    prefill,
     prefill_behind,
     tokens,
 )
@@ -40,6 +46,26 @@ async def test_request_costs_its_prompt_and_the_tokens_it_got():
         response = await front.post("/v1/completions", json=ASKED)
         assert response.json()["error"]["code"] == "rate_limit_exceeded"
         assert 0 < int(response.headers["x-ratelimit-remaining-tokens"]) <= 12 - 8
+
+
+async def test_resumed_request_reserves_only_the_tokens_left():
+    message = generate_request([5, 6], SamplingParams(max_tokens=100), "", "", 0)
+    message.continue_from.add(ids=letter_ids()[:1] * 98)
+    result = at(1)
+    result.result.first_tokens[0].position = 98
+    workers = prefill(result, RELEASED), decode(READY, tokens(99, 1), finished())
+    async with fleet_of(*workers) as fleet:
+        inference = routes_to(fleet, card(), Quotas(default=LIMITS))._inference
+        inference._limits.reserve("", 7)
+        async with aclosing(inference.generate(message, Call(), Deadline.after(9.0))) as responses:
+            events = [response.WhichOneof("event") async for response in responses]
+    assert events[-1] == "finished"
+
+
+def test_request_bound_of_tokens_omits_received_ones():
+    params = SamplingParams(max_tokens=10, n=2, best_of=4, temperature=1.0)
+    assert Request("r", (5, 6), params).most_tokens == 2 + 4 * 10
+    assert Request("r", (5, 6), params, received=((1,) * 4, (1,) * 6)).most_tokens == 2 + 4 * 5
 
 
 async def test_long_received_output_keeps_the_event_loop_running():

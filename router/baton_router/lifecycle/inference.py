@@ -133,7 +133,7 @@ class Inference:
             self._budget.deposit()
             try:
                 tenant = request.tenant.name
-                observers.append(self._limits.reserve(tenant, request.demand.most_tokens).end)
+                observers.append(self._limits.reserve(tenant, request.most_tokens).end)
                 decision = await self._admission.admit(request, tenant, deadline)
                 observers.append(self._admission.end)
                 # Closed here, so that all is released before the request counts as ended.
