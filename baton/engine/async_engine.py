@@ -371,12 +371,15 @@ class AsyncEngine:
             raise UnavailableError("the worker has stopped")
 
     async def _query(self, query: Callable[[], _Result]) -> _Result:
-        """Returns the result of `query`, computed in the engine's thread between two steps."""
+        """Returns the result of `query`, computed in the engine's thread between two steps.
+
+        Raises the error of `query`, or `InternalError` for one that is no `BatonError`.
+        """
         self._check_running()
         done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         self._queries.add(done)
         done.add_done_callback(self._queries.discard)
-        self.submit(lambda: self._answer(done, query()))
+        self.submit(lambda: self._answer(done, query))
         return await done
 
     # The engine's thread.
@@ -394,9 +397,18 @@ class AsyncEngine:
                 error = InternalError(f"the request was not added: {error}")
             self._call_soon(partial(stream.push, error))
 
-    def _answer(self, done: "asyncio.Future[_Result]", answer: _Result) -> None:
-        self._publish_stats()
-        self._call_soon(_resolve, done, answer)
+    def _answer(self, done: "asyncio.Future[_Result]", query: Callable[[], _Result]) -> None:
+        """Answers a query, between two steps. An error ends the query and not the engine."""
+        try:
+            answer = query()
+        except Exception as error:
+            if not isinstance(error, BatonError):
+                logger.exception("a query of the engine failed")
+                error = InternalError(f"a query of the engine failed: {error}")
+            self._call_soon(_reject, done, error)
+        else:
+            self._publish_stats()
+            self._call_soon(_resolve, done, answer)
 
     def _publish_stats(self) -> None:
         """Publishes the counts for the event loop's thread, which must not read them from the
@@ -488,6 +500,11 @@ class AsyncEngine:
 def _resolve(done: "asyncio.Future[_Result]", answer: _Result) -> None:
     if not done.done():
         done.set_result(answer)
+
+
+def _reject(done: "asyncio.Future[_Result]", error: BatonError) -> None:
+    if not done.done():
+        done.set_exception(error)
 
 
 def _as_update(event: SequenceUpdate | ExternalAllocation | BatonError) -> SequenceUpdate:

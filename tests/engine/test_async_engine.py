@@ -400,6 +400,21 @@ async def test_failing_step_fails_every_stream_and_reports_once():
     assert failures == [1]
 
 
+@pytest.mark.parametrize("error", [ValueError("the cat"), UnavailableError("the cat")])
+async def test_query_error_ends_the_query_and_not_the_engine(engine, error, monkeypatch):
+    monkeypatch.setattr(engine.engine, "memory_report", Mock(side_effect=error))
+    monkeypatch.setattr(engine.engine, "pin", Mock(side_effect=error))
+    expected = type(error) if isinstance(error, BatonError) else InternalError
+    with pytest.raises(expected, match="the cat"):
+        await asyncio.wait_for(engine.memory_report(), 30)
+    with pytest.raises(expected, match="the cat"):
+        async with asyncio.timeout(30), engine.pinned("name", []):
+            pass
+    with engine.open(request()) as stream:
+        assert len(tokens(await read(stream))) == NUM_TOKENS
+    await assert_empty(engine)
+
+
 async def test_flush_cache_fails_with_the_engine():
     engine = ScriptedEngine()
     async with running(engine) as serving:
