@@ -47,7 +47,13 @@ from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose, Request
+from baton.engine.scheduler.sequences.sequence import (
+    FinishReason,
+    KvSource,
+    Purpose,
+    Request,
+    SequenceStatus,
+)
 from baton.engine.updates import updates_of, updates_of_one
 from baton.errors import (
     AlreadyExistsError,
@@ -148,7 +154,8 @@ class Engine:
         prompts: SequenceOf[Prompt],
         params: SamplingParams | SequenceOf[SamplingParams] | None = None,
     ) -> list[GenerationResult]:
-        """Continues every prompt and returns the results in order.
+        """Continues every prompt and returns the results in order. Runs requests of `add_request`
+        too, as far as they get meanwhile; their updates of these steps are dropped.
 
         Args:
             prompts: texts or lists of token ids.
@@ -371,6 +378,7 @@ class Engine:
         params = request.params
         if params.num_sequences > params.n and not params.beam_width and not params.logprobs:
             params = replace(params, logprobs=True)  # to rank them by
+        self._leaving.discard(request.request_id)
         speculates = self.config.speculate if params.speculate is None else params.speculate
         can_speculate = not params.beam_width and request.purpose is not Purpose.PREFILL
         self._scheduler.add(
@@ -516,10 +524,20 @@ class Engine:
         return plan, self._runner.launch(plan)
 
     def _launch_ahead(self, plan: StepPlan, launched: Launched) -> tuple[StepPlan, Launched] | None:
-        if not self._is_async or self._leaving or not self._runner.can_launch_ahead(plan):
+        if not self._is_async or not self._runner.can_launch_ahead(plan):
             return None
+        if any(map(self._is_suspendable, self._leaving)):
+            return None  # `_suspend` needs a moment without a step launched ahead
         ahead = self._scheduler.schedule_ahead(plan)
         return None if ahead is None else (ahead, self._runner.launch(ahead, launched))
+
+    def _is_suspendable(self, request_id: str) -> bool:
+        """Returns whether a request runs and the KV of all but its last token is computed."""
+        request = self._scheduler.requests.get(request_id)
+        return request is not None and any(
+            s.status is SequenceStatus.RUNNING and s.num_tokens == s.num_computed_tokens + 1
+            for s in request.sequences
+        )
 
     def _draft(self) -> None:
         """Proposes draft tokens for the sequences that speculate."""
@@ -562,8 +580,8 @@ class Engine:
     def _suspend(self) -> list[SequenceProgress]:
         """Suspends the sequences that `suspend` named, as far as possible now."""
         stopped = []
-        for request_id in tuple(self._leaving) if self._ahead is None else ():
-            progress = self._scheduler.suspend(request_id)
+        for request_id in tuple(self._leaving):
+            progress = None if self._ahead is not None else self._scheduler.suspend(request_id)
             if progress is not None:
                 stopped.append(progress)
             if progress is not None or not self._scheduler.may_suspend(request_id):

@@ -145,6 +145,49 @@ def test_abort_during_an_async_step_leaks_nothing(checkpoints, num_steps):
     assert_idle(engine.engine)
 
 
+@pytest.mark.parametrize("num_steps", range(4))
+def test_suspend_of_a_waiting_request_keeps_steps_ahead(checkpoints, num_steps):
+    path, params = checkpoints["llama"], KINDS["greedy"]
+    prompts = [random_prompt(20, seed=i) for i in range(2)]
+    expected = tokens(load(path).generate(prompts, params))
+    engine = counting(path, async_scheduling=True, max_num_seqs=1)
+    engine.add_request(request("runs", prompts[0], params))
+    first = engine.step().updates
+    engine.add_request(request("waits", prompts[1], params))
+    engine.suspend("waits")
+    num_behind = engine.num_behind
+    for _ in range(num_steps):
+        first += engine.step().updates
+    assert engine.num_behind == num_behind + num_steps
+    engine.suspend("runs")
+    updates = drain(engine)
+    updates["runs"] = [*first, *updates["runs"]]
+    for name, whole in zip(("runs", "waits"), expected, strict=True):
+        said = {u.position: u.token_id for u in updates[name] if u.token_id is not None}
+        assert said == dict(enumerate(whole[: len(said)]))
+        assert 1 <= len(said) <= num_steps + 3
+        engine.release(name)
+    assert_idle(engine.engine)
+
+
+@pytest.mark.parametrize("num_steps", range(5))
+def test_suspend_before_the_last_token_spares_the_next_of_that_id(checkpoints, num_steps):
+    path, params = checkpoints["llama"], KINDS["short"]
+    engine = counting(path, async_scheduling=True)
+    engine.add_request(request("other", random_prompt(20), KINDS["greedy"]))
+    engine.add_request(request("a", random_prompt(9), params))
+    for _ in range(num_steps):
+        engine.step()
+    engine.suspend("a")
+    for _ in range(4):
+        engine.step()
+    engine.suspend("a")  # it has ended, by itself or suspended
+    engine.release("a")
+    engine.add_request(request("a", random_prompt(9), params))
+    assert len(drain(engine)["a"]) == 2
+    assert_idle(engine.engine)
+
+
 def test_async_scheduling_waits_where_tokens_are_needed(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True)
     for params in (
