@@ -47,6 +47,18 @@ def test_preemption_changes_no_token(checkpoints, oracle, family, mode, caching)
     assert_idle(engine)
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
+def test_preemptions_are_counted_by_mode(checkpoints, mode):
+    engine = load(checkpoints["llama"], **{**TIGHT, **SWAP, "preemption": mode})
+    engine.generate(PROMPTS, GREEDY)
+    stats = engine.stats()
+    if mode == "recompute":
+        assert (stats.num_recomputes > 0, stats.num_swaps) == (True, 0)
+    if mode == "swap":
+        assert stats.num_swaps > 0
+    assert stats.num_preemptions == stats.num_recomputes + stats.num_swaps > 0
+
+
 @pytest.mark.parametrize("num_host_blocks", [1, 3, 7])
 def test_preemption_recomputes_when_host_memory_is_full(checkpoints, oracle, num_host_blocks):
     path = checkpoints["llama"]

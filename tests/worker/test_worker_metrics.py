@@ -1,5 +1,6 @@
 """Metrics of a worker: while it loads, as it works, and in one role after the other."""
 
+import asyncio
 from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -102,3 +103,19 @@ async def test_reserved_blocks_are_reported_during_a_long_prefill():
         assert reserved % 16 == 0
         await pair.nothing_held()
         assert of(told(pair.prefill), "baton_reserved_kv_blocks", role="prefill") == 0
+
+
+async def test_preemption_metric_counts_recomputed_sequences(checkpoint):
+    settings = {"num_blocks": 8, "preemption": "recompute", "max_num_batched_tokens": 64}
+    async with crew_of(checkpoint("llama"), "decode", **settings) as crew:
+        (member,) = crew.members
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        await asyncio.gather(*(member.answer(prompt_of(40, seed=i), params) for i in range(2)))
+        samples = told(member.worker)
+        stats = member.worker.engine.stats()
+        by_mode = [
+            of(samples, "baton_preemptions_total", role="decode", mode=mode)
+            for mode in ("recompute", "swap", "return")
+        ]
+        assert by_mode == [stats.num_recomputes, 0, 0]
+        assert stats.num_recomputes == stats.num_preemptions > 0
