@@ -145,8 +145,8 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
         """
 
         def open_attempt(attempt: CallAttempt) -> Any:
-            call = self._connections[attempt.router].inference.Generate
             with self._cancelled_by_close():
+                call = self._connections[attempt.router].inference.Generate
                 return call(attempt.request, **self._options(attempt.timeout, metadata))
 
         request = generate_request(prompt, params, model, request_id, priority)
@@ -160,8 +160,11 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
 
     @contextmanager
     def _cancelled_by_close(self) -> Iterator[None]:
-        """Raises `CancelledError` for a call on connections that were closed, for which gRPC has
-        errors of several types."""
+        """Raises `CancelledError` for a call on connections that were or are closed, for which gRPC
+        has errors of several types. Connections are looked up inside: TLS files that have changed
+        would open closed ones again."""
+        if self._routers.is_closed:
+            raise CancelledError("the client is closed")
         try:
             yield
         except (BatonError, grpc.RpcError):
@@ -296,9 +299,9 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         request = rpc.request(*args, **kwargs)
         failover = Failover(self._routers, rpc.failover_codes)
         while True:
-            call = rpc.method(self._connections[failover.router])
             try:
                 with self._cancelled_by_close():
+                    call = rpc.method(self._connections[failover.router])
                     return rpc.parse(call(request, **self._options(self._timeout)))
             except grpc.RpcError as error:
                 failover.advance(error)
@@ -398,9 +401,9 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         request = rpc.request(*args, **kwargs)
         failover = Failover(self._routers, rpc.failover_codes)
         while True:
-            call: Any = rpc.method(self._connections[failover.router])
             try:
                 with self._cancelled_by_close():
+                    call: Any = rpc.method(self._connections[failover.router])
                     return rpc.parse(await call(request, **self._options(self._timeout)))
             except grpc.RpcError as error:
                 failover.advance(error)

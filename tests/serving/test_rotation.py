@@ -15,7 +15,7 @@ import pytest
 
 from baton.cli.certs import Authority, write
 from baton.client.client import AsyncClient, Client
-from baton.errors import FailedPreconditionError, UnavailableError
+from baton.errors import CancelledError, FailedPreconditionError, UnavailableError
 from baton.serving.access import ROUTER_NAME, WORKER_NAME
 from baton.serving.certificates import watched
 from baton.serving.channels import Channels
@@ -24,6 +24,7 @@ from baton.serving.settings import ServingSettings
 from baton.tls import PemFiles, Tls
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from tests.support.router.fake_router import free_port
 from tests.support.serving.fakes import ScriptedInference
 from tests.support.serving.replacing import replace
 
@@ -221,3 +222,24 @@ async def test_client_closes_connection_of_replaced_certificate(tmp_path):
 
     async with serving_with(tmp_path) as server:
         assert await asyncio.to_thread(ask_twice, server) == (1, 1)
+
+
+async def test_closed_client_stays_closed_when_certificates_change(tmp_path):
+    authority = Authority()
+    write(tmp_path, {"ca": authority.own, "client": authority.issue("client")})
+    address = f"127.0.0.1:{free_port()}"
+    clients = [kind(address, tls=tls_of(tmp_path, "client")) for kind in (Client, AsyncClient)]
+    blocking, client = clients
+    blocking.close()
+    await client.close()
+    channels = [each._connections._channels for each in clients]
+    replace(tmp_path, client=authority.issue("client"))
+    await asyncio.sleep(LOOK)
+    for call in (blocking.get_model, lambda: blocking.generate("Hi").text()):
+        with pytest.raises(CancelledError, match="client is closed"):
+            call()
+    with pytest.raises(CancelledError, match="client is closed"):
+        await client.get_model()
+    with pytest.raises(CancelledError, match="client is closed"):
+        await client.generate("Hi").text()
+    assert all(each._connections._channels is c for each, c in zip(clients, channels, strict=True))
