@@ -180,11 +180,16 @@ class ForkServer:
         """Runs `python -m module` in a process group of its own, with its output in `log`. Returns
         at once, though the first child has to wait for the imports."""
         request = {"module": module, "arguments": arguments, "environment": environment}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            descriptors = [theirs.fileno(), log.fileno()]
-            socket.send_fds(self._line, [json.dumps(request).encode()], descriptors)
-        return ForkedProcess(ours, os.dup(log.fileno()))
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                on_failure.callback(ours.close)
+                own_log = os.dup(log.fileno())  # before the request: no child without a handle
+                on_failure.callback(os.close, own_log)
+                descriptors = [theirs.fileno(), log.fileno()]
+                socket.send_fds(self._line, [json.dumps(request).encode()], descriptors)
+            on_failure.pop_all()
+        return ForkedProcess(ours, own_log)
 
     def close(self) -> None:
         """Kills the server and all its children."""

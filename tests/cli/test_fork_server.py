@@ -1,9 +1,11 @@
 """Forked processes are what started ones would be: arguments, logs, ends, and nothing left."""
 
+import gc
 import itertools
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +156,20 @@ def test_failed_start_ends_no_other_forked_process(start: Nursery, num_left: int
     assert "baton: cannot fork this process: " in start.log.read_text()
     assert other.poll() is None
     assert start().wait(60.0) == 3
+
+
+@pytest.mark.parametrize("num_left", range(4))
+def test_start_without_descriptors_asks_for_no_child(
+    start: Nursery, num_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "send_fds", lambda *arguments: asked.append(arguments))
+    before = psutil.Process().num_fds()
+    with descriptors_left(os.getpid(), num_left), pytest.raises(OSError, match="open files"):
+        start()
+    gc.collect()
+    assert not asked
+    assert psutil.Process().num_fds() == before
 
 
 def test_forked_process_is_killed_without_a_descriptor_left(start: Nursery) -> None:
