@@ -50,6 +50,20 @@ async def test_lifecycle_sends_first_token_and_rest_in_order():
     assert seen.finished.usage.num_output_tokens == 5
 
 
+async def test_lifecycle_retries_when_first_message_is_not_admitted():
+    hasty = Worker("p0", "prefill", [first(), Forever()])
+    workers = hasty, prefill(first(), RELEASED, name="p1"), decode(READY, tokens(1, 1), finished())
+    seen = await run_on(*workers, max_tokens=2)
+    assert seen.text == "ab"
+    workers = (
+        prefill(first(), RELEASED),
+        Worker("d0", "decode", [tokens(0, 0), Forever()]),
+        decode(READY, tokens(1, 1), finished(), name="d1"),
+    )
+    seen = await run_on(*workers, max_tokens=2)
+    assert seen.text == "ab"
+
+
 async def test_lifecycle_holds_tokens_that_overtake_first():
     cue = Cue()
     overtaking = decode(tokens(1, 1, 2), finished(), Go(cue))

@@ -56,9 +56,12 @@ class WorkerCall:
             timeout = self._deadline.forward()
             self._call = method(request, timeout=timeout, metadata=outgoing())
             kind, received = await self.read()
+            if kind != "admitted" and not isinstance(received, AttemptFailure):
+                early = InternalError(f"{self._name} sent {kind!r} before it admitted the request")
+                kind, received = "failed", self._broken(early)
+                self.cancel()
             if kind in ("failed", "lease_ended"):
                 failed(span, received.error)
-        assert kind == "admitted" or isinstance(received, AttemptFailure), "admitted, or an error"
         self._is_admitted = True
         return kind, received
 
