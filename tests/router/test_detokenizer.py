@@ -1,12 +1,14 @@
+import time
 from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
+from baton_router.lifecycle import inference
 from baton_router.lifecycle.detokenizer import Detokenizer, StopStrings
 
 
@@ -76,6 +78,57 @@ def test_broken_characters_are_decoded_a_few_tokens_at_a_time(token_ids):
         pieces.append(detokenizer.push(token_id))
         assert len(detokenizer._pending) < 16
     assert "".join([*pieces, detokenizer.finish()]) == tokenizer().decode(token_ids)
+
+
+@cache
+def byte_fallback() -> Tokenizer:
+    """A tokenizer as Llama 2's, which writes unknown characters as tokens of one byte."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocabulary |= {"<unk>": 256, "▁a": 257, "b": 258}
+    made = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens(["<s>"])
+    return made
+
+
+ENDS = [tokenizer().token_to_id("<|im_end|>")]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "token_ids"),
+    [(tokenizer, [*BROKEN, *ENDS]), (byte_fallback, [*range(256), *range(256, 260)])],
+    ids=["special tokens", "byte fallback"],
+)
+@given(data=st.data())
+def test_detokenizer_keeps_a_few_tokens_of_any_vocabulary(vocabulary, token_ids, data):
+    tokens = data.draw(st.lists(st.sampled_from(token_ids), min_size=20, max_size=60))
+    detokenizer, pieces = Detokenizer(vocabulary()), []
+    for token_id in tokens:
+        pieces.append(detokenizer.push(token_id))
+        assert len(detokenizer._pending) + len(detokenizer._context) < 32
+    if vocabulary is tokenizer:  # byte fallback decodes a run of bytes as a whole, or not at all
+        assert "".join([*pieces, detokenizer.finish()]) == vocabulary().decode(tokens)
+
+
+@given(st.text("aé世b\U0001f600", max_size=30))
+def test_detokenizer_restores_text_of_byte_fallback(text):
+    detokenizer = Detokenizer(byte_fallback())
+    pieces = [detokenizer.push(token_id) for token_id in byte_fallback().encode(text).ids]
+    assert "".join([*pieces, detokenizer.finish()]) == text
+
+
+@pytest.mark.parametrize("byte", [0x80, 0xE4])
+def test_text_of_received_tokens_is_made_in_10_ms_on_the_loop(byte):
+    """Of as many as are decoded without a thread, all of them the slowest kind."""
+
+    def seconds() -> float:
+        began, detokenizer = time.thread_time(), Detokenizer(byte_fallback())
+        for _ in range(inference._THREAD_FROM_TOKENS):
+            detokenizer.push(byte)
+        return time.thread_time() - began
+
+    assert min(seconds() for _ in range(5)) < 0.01 / 2  # of a fast core
 
 
 @given(st.text(max_size=30))
