@@ -171,7 +171,7 @@ def test_suspend_of_a_waiting_request_keeps_steps_ahead(checkpoints, num_steps):
 
 
 @pytest.mark.parametrize("num_steps", range(5))
-def test_suspend_before_the_last_token_spares_the_next_of_that_id(checkpoints, num_steps):
+def test_suspend_before_last_token_spares_the_next_of_that_id(checkpoints, num_steps):
     path, params = checkpoints["llama"], KINDS["short"]
     engine = counting(path, async_scheduling=True)
     engine.add_request(request("other", random_prompt(20), KINDS["greedy"]))
