@@ -6,9 +6,12 @@ from baton.errors import InvalidArgumentError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Returns the device. Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback."""
+    """Returns the device, a GPU with its index: "auto" and "cuda" name the current GPU.
+
+    Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidArgumentError(
             "device",
@@ -26,6 +29,13 @@ def resolve_device(name: str) -> torch.device:
             "device",
             f"is {name!r}; torch sees {torch.cuda.device_count()} GPUs here, the first is cuda:0",
         )
+    return indexed(device)
+
+
+def indexed(device: torch.device) -> torch.device:
+    """Returns the device with its index: that of the current GPU for a GPU without one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
@@ -37,5 +47,5 @@ def use_device(device: torch.device) -> None:
     driver want the context.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(indexed(device))  # which refuses a device without an index
         torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.cuda._utils import _get_device_index
 
 from baton.engine.async_engine import AsyncEngine
+from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.engine.device import resolve_device, use_device
 from baton.errors import InvalidArgumentError
 
-SECOND = torch.device("cuda:1")
+FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
+NAMED = [("auto", FIRST), ("cuda", FIRST), ("cuda:1", SECOND)]
 
 
 @pytest.fixture
@@ -20,10 +24,12 @@ def current(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
     found: dict[str, torch.device] = {}
 
     def set_device(device: torch.device) -> None:
-        found[threading.current_thread().name] = device
+        index = _get_device_index(device)  # as torch does: a device without an index is refused
+        found[threading.current_thread().name] = torch.device("cuda", index)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=bool))
     return found
@@ -36,6 +42,18 @@ def test_use_device_makes_gpu_current_and_ignores_cpu(current: dict[str, torch.d
     assert current == {"MainThread": SECOND}
 
 
+@pytest.mark.parametrize(("name", "device"), NAMED)
+def test_use_device_takes_every_device_that_has_a_name(
+    current: dict[str, torch.device], name: str, device: torch.device
+) -> None:
+    resolved = resolve_device(name)
+    assert resolved == device
+    use_device(resolved)
+    assert current == {"MainThread": device}
+    use_device(torch.device(name.replace("auto", "cuda")))
+    assert current == {"MainThread": device}
+
+
 @pytest.mark.usefixtures("current")
 def test_resolve_device_refuses_gpu_that_is_not_there() -> None:
     assert resolve_device("cuda:1") == SECOND
@@ -43,11 +61,21 @@ def test_resolve_device_refuses_gpu_that_is_not_there() -> None:
         resolve_device("cuda:2")
 
 
-async def test_async_engine_threads_use_its_device(current: dict[str, torch.device]) -> None:
+@pytest.mark.parametrize(("name", "device"), NAMED)
+async def test_async_engine_threads_use_its_device(
+    current: dict[str, torch.device], name: str, device: torch.device
+) -> None:
+    resolved = resolve_device(name)
     engine: Any = SimpleNamespace(
-        device=SECOND, has_work=False, close=lambda: None, stats=lambda: None
+        device=resolved, has_work=False, close=lambda: None, stats=lambda: None
     )
     running = AsyncEngine(engine)
     running.start()
     await running.stop()
-    assert current == {"MainThread": SECOND, "engine": SECOND}
+    assert current == {"MainThread": device, "engine": device}
+
+
+def test_kv_pool_names_its_gpu_by_index() -> None:
+    layout = KvLayout("float32", block_size=4, block_bytes=64, layers=(), window=None)
+    with FakeTensorMode():
+        assert KvPool(layout, 2, torch.device("cuda")).device == FIRST

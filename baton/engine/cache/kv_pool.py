@@ -120,6 +120,7 @@ class KvPool:
 
     Attributes:
         dtype: dtype of its K and V.
+        device: device of its memory, a GPU with its index.
         shared: the memory that contains it, if other processes may map it for reading.
     """
 
@@ -136,7 +137,6 @@ class KvPool:
         `for_gpu`."""
         self.layout = layout
         self.num_blocks = num_blocks
-        self.device = device
         self.dtype: torch.dtype = getattr(torch, layout.dtype)
         self.shared = shared
         shape = (num_blocks + 1, layout.block_bytes)
@@ -144,6 +144,7 @@ class KvPool:
             self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=for_gpu)
         else:
             self._bytes = shared.content.view(shape)
+        self.device = self._bytes.device  # a GPU with its index
         typed = self._bytes.view(self.dtype)
         self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]
 
