@@ -1,8 +1,11 @@
-"""Device of an engine: found by its name, and made current in the threads that use it."""
+"""Device of an engine: found by its name, made current in threads, and its lack of memory."""
 
 import torch
 
 from baton.errors import InvalidArgumentError
+
+# Of the CUDA driver, by torch or Triton; of cuBLAS and cuDNN.
+_OUT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -37,6 +40,14 @@ def indexed(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns True for an error that says that device memory is short. Libraries that allocate
+    beside torch raise plain `RuntimeError`s, which their text alone tells apart."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def use_device(device: torch.device) -> None:

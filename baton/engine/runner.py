@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.device import is_out_of_memory
 from baton.engine.device_stream import DeviceStream, Launch, stream_of, uploader
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.metering.step_times import StepClock
@@ -85,7 +86,7 @@ class _Computed:
 
 
 class StepMemoryError(Exception):
-    """Lack of device memory for the model's part of a step. Its block moves are done."""
+    """Lack of device memory for a step's inputs, forward or sampling. Its block moves are done."""
 
 
 class Launched:
@@ -170,32 +171,40 @@ class ModelRunner:
         Args:
             previous: the step before, if its tokens are not in the `BatchSlots` arrays yet.
         """
-        for sequence in plan.new_slots:
-            request = sequence.request
-            self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
-            self._grammars.assign(sequence.batch_slot, request)
-        inputs = None
-        if plan.num_tokens and not self._may_replay(plan):
-            with self._clock.forward():
-                inputs = self.inputs(plan, is_ahead=previous is not None)
-        launch = self._stream.launch(partial(self._compute, plan, inputs, previous))
+        inputs, failure = None, None
+        try:
+            for sequence in plan.new_slots:
+                request = sequence.request
+                self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
+                self._grammars.assign(sequence.batch_slot, request)
+            if plan.num_tokens and not self._may_replay(plan):
+                with self._clock.forward():
+                    inputs = self.inputs(plan, is_ahead=previous is not None)
+        except RuntimeError as error:
+            failure = _memory_failure(error)
+        launch = self._stream.launch(partial(self._compute, plan, inputs, previous, failure))
         return Launched(plan.sample_slots, launch, partial(self._result, plan))
 
     @torch.inference_mode()
     def _compute(
-        self, plan: StepPlan, inputs: ModelInputs | None, previous: Launched | None
+        self,
+        plan: StepPlan,
+        inputs: ModelInputs | None,
+        previous: Launched | None,
+        failure: str | None,
     ) -> _Computed:
-        """Runs a plan on the device: its work in the order of the stream."""
+        """Runs a plan on the device: its work in the order of the stream; of a plan whose inputs
+        have a `failure`, what later steps rely on."""
         with self._clock.forward():
             if plan.has_memory_operations:
                 self._move_blocks(plan)
             self._encode(plan)
-            if not plan.num_tokens:
-                return _Computed()
+            if failure is not None or not plan.num_tokens:
+                return _Computed(failure=failure)
         try:
             return self._generate(plan, inputs, previous)
-        except torch.OutOfMemoryError as error:
-            return _Computed(failure=str(error))
+        except RuntimeError as error:
+            return _Computed(failure=_memory_failure(error))
 
     def _generate(
         self, plan: StepPlan, inputs: ModelInputs | None, previous: Launched | None
@@ -284,7 +293,7 @@ class ModelRunner:
         for group, pool in enumerate(pools):
             cleared = [block_id for g, block_id in plan.cleared if g == group]
             if cleared and self._attention.reads_unwritten:
-                pool.clear_blocks(cleared)
+                _with_memory(partial(pool.clear_blocks, cleared))
         _copy(plan.swap_in, hosts, pools)
 
     def _encode(self, plan: StepPlan) -> None:
@@ -294,7 +303,7 @@ class ModelRunner:
         for content_hash in plan.encoder.freed:
             self._encoder.forget(content_hash)
         for request_id, encoder_input in plan.encoder.to_compute:
-            self._encoder.encode(request_id, encoder_input)
+            _with_memory(partial(self._encoder.encode, request_id, encoder_input))
 
     def _choose(self, plan: StepPlan, logits: torch.Tensor) -> _Computed:
         """Computes what the plan asks of its logits: tokens, beam candidates and prompt scores."""
@@ -403,4 +412,23 @@ def _copy(moves: SequenceOf[BlockMove], origins: list[KvPool], targets: list[KvP
     for group, target in enumerate(targets):
         mine = [m for m in moves if m.group == group]
         if mine:
-            target.copy_blocks([m.source for m in mine], [m.target for m in mine], origins[group])
+            sources, targets = [m.source for m in mine], [m.target for m in mine]
+            _with_memory(partial(target.copy_blocks, sources, targets, origins[group]))
+
+
+def _with_memory(work: Callable[[], None]) -> None:
+    """Does work on which the state of other requests depends. If memory is short, again after torch
+    has freed what it caches; a second lack of memory ends the engine."""
+    try:
+        work()
+    except RuntimeError as error:
+        _memory_failure(error)
+        torch.cuda.empty_cache()
+        work()
+
+
+def _memory_failure(error: RuntimeError) -> str:
+    """Returns the text of a lack of device memory. Raises any other error."""
+    if not is_out_of_memory(error):
+        raise error
+    return str(error)

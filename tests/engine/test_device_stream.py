@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import baton.engine.engine
 from baton.cluster.prefix import hash_chain
 from baton.engine.cache import kv_pool
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.engine import Engine
 from baton.engine.messages import SequenceUpdate
 from baton.engine.scheduler.sequences.sequence import Purpose
@@ -126,8 +127,18 @@ def test_copy_blocks_refuses_pairs_in_host_memory(monkeypatch):
             copy_blocks(pool, pool, pairs)
 
 
-@pytest.mark.parametrize("changes", ROOM, ids=["roomy", "swapping"])
-def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, rng, changes):
+LACKS = {
+    "forward": (0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")),
+    "forward, swapping": (1, torch.OutOfMemoryError("CUDA out of memory. Tried 20 GiB")),
+    "prepare": (0, RuntimeError("Triton Error [CUDA]: out of memory, 20 GiB")),
+    "prepare, swapping": (1, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED, 20 GiB")),
+}
+
+
+@pytest.mark.parametrize("where", LACKS)
+def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, rng, where):
+    room, error = LACKS[where]
+    changes = ROOM[room]
     settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24, **changes}
     engines = (load(checkpoints["llama"], **settings) for _ in range(2))
     asked = [
@@ -142,15 +153,24 @@ def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, r
     stream = DeferredStream(rng)
     monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device: stream)
     engine = next(engines)
-    model, num_forwards = engine._runner._model, itertools.count()
-    forward = model.forward
+    method, _, _ = where.partition(",")
+    part = engine._runner._model if method == "forward" else engine._runner._attention
+    compute, num_calls = getattr(part, method), itertools.count()
 
     def run_out_of_memory(*args):
-        if next(num_forwards) in (3, 7, 8, 20):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
-        return forward(*args)
+        if next(num_calls) in (3, 7, 8, 20):
+            raise error
+        return compute(*args)
 
-    monkeypatch.setattr(model, "forward", run_out_of_memory)
+    monkeypatch.setattr(part, method, run_out_of_memory)
+    copy_blocks, num_copies = KvPool.copy_blocks, itertools.count()
+
+    def copy_after_a_lack(*args):
+        if next(num_copies) % 2 == 0:
+            raise error
+        copy_blocks(*args)
+
+    monkeypatch.setattr(KvPool, "copy_blocks", copy_after_a_lack)
     updates: dict[str, list[SequenceUpdate]] = {}
     failed: dict[str, BatonError] = {}
     for _ in range(2):
@@ -167,3 +187,15 @@ def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, r
     assert 1 <= len(failed) < len(asked)
     assert "20 GiB" in str(failed.popitem()[1])
     assert_idle(engine)
+
+
+def test_step_with_another_error_ends_the_engine(checkpoints, monkeypatch):
+    engine = load(checkpoints["llama"])
+
+    def fail(*_args):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine._runner._attention, "prepare", fail)
+    engine.add_request(request("a", random_prompt(5), GREEDY))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.step()
