@@ -63,6 +63,7 @@ nightly-tests: $(VENV)/.dev
 
 # PYTHONPATH is that of every process of a cluster, too.
 deferred: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site
+deferred: export BATON_DEFERRED := 1
 deferred: $(VENV)/.dev  ## engines, workers and clusters on a CPU that computes as late as a GPU may
 	@status=0; \
 	$(BIN)/python -m pytest $(ON_ALL_CORES) -m 'not e2e and $(TEST)' \

@@ -84,28 +84,79 @@ class DeferredStream:
             self.num_done += 1
 
 
+VARIABLE = "BATON_DEFERRED"
+"""Set by runs of tests that are worth nothing without the deferred device."""
+
+
 def install() -> None:
-    """Makes every engine of this process compute on a deferred device, which is drawn to be as
-    slow as possible or sometimes faster."""
-    sys.meta_path.insert(0, _Installer())
+    """Makes every engine of this process, and of those forked from it, compute on a deferred
+    device. Raises `RuntimeError` if engines may have another one already."""
+    if _MODULE in sys.modules:
+        raise RuntimeError(f"{_MODULE} is imported before the deferred device is installed")
+    sys.meta_path.insert(0, _Installer(Modes()))
+
+
+def is_installed() -> bool:
+    """Returns True after `install`."""
+    return any(isinstance(finder, _Installer) for finder in sys.meta_path)
+
+
+_MODULE = "baton.engine.device_stream"
+
+
+class Modes:
+    """Modes of the devices of engines: as late as possible, or sometimes faster.
+
+    Engines are numbered: in one process one after the other, and a fork's from the number of forks
+    before it. Of the numbers 2n and 2n + 1 one is late and one is faster, as the seed draws, so
+    that both modes occur among three workers or engines in a row.
+    """
+
+    def __init__(self) -> None:
+        self._seed = os.environ.get("BATON_TEST_SEED") or "0"
+        self._first = int(os.environ.get("BATON_DEFERRED_FIRST") or 0)
+        self._num_forks = self._num_engines = 0
+        os.register_at_fork(after_in_parent=self._count_fork, after_in_child=self._become_fork)
+
+    def _count_fork(self) -> None:
+        self._num_forks += 1
+
+    def _become_fork(self) -> None:
+        self._first += self._num_forks
+        self._num_forks = self._num_engines = 0
+
+    def stream(self) -> DeferredStream:
+        """Returns the stream of the next engine, and prints its mode and how to draw it again."""
+        number = self._first + self._num_engines
+        self._num_engines += 1
+        is_late = Random(f"{self._seed} {number // 2}").random() < 0.5
+        is_late ^= bool(number % 2)
+        mode = "as late as possible" if is_late else "sometimes faster"
+        again = f"BATON_TEST_SEED={self._seed} BATON_DEFERRED_FIRST={number}"
+        print(f"deferred device: {mode}; as the first engine: {again}", file=sys.stderr, flush=True)
+        return DeferredStream(None if is_late else Random(f"{self._seed} {number}"))
 
 
 class _Installer(MetaPathFinder):
     """Finder of the module of streams, which it changes as it is loaded."""
 
+    def __init__(self, modes: Modes) -> None:
+        self._modes = modes
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "baton.engine.device_stream":
+        if fullname != _MODULE:
             return None
         spec = PathFinder.find_spec(fullname, path)
         assert spec is not None
         assert spec.loader is not None
-        load, dice = spec.loader.exec_module, Random(os.environ.get("BATON_TEST_SEED", "0"))
+        load = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             load(module)
-            module.stream_of = lambda _device: DeferredStream(dice if dice.random() < 0.5 else None)
+            assert callable(module.stream_of), "engines take their stream from elsewhere"
+            module.stream_of = lambda _device: self._modes.stream()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
