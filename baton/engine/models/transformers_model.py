@@ -16,6 +16,7 @@ import torch
 from baton.engine.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.attention.mask_rule import MaskRule, recognise
 from baton.engine.cache.kv_pool import KvShape
+from baton.engine.device import is_out_of_memory
 from baton.engine.models.hf import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -173,6 +174,8 @@ def refusing(name: str) -> Iterator[None]:
     except (torch.AcceleratorError, torch.OutOfMemoryError):
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         is_of_mask = _OpaqueMask.__name__ in str(error)
         reason = "it computes with the attention mask" if is_of_mask else str(error)
         raise UnsupportedModelError(
