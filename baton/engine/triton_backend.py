@@ -44,6 +44,7 @@ class TritonBackend:
         self._dtype = dtype
         self._max_len = max_len
         self._compilations = CompilationMeter()
+        self._recorder: CudaRecorder | None = None
 
     @property
     def num_late_compilations(self) -> int:
@@ -119,7 +120,10 @@ class TritonBackend:
         config = self._config
         max_blocks = -(-(self._max_len + config.max_drafts + 1) // config.block_size)
         batch = StaticTritonBatch(attention, sizes[-1], max_blocks)
-        return record_decodes(model.forward, batch, sizes, attention.device, CudaRecorder())
+        if self._recorder is None:
+            self._recorder = CudaRecorder()
+        self._recorder.use_new_pool()
+        return record_decodes(model.forward, batch, sizes, attention.device, self._recorder)
 
 
 def _own(attention: Attention) -> TritonAttention:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 
+from baton.engine import triton_backend
 from baton.engine.attention.interface import RaggedBatch
+from baton.engine.config import EngineConfig
+from baton.engine.models import cuda_graphs
 from baton.engine.models.cuda_graphs import (
     DecodeGraphs,
     Step,
@@ -116,6 +121,45 @@ def test_decode_graphs_fall_back_to_eager_with_reason(caplog: pytest.LogCaptureF
     assert record_decodes(forward, FakeBatch(8), [1, 2, 4, 8], CPU, Failing()) is None
     assert "without CUDA graphs" in caplog.text
     assert "operation not permitted when stream is capturing" in caplog.text
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_record_decodes_raises_if_the_gpu_is_lost(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """A recording that the GPU refuses is no loss of its context, whose every call fails."""
+    error = torch.AcceleratorError("CUDA error: of the recording")
+
+    def fail(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cuda_graphs, "DecodeGraphs", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail if is_lost else lambda _device: None)
+    arguments = (forward, FakeBatch(1), [1], torch.device("cuda", 0), FakeRecorder())
+    if is_lost:
+        with pytest.raises(torch.AcceleratorError):
+            record_decodes(*arguments)
+    else:
+        assert record_decodes(*arguments) is None
+
+
+def test_triton_backend_records_all_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further stream would take a workspace of cuBLAS."""
+    recorders: list[SimpleNamespace] = []
+    used: list[object] = []
+
+    def make() -> SimpleNamespace:
+        recorders.append(SimpleNamespace(use_new_pool=lambda: used.append("pool")))
+        return recorders[-1]
+
+    monkeypatch.setattr(triton_backend, "CudaRecorder", make)
+    monkeypatch.setattr(triton_backend, "StaticTritonBatch", lambda *_args: None)
+    monkeypatch.setattr(triton_backend, "record_decodes", lambda *args: used.append(args[-1]))
+    backend = triton_backend.TritonBackend(EngineConfig(), [], torch.float32, 64)
+    for sizes in ([4], [1, 2, 4]):
+        part: Any = SimpleNamespace(device=CPU, forward=forward)
+        backend._record(part, part, sizes)
+    assert used == ["pool", recorders[0], "pool", recorders[0]]
 
 
 def test_recorded_bytes_are_those_of_largest_and_all_logits() -> None:

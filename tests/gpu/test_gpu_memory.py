@@ -11,6 +11,8 @@ import pytest
 from tests.support.kernels.engine_families import tokens
 from tests.support.repository import ROOT
 
+SEGMENTS = 2**26  # bytes that torch reserves beyond what it allocates
+
 
 @pytest.mark.gpu  # on a CPU nothing is measured
 @pytest.mark.parametrize("shares", [[0.3], [0.45, 0.45]], ids=["alone", "two at once"])
@@ -38,6 +40,6 @@ def test_engines_reserve_no_more_than_their_shares(
         for process, share in zip(processes, shares, strict=True):
             assert process.stdout is not None
             found = json.loads(process.stdout.readline())
-            assert found["reserved"] <= share * found["total"]
+            assert found["reserved"] <= share * found["total"] + SEGMENTS
             assert min(found["num_blocks"]) > settings["num_blocks"]
             assert list(map(tuple, found["token_ids"])) == list(map(tuple, expected))

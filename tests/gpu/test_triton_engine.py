@@ -196,6 +196,23 @@ def test_triton_recorded_steps_give_equal_tokens(
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
+@pytest.mark.gpu
+def test_triton_engine_runs_a_forward_that_waits(
+    folder: Any, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a forward cannot be recorded; decodes run without graphs, and the GPU goes on."""
+    forward = TritonModel.forward
+
+    def wait(self: TritonModel, token_ids: torch.Tensor, *args: Any) -> torch.Tensor:
+        assert token_ids.sum().item() >= 0
+        return forward(self, token_ids, *args)
+
+    monkeypatch.setattr(TritonModel, "forward", wait)
+    engine = load(folder("llama"), cuda_graphs=True)
+    assert engine._runner._graphs is None
+    assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
+
+
 @SLOW
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype: str) -> None:

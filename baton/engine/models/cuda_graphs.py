@@ -47,8 +47,13 @@ class CudaRecorder:
     """Recorder of CUDA graphs. They share a memory pool, so only one of them may run at a time."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # of all recordings: cuBLAS has a workspace per stream
+        self.use_new_pool()
+
+    def use_new_pool(self) -> None:
+        """Begins a memory pool for the graphs that follow. Torch refuses one whose graphs are all
+        gone."""
+        self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, step: Step) -> Step:
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -131,10 +136,12 @@ def record_decodes(
     recorder: Recorder,
 ) -> DecodeGraphs | None:
     """Returns the graphs, as `DecodeGraphs`; None, after a warning with the reason, if the model's
-    forward cannot be recorded: some wait for the device."""
+    forward cannot be recorded: some wait for the device. Raises the error of a GPU that fails."""
     try:
         return DecodeGraphs(forward, batch, sizes, device, recorder)
     except RuntimeError as error:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # raises again if the CUDA context is lost
         logger.warning("decode steps run without CUDA graphs, which is slower: %s", error)
         return None
 
