@@ -29,6 +29,7 @@ from baton.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from baton.models.support import check_model
 
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
@@ -174,6 +175,8 @@ class LocalCluster:
             on_status: called repeatedly with the status of every process.
 
         Raises:
+            UnsupportedModelError: the model cannot be served by its description; nothing was
+                started.
             UnavailableError: Redis does not answer, or a process died; the message has the end of
                 its log.
             DeadlineExceededError: the cluster was not ready after `timeout` seconds.
@@ -182,6 +185,7 @@ class LocalCluster:
         If it raises, it leaves nothing running.
         """
         assert self._folder is None, "the cluster was started already"
+        check_model(self.model)
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         try:
             if self.redis is not None:

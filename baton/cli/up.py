@@ -14,7 +14,6 @@ from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import DEFAULT_MODEL, INTRODUCTION
-from baton.models.support import check_model
 from baton.serving.access import ROUTER_NAME
 from baton.serving.optional_dependencies import check_extra
 
@@ -73,10 +72,8 @@ def print_commands(cluster: LocalCluster) -> None:
 def run(cluster: LocalCluster, console: Console) -> None:
     """Starts the cluster, prints how to use it, and stops it at a signal or when a process dies.
 
-    Raises `UnsupportedModelError` before it starts a process for a model that cannot be served, and
-    `UnavailableError` if a process died by itself.
+    Raises as `LocalCluster.start`, and `UnavailableError` if a process died by itself.
     """
-    check_model(cluster.model)
     with interrupted_by_signals():
         try:
             _serve(cluster, console)

@@ -10,8 +10,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.cli.ports import is_free
+from baton.cli.process import Process
+from baton.cluster.embedded import EmbeddedRedis
+from baton.errors import UnsupportedModelError
 from baton.models import locate
 from tests.cli.conftest import baton, gone, interrupt, running, started
 from tests.support.readme import OUTPUTS, shows
@@ -95,7 +99,48 @@ REFUSED = {
 }
 
 
+_OWN = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+# Content of config.json; None: a GGUF file alone.
+REFUSED_MODELS: dict[str, tuple[dict[str, object] | None, str]] = {
+    "quantised": (
+        {"model_type": "llama", "quantization_config": {"quant_method": "awq"}},
+        "quantized by awq",
+    ),
+    "GGUF": (None, "holds a GGUF model"),
+    "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder-decoder mo"),
+    "custom code": ({"model_type": "own", **_OWN}, "needs code of its checkpoint"),
+}
+
+
+@pytest.fixture
+def _starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, *_args: object) -> None:
+        raise AssertionError(f"{self} was started")
+
+    monkeypatch.setattr(Process, "start", refuse)
+    monkeypatch.setattr(EmbeddedRedis, "start", refuse)
+
+
+@pytest.mark.parametrize("name", REFUSED_MODELS)
+@pytest.mark.usefixtures("_starts_no_process")
+def test_up_and_local_cluster_refuse_a_model_alike(name: str, tmp_path: Path) -> None:
+    config, sentence = REFUSED_MODELS[name]
+    if config is None:
+        (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    else:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "model.safetensors").write_bytes(b"never read")
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--model", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    with pytest.raises(UnsupportedModelError, match=sentence) as refusal:
+        LocalCluster(str(tmp_path)).start()
+    assert result.stderr == f"baton: {refusal.value}\n"
+
+
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("_starts_no_process")
 def test_up_refuses_options_before_it_starts_a_process(name: str) -> None:
     options, sentence = REFUSED[name]
     result = CliRunner().invoke(app, [*ARGUMENTS, *options])
