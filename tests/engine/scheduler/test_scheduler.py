@@ -222,8 +222,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 2]))):
                 if self.harness.awaiting and data.draw(st.booleans()):
                     self.hear_of_another_worker(data)
-                else:
+                elif data.draw(st.booleans()):
                     self.end_some(data)
+                else:
+                    self.end_a_sequence(data)
 
         for _ in range(2):
             if self.scheduler.has_work:
@@ -239,6 +241,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         ids = sorted((self.harness.live | self.harness.kept).keys())
         if ids:
             self.harness.abort(data.draw(st.sampled_from(ids)))
+
+    @precondition(lambda self: self.harness.live)
+    @rule(data=st.data())
+    def end_a_sequence(self, data: st.DataObject) -> None:
+        ids = sorted(self.harness.live)
+        if ids:
+            expected = self.harness.live[data.draw(st.sampled_from(ids))]
+            indices = sorted(expected.outcomes) or [0]
+            request_id, index = expected.request.request_id, data.draw(st.sampled_from(indices))
+            if self.harness.end_sequence(request_id, index):
+                event("a sequence was ended")
 
     @precondition(lambda self: self.harness.kept)
     @rule(data=st.data())
