@@ -37,7 +37,8 @@ def resolve_device(name: str) -> torch.device:
 
 def indexed(device: torch.device) -> torch.device:
     """Returns the device with its index: that of the current GPU for a GPU without one."""
-    if device.type == "cuda" and device.index is None:
+    index: int | None = device.index  # torch declares an int
+    if device.type == "cuda" and index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 

@@ -412,8 +412,8 @@ def _copy(moves: SequenceOf[BlockMove], origins: list[KvPool], targets: list[KvP
     for group, target in enumerate(targets):
         mine = [m for m in moves if m.group == group]
         if mine:
-            sources, targets = [m.source for m in mine], [m.target for m in mine]
-            _with_memory(partial(target.copy_blocks, sources, targets, origins[group]))
+            pairs = [m.source for m in mine], [m.target for m in mine]
+            _with_memory(partial(target.copy_blocks, *pairs, origins[group]))
 
 
 def _with_memory(work: Callable[[], None]) -> None:
