@@ -162,9 +162,7 @@ def test_windowed_output_frees_passed_blocks(checkpoints, oracle, family):
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_prompt_behind_a_window_is_cached_before_its_blocks_are_freed(
-    checkpoints, async_scheduling
-):
+def test_windowed_prompt_is_cached_before_its_blocks_are_freed(checkpoints, async_scheduling):
     """Its last token sees the first block; the first decode, which may be launched before the
     prompt is committed, does not."""
     prompt = random_prompt(15, seed=3)
