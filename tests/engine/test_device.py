@@ -12,6 +12,7 @@ from torch.cuda._utils import _get_device_index
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.engine.device import resolve_device, use_device
+from baton.engine.models.loader import resolve_dtype
 from baton.errors import InvalidArgumentError
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
@@ -79,3 +80,10 @@ def test_kv_pool_names_its_gpu_by_index() -> None:
     layout = KvLayout("float32", block_size=4, block_bytes=64, layers=(), window=None)
     with FakeTensorMode():
         assert KvPool(layout, 2, torch.device("cuda")).device == FIRST
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, None])
+def test_checkpoint_dtype_is_kept_on_a_gpu_if_served(dtype: torch.dtype | None) -> None:
+    config: Any = SimpleNamespace(dtype=dtype)
+    served = dtype if dtype is torch.float16 else torch.float32
+    assert resolve_dtype("auto", config, FIRST) is served

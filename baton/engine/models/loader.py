@@ -25,6 +25,7 @@ from baton.engine.models.hf import (
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
@@ -82,11 +83,12 @@ def load_model(
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """Returns the dtype of the weights."""
+    """Returns the dtype of the weights; "auto" is that of the checkpoint on a GPU, unless it is one
+    that Baton does not serve."""
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     own = getattr(config, "dtype", None)
-    return own if device.type == "cuda" and own is not None else torch.float32
+    return own if device.type == "cuda" and own in _DTYPES else torch.float32
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
