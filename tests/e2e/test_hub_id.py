@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
@@ -26,6 +27,9 @@ def test_model_named_by_hub_id_is_served(tmp_path: Path, monkeypatch: pytest.Mon
     (cached / "refs" / "main").write_text(REVISION)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # This process, which checks the model first, has read the variables already.
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     prompt = [5, 6, 7, 8, 9]
     with (
         LocalCluster(model="someone/small", worker_flags={"num_blocks": 64}) as cluster,
