@@ -1,10 +1,12 @@
 """CUDA stream of a worker's KV transfers, beside the engine's. On a CPU nothing is ordered."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 
 StepEvent = torch.cuda.Event | None
@@ -52,3 +54,9 @@ class TransferStream:
                     yield
             finally:
                 stream.synchronize()
+
+    def read(self, pool: KvPool, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
+        """Returns the bytes of blocks as `KvPool.read_blocks`. Waits for the steps launched by now,
+        and for none that the engine launches later."""
+        with self.after(launched_steps(pool.device), pool.device):
+            return pool.read_blocks(block_ids)

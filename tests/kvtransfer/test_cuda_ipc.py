@@ -3,7 +3,7 @@ CUDA itself does is tested in `tests/gpu`."""
 
 import asyncio
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +17,10 @@ from baton_kvtransfer.connector import CUDA_IPC, Integrity
 from baton_kvtransfer.connectors.cuda_ipc import driver_memory, memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
+from baton_kvtransfer.connectors.nixl.claimant import NixlReceiver
+from baton_kvtransfer.connectors.shm.source import PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
+from baton_kvtransfer.transfer_stream import TransferStream
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     allocation,
@@ -241,3 +244,28 @@ def test_cuda_driver_reports_missing_library(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", nothing_there)
     with pytest.raises(RuntimeError, match=r"no CUDA driver: libcuda\.so\.1"):
         _ = DriverMemory()._driver
+
+
+async def test_checksums_are_read_on_the_transfer_stream(sources, targets, monkeypatch):
+    """Of the sender and of each receiver: on the engine's stream they would wait for its steps."""
+    current: list[bool] = []
+    read_blocks = KvPool.read_blocks
+
+    @contextmanager
+    def after(_self, _steps, _device):
+        current.append(True)
+        yield
+        current.pop()
+
+    def read(self, block_ids):
+        assert current, "read on the engine's stream"
+        return read_blocks(self, block_ids)
+
+    monkeypatch.setattr(TransferStream, "after", after)
+    monkeypatch.setattr(KvPool, "read_blocks", read)
+    sender = PlaceSender(Integrity.CHECKSUMS)
+    (run,) = [batch async for batch in sender.send(0, 0, [5, 2, 7], sources[0])]
+    ipc = attach(offer_of(sources), targets, Memory(sources))
+    await ipc.receive(run, targets[0], (1, 8, 3), Integrity.CHECKSUMS)
+    ipc.close()
+    NixlReceiver(None, None, None, [])._check(run, targets[0], (1, 8, 3))

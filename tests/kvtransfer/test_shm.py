@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
@@ -256,7 +257,7 @@ async def test_place_batches_grow_only_with_checksums(
 ):
     layout = layout_of(num_layers)
     monkeypatch.setattr(source_side, "checksums_of", lambda *_: ())
-    pool = SimpleNamespace(layout=layout, read_blocks=list)
+    pool = SimpleNamespace(layout=layout, device=torch.device("cpu"), read_blocks=list)
     batches = PlaceSender(integrity).send(0, 0, range(num_blocks), pool)
     assert [len(batch.source_blocks) async for batch in batches] == sizes
 

@@ -19,6 +19,7 @@ from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
+from baton_kvtransfer.transfer_stream import TransferStream
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class IpcReceiver:
 
     def __init__(self, cuda: CudaMemory) -> None:
         self._cuda = cuda
+        self._stream = TransferStream()
         self._addresses: dict[bytes, int] = {}
         self._pools: list[torch.Tensor] = []  # each [num_blocks + 1, block_bytes]
         self._num_copying = 0
@@ -168,7 +170,7 @@ class IpcReceiver:
         except RuntimeError as error:
             raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
         if integrity is Integrity.CHECKSUMS:
-            check(run, pool.read_blocks(targets), pool.layout.block_bytes)
+            check(run, self._stream.read(pool, targets), pool.layout.block_bytes)
 
     def _close_if_done(self) -> None:
         if self.is_open or self._num_copying:

@@ -23,6 +23,7 @@ from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended, in_thread
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
+from baton_kvtransfer.transfer_stream import TransferStream
 
 # Seconds for a cancelled read to end by itself.
 _GRACE_S = 0.3
@@ -138,6 +139,7 @@ class NixlReceiver:
         self._agent = agent
         self._peer = peer
         self._num_blocks = num_blocks
+        self._stream = TransferStream()
         self._is_closed = False
         self._num_reading = 0
 
@@ -155,7 +157,7 @@ class NixlReceiver:
         try:
             await self._read(run.group, sources, targets)
             if integrity is Integrity.CHECKSUMS:
-                await in_thread(_check, run, pool, targets)
+                await in_thread(self._check, run, pool, targets)
         except UnavailableError:
             self._is_closed = True  # the next fetch asks the source again
             raise
@@ -186,8 +188,7 @@ class NixlReceiver:
         if self._is_closed and not self._num_reading:
             self._reader.forget(self._agent, self._peer)
 
-
-def _check(run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
-    """Verifies the checksums of the copied blocks, in a thread."""
-    use_device(pool.device)
-    check(run, pool.read_blocks(targets), pool.layout.block_bytes)
+    def _check(self, run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
+        """Verifies the checksums of the copied blocks, in a thread."""
+        use_device(pool.device)
+        check(run, self._stream.read(pool, targets), pool.layout.block_bytes)

@@ -22,6 +22,7 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     remove,
 )
 from baton_kvtransfer.send_ahead import batches_ahead
+from baton_kvtransfer.transfer_stream import TransferStream
 
 # Maximum bytes of one batch: a message costs as much as copying some hundred KiB.
 RUN_BYTES = 256 * 2**20
@@ -108,13 +109,14 @@ class PlaceSender:
 
     def __init__(self, integrity: Integrity) -> None:
         self._checked = integrity is Integrity.CHECKSUMS
+        self._stream = TransferStream()
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
     ) -> AsyncGenerator[BlockBatch, None]:
         block_bytes = pool.layout.block_bytes
         if self._checked:
-            digest = partial(_digest, pool, group)
+            digest = partial(self._digest, pool, group)
             async with aclosing(
                 batches_ahead(digest, first_block, block_ids, block_bytes)
             ) as batches:
@@ -126,10 +128,10 @@ class PlaceSender:
             places = tuple(block_ids[start : start + most])
             yield BlockBatch(group, first_block + start, source_blocks=places)
 
-
-def _digest(
-    pool: KvPool, group: int, first_block: int, block_ids: Sequence[int]
-) -> list[BlockBatch]:
-    """Returns one batch of the blocks with their checksums."""
-    checksums = checksums_of(pool.read_blocks(block_ids), pool.layout.block_bytes)
-    return [BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))]
+    def _digest(
+        self, pool: KvPool, group: int, first_block: int, block_ids: Sequence[int]
+    ) -> list[BlockBatch]:
+        """Returns one batch of the blocks with their checksums."""
+        pieces = self._stream.read(pool, block_ids)
+        checksums = checksums_of(pieces, pool.layout.block_bytes)
+        return [BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))]
