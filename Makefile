@@ -73,7 +73,11 @@ deferred: $(VENV)/.dev  ## engines, workers and clusters on a CPU that computes 
 bare:  ## as root: demo and test in a root file system of Python and make; SUITE=bookworm
 	.ci/bare $(or $(SUITE),bookworm) demo test
 
-soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
+ifdef DEFERRED
+soak: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site
+soak: export BATON_DEFERRED := 1
+endif
+soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held; DEFERRED=1
 	$(BIN)/python -m tests.support.cluster.soak
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU

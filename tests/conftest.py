@@ -33,8 +33,7 @@ _num_tests = 0
 def pytest_configure(config: pytest.Config) -> None:
     """Passes the seed to the plugin of hypothesis, which reads it when it is configured; reports on
     the run where a lane asks for it. Refuses to run without a deferred device that is asked for."""
-    if os.environ.get(deferred_stream.VARIABLE) and not deferred_stream.is_installed():
-        raise pytest.UsageError("the deferred device is not installed; use `make deferred`")
+    deferred_stream.check_installed()
     lanes.register(config)
     config.addinivalue_line("markers", "random: draws from BATON_TEST_SEED; set on collection")
     if randomness.CHOSEN_SEED is not None and hasattr(config.option, "hypothesis_seed"):

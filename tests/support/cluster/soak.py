@@ -26,6 +26,7 @@ from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import REDIS, Network
 from tests.support.cluster.sampling_modes import CODE, WAYS
 from tests.support.cluster.watch import held
+from tests.support.engine import deferred_stream
 from tests.support.proxy import corrupted, duplicated, once, reordered, truncated
 
 IN_FLIGHT = 20
@@ -302,6 +303,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long (default 600)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all that is chance")
     arguments = parser.parse_args()
+    deferred_stream.check_installed()
     print(f"soak: {arguments.seconds:g} s, seed {arguments.seed}", flush=True)
     report = run(arguments.seconds, arguments.seed)
     print(report)

@@ -96,9 +96,11 @@ def install() -> None:
     sys.meta_path.insert(0, _Installer(Modes()))
 
 
-def is_installed() -> bool:
-    """Returns True after `install`."""
-    return any(isinstance(finder, _Installer) for finder in sys.meta_path)
+def check_installed() -> None:
+    """Raises `RuntimeError` if `VARIABLE` is set and this process has no deferred device."""
+    is_installed = any(isinstance(finder, _Installer) for finder in sys.meta_path)
+    if os.environ.get(VARIABLE) and not is_installed:
+        raise RuntimeError(f"{VARIABLE} is set, but the deferred device is not installed")
 
 
 _MODULE = "baton.engine.device_stream"
