@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -66,25 +67,28 @@ def _tests(
     environment: dict[str, str],
 ) -> Stage:
     report = folder / f"{name}.jsonl"
-    command = (sys.executable, "-m", "pytest", "-c", "tests/gpu.ini", "--rootdir", ".")
+    options = ("-c", "tests/gpu.ini", "--rootdir", ".", "-m", selection)
+    folders = ("tests/kernels/gpu", "tests/gpu")
     return Stage(
         name,
-        (*command, "-m", selection, *_plugins(num_processes), "tests/kernels/gpu", "tests/gpu"),
+        (sys.executable, "-m", *_pytest(num_processes), *options, *folders),
         budget,
         partial(read_tests, report),
         {**environment, "BATON_LANE_REPORT": str(report)},
     )
 
 
-def _plugins(num_processes: int) -> tuple[str, ...]:
-    """Returns options of the plugins that are installed: tests run side by side, and one that hangs
-    fails by name."""
+def _pytest(num_processes: int) -> tuple[str, ...]:
+    """Returns the module that runs tests side by side, so that kernels are compiled side by side
+    too, and its options. With pytest-timeout a test that hangs fails by name."""
+    count = str(min(num_processes, os.cpu_count() or 1))
     options: tuple[str, ...] = ()
+    if find_spec("pytest_timeout"):
+        options = ("--timeout", str(_TEST_SECONDS), "--timeout-method", "thread")
     if find_spec("xdist"):
-        options += ("-n", str(min(num_processes, os.cpu_count() or 1)), "--dist", "worksteal")
-    if find_spec("xdist") and find_spec("pytest_timeout"):
-        options += ("--timeout", str(_TEST_SECONDS), "--timeout-method", "thread")
-    return options
+        return ("pytest", "-n", count, "--dist", "worksteal", *options)
+    # Without xdist a timeout ends the whole process, and with it all tests of its shard.
+    return ("tests.support.shards", count)
 
 
 def read_ceilings(report: Path) -> Findings:
@@ -92,9 +96,11 @@ def read_ceilings(report: Path) -> Findings:
 
 
 def read_tests(report: Path) -> Findings:
-    """Returns the outcomes of a run of pytest, which fails if no test of it passed."""
-    run = json.loads(report.read_text())
-    outcomes, failed = run["outcomes"], run["failed"]
+    """Returns the outcomes of a run of pytest, which fails if no test of it passed. The report has
+    a line for each of its processes."""
+    runs = [json.loads(line) for line in report.read_text().splitlines()]
+    outcomes = dict(sum((Counter(run["outcomes"]) for run in runs), Counter[str]()))
+    failed = [test for run in runs for test in run["failed"]]
     failures = [f"{len(failed)} tests failed"] if failed else []
     if not outcomes.get("passed"):
         failures.append("no test passed")
@@ -233,8 +239,8 @@ def judge(todo: Iterable[Stage], folder: Path = _RESULTS) -> int:
         write(results, time.monotonic() - start, None, folder)
     seconds, status = time.monotonic() - start, exit_status(results)
     path = write(results, seconds, status, folder)
-    print("\n" + "\n".join(summary(results)))
-    print(f"report      {path}, after {seconds:.0f} s", flush=True)
+    print(f"\nreport      {path}, after {seconds:.0f} s")
+    print("\n".join(summary(results)), flush=True)  # the verdict is the last line
     return status
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from bench import gpu_verdict
 from bench.gpu import measure
 from bench.gpu_verdict import judge, read_benchmark, read_tests, stages
 from bench.report import Row
-from bench.stages import GRACE_SECONDS, Stage
+from bench.stages import GRACE_SECONDS, Stage, run_stage
 from tests.support.repository import ROOT
 
 PASSES = "def test_it(): pass"
@@ -79,6 +80,7 @@ def test_verdict_names_failed_stages_and_runs_all(
     printed = capsys.readouterr().out
     for text in texts:
         assert text in printed
+    assert printed.splitlines()[-1].startswith("VERDICT ")
     (path,) = (tmp_path / "results").iterdir()
     written = json.loads(path.read_text())
     assert written["exit_status"] == status
@@ -93,6 +95,39 @@ def test_verdict_reports_clocks_while_the_gpu_is_busy(tmp_path, capsys):
     program.chmod(0o755)
     assert judge([benchmark(tmp_path, [ROW])], tmp_path / "results") == 0
     assert "1755 to 1980 MHz, slowed in 50% of samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_xdist", [True, False])
+def test_verdict_runs_tests_side_by_side_also_without_xdist(monkeypatch, tmp_path, has_xdist):
+    monkeypatch.setattr(gpu_verdict, "find_spec", lambda name: has_xdist or None)
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    commands = {stage.name: stage.command for stage in stages(tmp_path)}
+    for name, count in (("smoke", "4"), ("tests", "12")):
+        module, *options = commands[name][2:]
+        assert module == ("pytest" if has_xdist else "tests.support.shards")
+        assert options[: 1 + has_xdist] == ["-n", count][not has_xdist :]
+        assert ("--timeout" in options) is has_xdist
+
+
+def test_shards_run_each_test_once_and_report_together(tmp_path):
+    (tmp_path / "conftest.py").write_text(REPORTS)
+    content = "import pytest\n@pytest.mark.parametrize('i', range(5))\ndef test_it(i): assert i < 4"
+    (tmp_path / "test_it.py").write_text(content)
+    report = tmp_path / "tests.jsonl"
+    environment = {"BATON_LANE_REPORT": str(report), "PYTHONPATH": str(ROOT)}
+    command = (sys.executable, "-m", "tests.support.shards", "3", "-q", "-p", "no:cacheprovider")
+    stage = Stage(
+        "tests",
+        (*command, "-c", "/dev/null", str(tmp_path)),
+        60,
+        partial(read_tests, report),
+        environment,
+    )
+    result = run_stage(stage)
+    assert len(report.read_text().splitlines()) == 3
+    assert result.figures["outcomes"] == {"passed": 4, "failed": 1}
+    assert [test.rpartition("::")[2] for test in result.figures["failed"]] == ["test_it[4]"]
+    assert result.failures == ("exit status 1", "1 tests failed")
 
 
 def test_verdict_stages_end_within_nine_minutes(tmp_path):
