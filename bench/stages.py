@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,9 +63,10 @@ def run_stage(stage: Stage, grace: float = GRACE_SECONDS) -> StageResult:
     """Runs a stage to its end, at most twice `grace` seconds longer than its budget."""
     start = time.monotonic()
     failures: list[str] = []
-    process = subprocess.Popen(
-        stage.command, env={**os.environ, **stage.environment}, start_new_session=True
-    )
+    with _interruptible():
+        process = subprocess.Popen(
+            stage.command, env={**os.environ, **stage.environment}, start_new_session=True
+        )
     try:
         failures += _failure(process.wait(stage.budget))
     except subprocess.TimeoutExpired:
@@ -80,6 +81,19 @@ def run_stage(stage: Stage, grace: float = GRACE_SECONDS) -> StageResult:
     return StageResult(
         stage.name, seconds, stage.budget, findings.figures, (*failures, *findings.failures)
     )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets commands that start within be interrupted. They inherit that a signal is ignored, as
+    shells do for what runs in the background, but no handler."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _failure(status: int) -> list[str]:
