@@ -17,7 +17,12 @@ from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.messages import ModelInfo
 from baton.engine.models import loader
 from baton.engine.models.hf import PreTrainedModel, without_progress_bars
-from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, probe
+from baton.engine.models.transformers_model import (
+    AttentionHook,
+    ProbedLayer,
+    check_state,
+    probe,
+)
 from baton.engine.plugins import policy_named
 from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.kv.block_pool import BlockPool
@@ -84,6 +89,7 @@ def assemble(
     vocab_size = hf_model.config.get_text_config().vocab_size
     check = SelfCheck(model, backend.attention, plan, vocab_size, max_len, dtype, device)
     check.run(type(hf_model).__name__)
+    check_state(hf_model)
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)
     attention = backend.attention(cache)

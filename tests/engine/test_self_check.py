@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.torch_attention import TorchAttention
@@ -64,6 +65,16 @@ def test_self_check_refuses_state_in_every_dtype(
         load(tmp_path, dtype)
     print(found)
     assert found["behind another sequence in one batch"] > _ROOM
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_state_that_rounding_hides_is_refused(tmp_path: Path, family: str) -> None:
+    """With the small weights that transformers draws, its effect is below the bound."""
+    model = AutoModelForCausalLM.from_config(small_config(family))
+    save_random(model.config, tmp_path)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="state outside of its KV cache"):
+        load(tmp_path, "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

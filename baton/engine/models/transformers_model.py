@@ -201,5 +201,17 @@ def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
     return [hook.probed[i] for i in sorted(expected)]
 
 
+def check_state(model: PreTrainedModel) -> None:
+    """Raises `UnsupportedModelError` for a model that says of its class that it keeps state, and
+    that convolves over tokens, as recurrences do beside attention. In half precision, rounding may
+    hide from the numeric check what small weights make of that state."""
+    is_stateful = getattr(model, "_is_stateful", False)
+    if is_stateful and any(isinstance(module, torch.nn.Conv1d) for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has state outside of its KV cache, beside attention; not "
+            "implemented"
+        )
+
+
 def num_layers(config: PretrainedConfig) -> int:
     return int(config.get_text_config().num_hidden_layers)
