@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,20 @@ from tests.support.engine.survey import TABLE, survey
 
 DOCUMENTED = json.loads(TABLE.read_text(encoding="utf-8"))
 
+# `make test-full` tries a third of them, another one each day; `make nightly` tries all.
+_TURN = datetime.now(UTC).toordinal() % 3
+BY_TURNS = [
+    pytest.param(model_type, marks=pytest.mark.slow if i % 3 == _TURN else pytest.mark.nightly)
+    for i, model_type in enumerate(MODEL_TYPES)
+]
+
 
 def test_survey_table_has_every_family_of_transformers() -> None:
     assert list(DOCUMENTED) == MODEL_TYPES
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of families that transformers itself warns about
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", BY_TURNS)
 def test_family_is_served_or_refused_as_documented(
     model_type: str, tmp_path: Path, rng: random.Random
 ) -> None:
