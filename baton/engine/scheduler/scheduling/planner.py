@@ -231,15 +231,15 @@ class Planner:
         """Adds the other running sequences in the policy's order; with `decodes`, leaves the tokens
         and cache reads of those that rank before a sequence. Where reads are limited, the first
         in the queue has its turn among them: decodes behind it would leave it none."""
-        sequences = [*self._states.special]
+        first: list[Sequence] = []
         if decodes is not None and step.has_read_limit:
-            sequences += self._admission.head()
-        for sequence in sorted(sequences, key=order_of):
-            if sequence.status is SequenceStatus.WAITING and decodes is not None:
+            first = self._admission.head()
+        for sequence in sorted([*self._states.special, *first], key=order_of):
+            if sequence not in first:
+                self._add_one(step, sequence, decodes)
+            elif decodes is not None and step.may_admit:
                 kept = decodes.before(sequence.request.rank)
                 self._admission.start_first(step, sequence, kept)
-            else:
-                self._add_one(step, sequence, decodes)
 
     def _add_one(
         self, step: Step, sequence: Sequence, decodes: "_RankedDecodes | None" = None
