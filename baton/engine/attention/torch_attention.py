@@ -384,8 +384,11 @@ def _cascade(
     if layout.window is not None or num_decodes < len(ragged.batch_slots):
         return None
     token_bytes = layout.block_bytes / size / len(layout.layers)
-    # No sequence can share more than it has computed.
-    if ragged.starts.sum() * token_bytes <= CASCADE_BYTES:
+    # No sequence can share more than it has computed, nor without another in its first block.
+    if num_decodes < 2 or ragged.starts.sum() * token_bytes <= CASCADE_BYTES:
+        return None
+    firsts = np.sort(table[ragged.batch_slots, 0])
+    if not (firsts[1:] == firsts[:-1]).any():
         return None
     ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
     found = [
