@@ -1,6 +1,7 @@
 """The saga against workers that say what the test gives, in any order."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -16,8 +17,10 @@ from baton.params_wire import from_proto, to_proto
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
+from baton_router.lifecycle.attempt import Attempt
 from baton_router.lifecycle.recovery import MAX_FAILURES
 from baton_router.lifecycle.retry_budget import RetryBudget
+from baton_router.lifecycle.worker_call import WorkerCall
 from tests.support.router.scripted import (
     ADMITTED,
     READY,
@@ -298,3 +301,23 @@ async def test_lifecycle_reports_uncompilable_grammar_without_retry():
             await run(fleet, grammar=Grammar(GrammarKind.REGEX, "("))
         assert fleet.member("d1").requests == []
     assert caught.value.field == "sampling.grammar.regex"
+
+
+async def test_failed_attempts_are_freed_without_garbage_collection():
+    """What holds an ended call holds its connection, to a worker that may be gone."""
+    failing = decode(READY, tokens(1, 1), UnavailableError("gone"))
+    second = decode(READY, tokens(2, 2), finished(), name="d1")
+    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
+        lifecycle = lifecycle_of(fleet, max_tokens=3)
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await seen_of(lifecycle)).text == "abc"
+            del lifecycle
+            await until(lambda: not attempts_alive())
+        finally:
+            gc.enable()
+
+
+def attempts_alive() -> list[object]:
+    return [each for each in gc.get_objects() if isinstance(each, Attempt | WorkerCall)]

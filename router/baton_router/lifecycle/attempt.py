@@ -119,6 +119,9 @@ class Attempt:
     async def __aexit__(self, *_error: object) -> None:
         self._apply(RouterEvent.CLOSED)
         await self._stack.aclose()
+        # A failure's traceback refers to this attempt. That cycle would keep the calls, and with
+        # them connections to workers that are gone, until a garbage collection.
+        self._failure = self._held = None
 
     @property
     def decode_worker(self) -> str:
