@@ -10,25 +10,21 @@ from baton_kvtransfer.cancellation import one_ahead
 # Source and claimant work in parallel only over several parts. The first is small for low latency,
 # each later one as large as all before it: the claimant takes one in about the time that the source
 # needs for the next.
-FIRST_PART_BYTES = 2 * 2**20
-LARGE_PART_BYTES = 32 * 2**20
+_FIRST_PART_BYTES = 2 * 2**20
+_LARGE_PART_BYTES = 32 * 2**20
 
 # Function that builds batches of some blocks, given the index of the first of them.
 Build = Callable[[int, Sequence[int]], list[BlockBatch]]
 
 
 async def batches_ahead(
-    build: Build,
-    first_block: int,
-    block_ids: Sequence[int],
-    block_bytes: int,
-    part_bytes: int = LARGE_PART_BYTES,
+    build: Build, first_block: int, block_ids: Sequence[int], block_bytes: int
 ) -> AsyncGenerator[BlockBatch, None]:
-    """Yields batches of all blocks, built in a thread in parts of up to `part_bytes`, one ahead. At
-    most two parts exist at a time. Has to be closed: no thread reads a block after that."""
+    """Yields batches of all blocks, built in a thread in parts of up to 32 MiB, one ahead. At most
+    two exist at a time. Has to be closed: no thread reads a block after that."""
     calls = (
         partial(build, first_block + part.start, block_ids[part.start : part.stop])
-        for part in _parts(len(block_ids), block_bytes, part_bytes)
+        for part in _parts(len(block_ids), block_bytes)
     )
     async with aclosing(one_ahead(calls)) as parts:
         async for batches in parts:
@@ -36,10 +32,10 @@ async def batches_ahead(
                 yield batch
 
 
-def _parts(num_blocks: int, block_bytes: int, part_bytes: int) -> Iterator[range]:
+def _parts(num_blocks: int, block_bytes: int) -> Iterator[range]:
     start = 0
     while start < num_blocks:
-        limit = min(max(FIRST_PART_BYTES, start * block_bytes), part_bytes)
+        limit = min(max(_FIRST_PART_BYTES, start * block_bytes), _LARGE_PART_BYTES)
         stop = min(start + max(1, limit // block_bytes), num_blocks)
         yield range(start, stop)
         start = stop

@@ -1,4 +1,4 @@
-"""Gathers and scatters of the gRPC connector in threads: order, cancellation, and what is held."""
+"""Gathers and scatters of the gRPC connector: order, cancellation, threads, and what is held."""
 
 import asyncio
 import threading
@@ -70,6 +70,26 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Held]]:
         calls.let_go.set()
 
 
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory is copied as that of a GPU is."""
+    monkeypatch.setattr(payload, "waits_for_device", lambda _pool: True)
+
+
+async def test_host_memory_is_gathered_one_message_at_a_time(monkeypatch):
+    monkeypatch.setattr(payload, "MESSAGE_BYTES", 2 * SIZE)
+    source, table = filled_pool(12), (3, 4, 5, 9, 1)
+    batches = PayloadSender(TransferStream()).send(0, 7, table, source)
+    for first, block_ids in ((7, (3, 4)), (9, (5, 9)), (11, (1,))):
+        source.content.add_(1)  # nothing was read before
+        batch = await anext(batches)
+        expected = contents(source, block_ids)
+        assert (batch.first_block, b"".join(batch.payload)) == (first, b"".join(expected))
+        assert batch.checksums == checksums_of(batch.payload, SIZE)
+    assert await anext(batches, None) is None
+
+
+@pytest.mark.usefixtures("in_threads")
 async def test_event_loop_turns_while_blocks_are_read_and_written(held):
     for name in ("read_blocks", "write_blocks"):
         async with transfer() as ends:
@@ -82,6 +102,7 @@ async def test_event_loop_turns_while_blocks_are_read_and_written(held):
                 await fetching
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_blocks_reused_while_they_are_gathered_are_not_sent(held):
     """The lease ends, and another sequence writes to its blocks, before the gather is done."""
     async with transfer() as ends:
@@ -97,6 +118,7 @@ async def test_blocks_reused_while_they_are_gathered_are_not_sent(held):
         assert untouched(ends.target, (3, 4))
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_lease_of_cancelled_fetch_ends_after_its_gather(held):
     async with transfer() as ends:
         gathers = held("read_blocks")
@@ -112,6 +134,7 @@ async def test_lease_of_cancelled_fetch_ends_after_its_gather(held):
             assert not gathers.is_running
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_cancelled_fetch_ends_after_its_scatter(held):
     async with transfer() as ends:
         scatters = held("write_blocks")
@@ -138,10 +161,11 @@ async def test_fetch_fails_at_once_when_a_batch_is_damaged(monkeypatch):
                 assert isinstance(await failure_of(fetch), DataLossError)
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_payload_sender_is_one_part_ahead_and_cuts_messages(monkeypatch, held):
     monkeypatch.setattr(payload, "MESSAGE_BYTES", 2 * SIZE)
-    monkeypatch.setattr(payload, "_CPU_PART_BYTES", 4 * SIZE)
-    monkeypatch.setattr(send_ahead, "FIRST_PART_BYTES", SIZE)
+    monkeypatch.setattr(send_ahead, "_LARGE_PART_BYTES", 4 * SIZE)
+    monkeypatch.setattr(send_ahead, "_FIRST_PART_BYTES", SIZE)
     source, target = filled_pool(12), pool_of(12)
     table, into = (3, 4, 5, 9, 1, 2, 12, 7), (1, 3, 5, 7, 2, 4, 6, 8)
     gathers = held("read_blocks")
