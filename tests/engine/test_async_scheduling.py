@@ -201,7 +201,9 @@ def test_async_scheduling_waits_where_tokens_are_needed(checkpoints):
     assert engine.num_behind == 0
 
 
-@pytest.mark.parametrize("leave", [None, Engine.abort, lambda e, i: e.end_sequence(i, 0)])
+@pytest.mark.parametrize(
+    "leave", [None, Engine.abort, Engine.suspend, lambda e, i: e.end_sequence(i, 0)]
+)
 def test_step_ahead_decodes_from_kv_committed_meanwhile(checkpoints, leave):
     """Also where another sequence leaves in the same gap, so that the count of decodes is equal."""
     path, params, prompt = checkpoints["llama"], KINDS["greedy"], random_prompt(30)
@@ -225,4 +227,19 @@ def test_step_ahead_decodes_from_kv_committed_meanwhile(checkpoints, leave):
     out = drain(engine)
     assert [u.token_id for u in out["d"]] == list(alone[1:])
     source.release("p")
+    engine.release("other")
     assert_idle(engine.engine)
+
+
+def test_steps_are_launched_ahead_while_requests_wait_paused(checkpoints):
+    engine = counting(checkpoints["llama"], async_scheduling=True)
+    engine.add_request(request("runs", random_prompt(9), KINDS["greedy"]))
+    engine.step()
+    engine.pause()
+    engine.add_request(request("waits", random_prompt(9), KINDS["short"]))
+    before = engine.num_behind
+    for _ in range(5):
+        engine.step()
+    assert engine.num_behind == before + 5
+    engine.resume()
+    assert len(drain(engine)["waits"]) == 2

@@ -128,7 +128,7 @@ class Planner:
     def _could_admit(self, num_due: int) -> bool:
         """Returns True if a step with `num_due` tokens due might admit a waiting sequence."""
         config, head = self._config, self._states.waiting.head()
-        if head is None or self._states.num_free_slots < 1:
+        if head is None or self._admission.is_paused or self._states.num_free_slots < 1:
             return False
         is_full = num_due >= config.max_num_batched_tokens and config.long_prefill_threshold is None
         return not is_full or head.request.kv_source is KvSource.EXTERNAL
