@@ -1,6 +1,7 @@
 """Live migration from a draining decode worker, and remote prefixes."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.router.scripted import (
     ADMITTED,
     DRAINING,
     HANDED_OVER,
+    PREFILL_ADMITTED,
     READY,
     RELEASED,
     Cue,
@@ -20,6 +22,7 @@ from tests.support.router.scripted import (
     Scripts,
     Vanish,
     Worker,
+    at,
     decode,
     finished,
     first,
@@ -106,6 +109,41 @@ async def test_live_migration_recomputes_when_source_dies():
     seen = await run_on(prefill_behind(0, 3), giving, taking)
     assert giving.num_losses == 1
     assert seen.text == "abcde"
+
+
+class Continuing(Worker):
+    """A worker that computes whatever is left of the answer."""
+
+    async def _play(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        done = len(request.token_ids) - 3
+        if self.role == "prefill":
+            self.script = [PREFILL_ADMITTED, at(done) if done else first(), RELEASED]
+        else:
+            self.script = [ADMITTED, READY, tokens(done, *range(done, 5)), finished()]
+        async for message in super()._play(request, context):
+            yield message
+
+
+def dies(script: list[Any], at_step: int | None) -> list[Any]:
+    return script if at_step is None else [*script[:at_step], Vanish(0.0)]
+
+
+@pytest.mark.parametrize("giver_dies_at", [None, *range(1, 9)])
+@pytest.mark.parametrize("taker_dies_at", [None, *range(6)])
+async def test_live_migration_survives_deaths_at_every_step(giver_dies_at, taker_dies_at):
+    begun, done = decode(), Cue()
+    begun.script += [READY, tokens(0, 0, 1), DRAINING, begun.was_ordered]
+    begun.script += [tokens(2, 2), suspended(5), done, HANDED_OVER]
+    begun.script = dies(begun.script, giver_dies_at)
+    taking = [ADMITTED, READY, Go(done), tokens(2, 2, 3), tokens(4, 4), finished()]
+    taker = Worker("d1", "decode", dies(taking, taker_dies_at))
+    others = Continuing("p0", "prefill", []), Continuing("d2", "decode", [])
+    async with fleet_of(others[0], begun, taker, others[1]) as fleet:
+        seen = await run(fleet)
+    assert (seen.token_ids, seen.text) == (letter_ids(), "abcde")
+    assert seen.finished.usage.num_output_tokens == 5
+    if giver_dies_at in (None, 8):  # after it was suspended
+        assert taker.requests[0].handle.num_tokens == 5
 
 
 async def test_live_migration_recomputes_when_suspended_unasked():
