@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Static
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.top.app import Top
 from baton.cli.top.snapshot import Snapshot, SnapshotReader, WorkerSnapshot
-from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes
+from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes, worker_rows
 from baton.cli.top.tables import headline as top_line
 from baton.client.client import AsyncClient, Client, Load, RoleBalance, Worker
 from baton.sampling import SamplingParams
@@ -131,6 +131,17 @@ def test_headline_names_versions_while_workers_differ() -> None:
     assert "versions" not in top_line(one, "a:1")
     said = top_line(replace(one, workers=(worker, newer)), "a:1")
     assert str(said).endswith("  versions: 1.0, 2.0")
+
+
+def test_top_shows_pauses_of_router_and_worker() -> None:
+    going_on = Load("ready", "", 1.0, *[0] * 9)
+    paused = replace(going_on, is_paused=True)
+    worker = WorkerSnapshot(Worker("w", "decode", "a:2", 1, "ready", 0, 0, "a:3", "1.0"), going_on)
+    balance = RoleBalance(0.0, 0.0, None, "", False)
+    for load, state, said in ((going_on, "ready", False), (paused, "paused", True)):
+        shown = Snapshot(0.0, load, balance, (replace(worker, load=load),), ())
+        assert [str(row[2]) for row in worker_rows(shown)] == [state]
+        assert ("admission is paused" in top_line(shown, "a:1")) == said
 
 
 async def test_top_shows_nothing_of_a_poll_that_ends_after_quit() -> None:

@@ -26,6 +26,7 @@ def headline(snapshot: Snapshot, address: str) -> Text:
     versions = sorted({worker.worker.version or "unknown" for worker in snapshot.workers})
     return Text.assemble(
         (address, "bold"),
+        ("  admission is paused" if router.is_paused else "", "yellow"),
         f"  running {router.num_running}  waiting {router.num_waiting}",
         f"  {tokens:,.0f} tokens/s  {in_bytes(moved)}/s transferred",
         f"  pressure: prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
@@ -53,6 +54,8 @@ def _state(shown: WorkerSnapshot) -> Text:
     worker, load = shown.worker, shown.load
     if load is not None and load.state == "starting":
         return Text(f"{load.phase} {load.progress:.0%}", "yellow")
+    if load is not None and load.is_paused and worker.state == "ready":
+        return Text("paused", "yellow")
     return Text(worker.state, _STYLES.get(worker.state, ""))
 
 
