@@ -5,9 +5,7 @@ them, and one lookup serves both (ADR 0021).
 """
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.asyncio import Redis
@@ -55,7 +53,7 @@ class MasterLookup:
     async def _ask(self, node: Node) -> Node:
         address = self._address
         is_sentinel = address.kind == "sentinel"
-        redis = Redis(
+        client = Redis(
             host=node[0],
             port=node[1],
             username=address.sentinel_username if is_sentinel else address.username,
@@ -66,18 +64,21 @@ class MasterLookup:
             protocol=2,
             **tls_options(address.tls),
         )
-        ask: Callable[..., Awaitable[Any]] = redis.execute_command
+        connection = client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
         try:
             async with asyncio.timeout(_TIMEOUT):
-                if is_sentinel:
-                    master = await ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
-                    return _named(master, address.service)
-                slots = await ask("CLUSTER", "SLOTS")
+                await connection.connect()
+                await connection.send_command(*(command if is_sentinel else ("CLUSTER", "SLOTS")))
+                reply: Any = await connection.read_response()
         finally:
-            with contextlib.suppress(RedisError, OSError):
-                await redis.aclose()
-        self._nodes = frozenset(address.nodes) | _all_nodes(slots, node)
-        return _owner(slots, node)
+            # A client closes its connections in tasks of their own, which a cancellation can end
+            # before they start. This closes without suspending.
+            await connection.disconnect(nowait=True)
+        if is_sentinel:
+            return _named(reply, address.service)
+        self._nodes = frozenset(address.nodes) | _all_nodes(reply, node)
+        return _owner(reply, node)
 
 
 def tls_options(tls: Tls | None) -> dict[str, Any]:

@@ -4,16 +4,20 @@ Over TLS they are tested in `test_redis_tls.py`.
 """
 
 import asyncio
+import gc
 import logging
 import re
 import signal
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from baton.cluster.address import parse_address
 from baton.cluster.keys import role_lock_key
+from baton.cluster.master import MasterLookup
 from baton.cluster.redis import check_answers, connect, transact
 from baton.cluster.redis_lock import RedisLock
 from baton.errors import UnavailableError
@@ -103,6 +107,30 @@ async def test_loops_find_the_master_by_any_cluster_node(
         async with working(url) as pair:
             pair.publish(BLOCKS[:3])
             await until(lambda: pair.knows(3), within=5.0)
+
+
+async def test_cancelled_lookup_of_the_master_closes_its_connection(tmp_path: Path) -> None:
+    """Cancelled after each number of iterations of the event loop that it can take, and until it
+    ends, as `RedisLoop` does."""
+    with RedisServer(tmp_path, "--cluster-enabled", "yes") as server:
+        server.ask("CLUSTER", "ADDSLOTS", *range(16384))
+        await until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")), within=5.0)
+        lookup = MasterLookup(parse_address(f"redis+cluster://{server.node}"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            for num_iterations in range(100):
+                looking = asyncio.create_task(lookup.discover_master(""))
+                for _ in range(num_iterations):
+                    await asyncio.sleep(0)
+                if looking.done():
+                    break
+                while not looking.done():
+                    looking.cancel()
+                    await asyncio.sleep(0)
+            gc.collect()
+        assert await looking == ("127.0.0.1", server.port)
+    assert num_iterations > 5
+    assert not caught
 
 
 def test_check_answers_rejects_server_of_another_kind(supported_server: RedisServer) -> None:
