@@ -47,7 +47,7 @@ async def one(client: AsyncClient, index: int, chance: random.Random) -> tuple[s
     ending = chance.choice(ENDINGS)
     shared = prompt_of(chance.choice([0, 16, 40, 64]), seed=1)
     prompt = shared + prompt_of(chance.randint(1, 120), seed=index)
-    params = SamplingParams(max_tokens=chance.choice([1, 2, 20, 60]), ignore_eos=True)
+    params = SamplingParams(max_tokens=chance.choice([1, 2, 20, 200]), ignore_eos=True)
     return await ended(client, f"soak-{index}", prompt, params, ending, chance), ending == "read"
 
 

@@ -79,9 +79,11 @@ def tight(num_decode: int = 2, **decode_flags: object) -> Iterator[LocalCluster]
     Args:
         decode_flags: more of them.
     """
-    flags = {"num_blocks": 44, "max_num_seqs": 24, "preemption": "return", **decode_flags}
+    flags = {"num_blocks": 44, "max_num_seqs": 24, "free_block_margin": 0.0, "preemption": "return"}
     with LocalCluster(
-        num_decode=num_decode, decode_flags=flags, router_flags={**HANDOFFS, "admission": "none"}
+        num_decode=num_decode,
+        decode_flags={**flags, **decode_flags},
+        router_flags={**HANDOFFS, "admission": "none"},
     ) as cluster:
         yield cluster
 
