@@ -371,3 +371,4 @@ class Load:
     num_transfers: int = 0
     num_failed_transfers: int = 0
     is_paused: bool = False
+    idle_since_unix_ms: int = 0

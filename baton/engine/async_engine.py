@@ -8,6 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -196,6 +197,7 @@ class AsyncEngine:
         self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
         self._queries: set[asyncio.Future[Any]] = set()
         self._stats = engine.stats()
+        self._idle_since = time.time()
         engine.on_planned = self._publish_stats
         self._failed = False
         self._stopped = False
@@ -361,6 +363,12 @@ class AsyncEngine:
         return self._stats
 
     @property
+    def idle_since(self) -> float | None:
+        """Time since which no request is known and no block held, in seconds since 1970; None while
+        one is."""
+        return self._idle_since if self._stats.is_idle else None
+
+    @property
     def num_streams(self) -> int:
         return len(self._streams)
 
@@ -413,7 +421,9 @@ class AsyncEngine:
     def _publish_stats(self) -> None:
         """Publishes the counts for the event loop's thread, which must not read them from the
         scheduler while a step changes them."""
-        self._stats = self.engine.stats()
+        before, self._stats = self._stats, self.engine.stats()
+        if self._stats.is_idle and not before.is_idle:
+            self._idle_since = time.time()
 
     def _run(self) -> None:
         try:

@@ -35,6 +35,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def unix_ms(time: float | None) -> int:
+    """Returns a time in seconds since 1970 as the messages have it, in milliseconds; 0 for None."""
+    return 0 if time is None else int(1000 * time)
+
+
 def info(
     *, has_redis: bool, redis_answers: bool, worker: pb.WorkerFacts | None
 ) -> pb.GetInfoResponse:
@@ -50,7 +55,7 @@ def info(
         state = pb.REDIS_STATE_ANSWERING if redis_answers else pb.REDIS_STATE_SILENT
     return pb.GetInfoResponse(
         versions=versions(),
-        unix_time_ms=time.time_ns() // 1_000_000,
+        unix_time_ms=unix_ms(time.time()),
         redis=state,
         worker=worker,
     )

@@ -7,6 +7,7 @@ its own task as soon as its call ends. Independent of what a call does.
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, TypeAlias
@@ -115,6 +116,7 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.idle_since = time.time()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -139,4 +141,5 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):
         finally:
             self.num_calls -= 1
             if self.num_calls == 0:
+                self.idle_since = time.time()
                 self._idle.set()

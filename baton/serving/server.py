@@ -97,6 +97,11 @@ class Server:
         """Calls in flight, except those of health, reflection and administration."""
         return self._in_flight.num_calls
 
+    @property
+    def idle_since(self) -> float | None:
+        """Time of the end of the last call, in seconds since 1970; None while one is in flight."""
+        return None if self.num_calls else self._in_flight.idle_since
+
     async def wait_idle(self) -> None:
         """Waits until no call is in flight, of those that `num_calls` counts."""
         await self._in_flight.wait_idle()

@@ -50,6 +50,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_computed_tokens=stats.num_computed_tokens,
             num_pulled_tokens=stats.num_pulled_tokens,
             is_paused=worker.engine.is_paused,
+            idle_since_unix_ms=build_info.unix_ms(worker.idle_since),
             **worker.load_report(),  # type: ignore[arg-type] # fields by name
         )
 

@@ -129,6 +129,14 @@ class Worker:
         return sum(server.num_calls for server in self._servers)
 
     @property
+    def idle_since(self) -> float | None:
+        """Time since which no request holds anything here, in seconds since 1970; None while one
+        does: blocks are the engine's, leases and promises end with their calls."""
+        times = [self.engine.idle_since, *(server.idle_since for server in self._servers)]
+        known = [time for time in times if time is not None]
+        return max(known) if len(known) == len(times) else None
+
+    @property
     def _servers(self) -> list[Server]:
         return list(dict.fromkeys((self.server, self.kv_server)))
 

@@ -102,6 +102,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             num_waiting=self._requests.num_waiting,
             num_running=len(self._requests) - self._requests.num_waiting,
             is_paused=self._requests.is_paused,
+            idle_since_unix_ms=build_info.unix_ms(self._requests.idle_since),
         )
 
     async def GetInfo(

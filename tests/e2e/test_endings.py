@@ -1,6 +1,7 @@
 """However and whenever a request ends, everything it held is back within a second."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -229,3 +230,15 @@ async def test_priority_policy_serves_the_smaller_priority_first(narrow):
         await asyncio.gather(*tasks)
     await until_nothing_is_held(narrow)
     assert ended.index("important") < ended.index("unimportant")
+
+
+async def test_load_names_time_since_nothing_is_held(client, narrow):
+    blockers, victim = await brought_to(decoding, is_decoding, client, narrow)
+    busy = [load.idle_since_unix_ms for load in loads(narrow).values()]
+    assert busy.count(0) >= 2  # the router and the decode worker
+    before = time.time()
+    victim.cancel()
+    await check_all_is_back(blockers, narrow)
+    idle = loads(narrow)
+    assert all(load.idle_since_unix_ms for load in idle.values())
+    assert before - 0.01 <= idle["decode-0"].idle_since_unix_ms / 1000 <= time.time()

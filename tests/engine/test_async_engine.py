@@ -81,7 +81,7 @@ class ScriptedEngine:
         return 7
 
     def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(num_requests=len(self.requests))
+        return SimpleNamespace(num_requests=len(self.requests), is_idle=not self.requests)
 
     def close(self) -> None:
         self.is_closed = True

@@ -1,5 +1,7 @@
 """Registry of the requests in flight at a router. Knows nothing of the API they came in by."""
 
+import time
+
 from baton.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -17,10 +19,16 @@ class Requests:
     def __init__(self, admission_controller: AdmissionController) -> None:
         self._admission = admission_controller
         self._lifecycles: dict[tuple[str, str], RequestLifecycle] = {}
+        self._emptied_at = time.time()
         self.is_draining = False
 
     def __len__(self) -> int:
         return len(self._lifecycles)
+
+    @property
+    def idle_since(self) -> float | None:
+        """Time of the last request's end, in seconds since 1970; None while one is in flight."""
+        return None if self._lifecycles else self._emptied_at
 
     @property
     def num_waiting(self) -> int:
@@ -47,6 +55,7 @@ class Requests:
 
     def remove(self, lifecycle: RequestLifecycle) -> None:
         del self._lifecycles[_key(lifecycle)]
+        self._emptied_at = time.time()
 
     def abort(self, tenant: Tenant, request_id: str) -> None:
         """Aborts a request. Raises `NotFoundError` if the tenant has none of this id in flight."""

@@ -36,6 +36,13 @@ class SchedulerStats:
     num_pulled_tokens: int
 
     @property
+    def is_idle(self) -> bool:
+        """True if no request is known and no block is held."""
+        sequences = self.num_waiting + self.num_running + self.num_awaiting_kv + self.num_swapped
+        blocks = self.num_held_blocks + self.num_held_host_blocks
+        return sequences + self.num_kept + blocks == 0
+
+    @property
     def num_preemptions(self) -> int:
         """Preempted sequences: recomputed, swapped and returned ones. The counts are read while the
         engine's thread changes them; none of these sums can be less than an earlier one."""
