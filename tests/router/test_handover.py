@@ -129,13 +129,15 @@ def dies(script: list[Any], at_step: int | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("giver_dies_at", [None, *range(1, 9)])
-@pytest.mark.parametrize("taker_dies_at", [None, *range(6)])
+@pytest.mark.parametrize("taker_dies_at", [None, *range(6), "the lease is over"])
 async def test_live_migration_survives_deaths_at_every_step(giver_dies_at, taker_dies_at):
     begun, done = decode(), Cue()
     begun.script += [READY, tokens(0, 0, 1), DRAINING, begun.was_ordered]
     begun.script += [tokens(2, 2), suspended(5), done, HANDED_OVER]
     begun.script = dies(begun.script, giver_dies_at)
     taking = [ADMITTED, READY, Go(done), tokens(2, 2, 3), tokens(4, 4), finished()]
+    if taker_dies_at == "the lease is over":
+        taking, taker_dies_at = [ADMITTED, NotFoundError("no such lease")], None
     taker = Worker("d1", "decode", dies(taking, taker_dies_at))
     others = Continuing("p0", "prefill", []), Continuing("d2", "decode", [])
     async with fleet_of(others[0], begun, taker, others[1]) as fleet:
