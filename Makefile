@@ -77,8 +77,9 @@ ifdef DEFERRED
 soak: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site
 soak: export BATON_DEFERRED := 1
 endif
-soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held; DEFERRED=1
-	$(BIN)/python -m tests.support.cluster.soak
+soak: $(VENV)/.dev  ## random faults: nothing lost, wrong or held; MINUTES=10, NO_FAULTS=1, DEFERRED=1
+	$(BIN)/python -m tests.support.cluster.soak --minutes $(or $(MINUTES),10) \
+	  $(if $(NO_FAULTS),--no-faults) --charts dist/soak.html
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync \

@@ -1,8 +1,11 @@
 """Soak test: requests for some minutes while everything is broken at random.
 
-Two workers of each role, a router and a Redis are killed, stopped, flushed and restarted, and the
-network between them is cut, one way or both, slowed, and damages blocks, each in its own time; some
-clients leave. Every other answer is compared with the undisturbed one.
+Two workers of each role, a router and a Redis are killed, stopped, flushed and restarted, both
+workers of a role at once too; workers are drained, which migrates what they run, and take the other
+role for a while; the network between all of them is cut, one way or both, slowed, and damages
+blocks, each in its own time; some clients leave. Every other answer is compared with the
+undisturbed one. The memory, descriptors and threads of the processes are sampled; without faults
+they show what a steady load alone does to a process.
 """
 
 import argparse
@@ -12,8 +15,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.process import Process
@@ -24,6 +30,7 @@ from baton.sampling import SamplingParams
 from tests.support.cluster import named_clusters
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import REDIS, Network
+from tests.support.cluster.process_samples import Samples
 from tests.support.cluster.sampling_modes import CODE, WAYS
 from tests.support.cluster.watch import held
 from tests.support.engine import deferred_stream
@@ -72,6 +79,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     held: dict[str, str] = field(default_factory=dict)
+    samples: Samples = field(default_factory=Samples)
 
     def __str__(self) -> str:
         lines = {
@@ -82,20 +90,21 @@ class Report:
             "lost": f"{len(self.lost)} {self.lost[:8] or ''}",
             "wrong": f"{len(self.wrong)} {self.wrong[:3] or ''}",
             "held at end": f"{len(self.held)} {self.held or ''}",
+            **self.samples.summary(),
         }
-        return "\n".join(f"{name:12} {value}".rstrip() for name, value in lines.items())
+        return "\n".join(f"{name:14} {value}".rstrip() for name, value in lines.items())
 
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
 
-def run(seconds: float, seed: int = 0) -> Report:
+def run(seconds: float, seed: int = 0, *, faults: bool = True) -> Report:
     """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
     in_place = ("decode-1",)
     with named_clusters.networked(in_place, conditional_disaggregation=True) as shape:
         soak = _Soak(shape.cluster, shape.network, random.Random(seed))
-        return asyncio.run(soak.run(seconds))
+        return asyncio.run(soak.run(seconds, faults=faults))
 
 
 def _shortened(params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:
@@ -110,12 +119,14 @@ class _Soak:
         self._chance = chance
         self._report = Report()
         self._ends_at = 0.0
+        # One fault at a time for each worker.
+        self._locks = {p.name: asyncio.Lock() for p in cluster.processes if p.role != "router"}
 
     @property
     def _is_over(self) -> bool:
         return time.monotonic() > self._ends_at
 
-    async def run(self, seconds: float) -> Report:
+    async def run(self, seconds: float, *, faults: bool) -> Report:
         # What is ranked begins anew with every worker it loses, and ends when there is peace.
         patience = seconds + BACK_WITHIN
         async with AsyncClient(
@@ -123,18 +134,25 @@ class _Soak:
         ) as client:
             questions = await self._questions(client)
             self._ends_at = time.monotonic() + seconds
-            lanes = [
-                self._break_again(self._worker_fault("prefill"), 4.0),
-                self._break_again(self._worker_fault("decode"), 4.0),
-                self._break_again(self._network_fault, 5.0),
-                self._break_again(self._redis_fault, 10.0),
-                self._break_again(self._router_fault, 20.0),
-            ]
+            lanes = self._lanes() if faults else []
             asking = [self._ask_again(client, questions) for _ in range(IN_FLIGHT)]
-            async with asyncio.timeout(seconds + 2 * BACK_WITHIN):
-                await asyncio.gather(*lanes, *asking)
+            sampling = self._sample_again(max(1.0, seconds / 720))
+            async with asyncio.timeout(seconds + 3 * BACK_WITHIN):
+                await asyncio.gather(*lanes, *asking, sampling)
         await self._note_held()
         return self._report
+
+    def _lanes(self) -> list[Coroutine[Any, Any, None]]:
+        """Each breaks one thing after the other, with its mean pause in seconds."""
+        return [
+            self._break_again(self._worker_fault("prefill"), 4.0),
+            self._break_again(self._worker_fault("decode"), 4.0),
+            self._break_again(self._both_killed, 30.0),
+            self._break_again(self._role_changed, 15.0),
+            self._break_again(self._network_fault, 5.0),
+            self._break_again(self._redis_fault, 10.0),
+            self._break_again(self._router_fault, 20.0),
+        ]
 
     # Requests.
 
@@ -197,13 +215,49 @@ class _Soak:
     def _worker_fault(self, role: str) -> Callable[[], Awaitable[str]]:
         async def fault() -> str:
             victim = self._cluster.process(f"{role}-{self._chance.randrange(2)}")
-            if self._chance.random() < 0.5:
-                await self._stop_for_a_while(victim)
-                return f"{role} stopped"
-            await self._kill_and_restart(victim)
-            return f"{role} killed"
+            kind = self._chance.choice(["stopped", "killed", "drained"])
+            faults = {
+                "stopped": self._stop_for_a_while,
+                "killed": self._kill_and_restart,
+                "drained": self._drain_and_restart,
+            }
+            async with self._locks[victim.name]:
+                await faults[kind](victim)
+            return f"{role} {kind}"
 
         return fault
+
+    async def _both_killed(self) -> str:
+        role = self._chance.choice(["prefill", "decode"])
+        victims = [self._cluster.process(f"{role}-{i}") for i in range(2)]
+        async with AsyncExitStack() as stack:
+            for victim in victims:
+                await stack.enter_async_context(self._locks[victim.name])
+            for victim in victims:
+                victim.signal(signal.SIGKILL)
+            await asyncio.gather(*(self._restart(victim) for victim in victims))
+        return f"both {role} killed"
+
+    async def _role_changed(self) -> str:
+        """One worker joins the other pool for a while. It may be refused, or not be heard."""
+        role, other = self._chance.choice([("prefill", "decode"), ("decode", "prefill")])
+        worker = self._cluster.process(f"{role}-{self._chance.randrange(2)}")
+        async with self._locks[worker.name]:
+            changed = await self._is_changed(worker, other)
+            if changed:
+                await asyncio.sleep(self._chance.uniform(0.0, 5.0))
+            async with asyncio.timeout(BACK_WITHIN):
+                while not await self._is_changed(worker, role):  # noqa: ASYNC110
+                    await asyncio.sleep(0.5)
+        return f"{role} in the other role" if changed else "role change refused"
+
+    async def _is_changed(self, worker: Process, role: str) -> bool:
+        try:
+            async with AsyncClient(worker.admin_endpoint, timeout=10.0) as client:
+                await client.set_role(worker.worker_id, role)
+        except BatonError:
+            return False
+        return True
 
     async def _router_fault(self) -> str:
         await self._kill_and_restart(self._cluster.process("router"))
@@ -215,7 +269,10 @@ class _Soak:
         prefill, decode = f"prefill-{numbers[0]}", f"decode-{numbers[1]}"
         kind = self._chance.choice(["cut", "slow", "damage"])
         links = [("router", prefill), ("router", decode), (decode, prefill)]
+        links += [("decode-0", "decode-1"), ("prefill-0", "prefill-1")]
         there, back = self._chance.choice(links)
+        if self._chance.random() < 0.5 and "router" not in (there, back):
+            there, back = back, there
         if kind == "damage":
             there, back = "decode-0", prefill  # to the other one they go by no network
         if kind == "cut":
@@ -269,6 +326,16 @@ class _Soak:
 
     async def _kill_and_restart(self, victim: Process) -> None:
         victim.signal(signal.SIGKILL)
+        await self._restart(victim)
+
+    async def _drain_and_restart(self, victim: Process) -> None:
+        """Stops it as an operator would: what it runs migrates, or ends."""
+        victim.signal(signal.SIGTERM)
+        deadline = time.monotonic() + BACK_WITHIN
+        assert await asyncio.to_thread(victim.wait, deadline), f"{victim.name} drains on"
+        await self._restart(victim)
+
+    async def _restart(self, victim: Process) -> None:
         await asyncio.sleep(self._chance.uniform(*AWAY))
         victim.start(victim.log_path.parent)
         await self._until_back(victim)
@@ -287,6 +354,13 @@ class _Soak:
             return False
         return victim.role == "router" or workers.get(victim.worker_id) == "ready"
 
+    async def _sample_again(self, pause: float) -> None:
+        while not self._is_over:
+            self._report.samples.add(
+                {p.name: p.pid for p in self._cluster.processes if p.is_running}
+            )
+            await asyncio.sleep(pause)
+
     async def _note_held(self) -> None:
         deadline = time.monotonic() + HELD_WITHIN
         while time.monotonic() < deadline:
@@ -300,13 +374,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.cluster.soak", description=__doc__
     )
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long (default 600)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
+    parser.add_argument("--no-faults", action="store_true", help="steady load alone")
+    parser.add_argument("--charts", type=Path, help="HTML file for charts of the processes")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all that is chance")
     arguments = parser.parse_args()
     deferred_stream.check_installed()
-    print(f"soak: {arguments.seconds:g} s, seed {arguments.seed}", flush=True)
-    report = run(arguments.seconds, arguments.seed)
+    print(f"soak: {arguments.minutes:g} minutes, seed {arguments.seed}", flush=True)
+    report = run(60.0 * arguments.minutes, arguments.seed, faults=not arguments.no_faults)
     print(report)
+    if arguments.charts:
+        report.samples.write_charts(arguments.charts)
+        print(f"charts of memory, descriptors and threads: {arguments.charts}")
     sys.exit(bool(report.lost or report.wrong or report.held))
 
 
