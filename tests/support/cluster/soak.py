@@ -99,11 +99,13 @@ def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
 
-def run(seconds: float, seed: int = 0, *, faults: bool = True) -> Report:
+def run(
+    seconds: float, seed: int = 0, *, faults: bool = True, in_flight: int = IN_FLIGHT
+) -> Report:
     """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
     in_place = ("decode-1",)
     with named_clusters.networked(in_place, conditional_disaggregation=True) as shape:
-        soak = _Soak(shape.cluster, shape.network, random.Random(seed))
+        soak = _Soak(shape.cluster, shape.network, random.Random(seed), in_flight)
         return asyncio.run(soak.run(seconds, faults=faults))
 
 
@@ -113,10 +115,13 @@ def _shortened(params: SamplingParams, max_tokens: int, seed: int) -> SamplingPa
 
 
 class _Soak:
-    def __init__(self, cluster: LocalCluster, network: Network, chance: random.Random) -> None:
+    def __init__(
+        self, cluster: LocalCluster, network: Network, chance: random.Random, in_flight: int
+    ) -> None:
         self._cluster = cluster
         self._network = network
         self._chance = chance
+        self._in_flight = in_flight
         self._report = Report()
         self._ends_at = 0.0
         # One fault at a time for each worker.
@@ -135,7 +140,7 @@ class _Soak:
             questions = await self._questions(client)
             self._ends_at = time.monotonic() + seconds
             lanes = self._lanes() if faults else []
-            asking = [self._ask_again(client, questions) for _ in range(IN_FLIGHT)]
+            asking = [self._ask_again(client, questions) for _ in range(self._in_flight)]
             sampling = self._sample_again(max(1.0, seconds / 720))
             async with asyncio.timeout(seconds + 3 * BACK_WITHIN):
                 await asyncio.gather(*lanes, *asking, sampling)
@@ -164,7 +169,7 @@ class _Soak:
             for prompt, length_and_seed in zip(prompts, LENGTHS_AND_SEEDS, strict=True)
             for params in WAYS.values()
         ]
-        gate = asyncio.Semaphore(IN_FLIGHT)
+        gate = asyncio.Semaphore(self._in_flight)
 
         async def answered(prompt: Prompt, params: SamplingParams) -> Question:
             async with gate:
@@ -376,12 +381,18 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
     parser.add_argument("--no-faults", action="store_true", help="steady load alone")
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="requests at once")
     parser.add_argument("--charts", type=Path, help="HTML file for charts of the processes")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all that is chance")
     arguments = parser.parse_args()
     deferred_stream.check_installed()
     print(f"soak: {arguments.minutes:g} minutes, seed {arguments.seed}", flush=True)
-    report = run(60.0 * arguments.minutes, arguments.seed, faults=not arguments.no_faults)
+    report = run(
+        60.0 * arguments.minutes,
+        arguments.seed,
+        faults=not arguments.no_faults,
+        in_flight=arguments.in_flight,
+    )
     print(report)
     if arguments.charts:
         report.samples.write_charts(arguments.charts)
