@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,14 @@ def run(
     seconds: float, seed: int = 0, *, faults: bool = True, in_flight: int = IN_FLIGHT
 ) -> Report:
     """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
+    chance = random.Random(seed)
+    if not faults:
+        with named_clusters.pair() as cluster:
+            return asyncio.run(_Soak(cluster, None, chance, in_flight).run(seconds))
     in_place = ("decode-1",)
     with named_clusters.networked(in_place, conditional_disaggregation=True) as shape:
-        soak = _Soak(shape.cluster, shape.network, random.Random(seed), in_flight)
-        return asyncio.run(soak.run(seconds, faults=faults))
+        soak = _Soak(shape.cluster, shape.network, chance, in_flight)
+        return asyncio.run(soak.run(seconds))
 
 
 def _shortened(params: SamplingParams, max_tokens: int, seed: int) -> SamplingParams:
@@ -116,7 +121,7 @@ def _shortened(params: SamplingParams, max_tokens: int, seed: int) -> SamplingPa
 
 class _Soak:
     def __init__(
-        self, cluster: LocalCluster, network: Network, chance: random.Random, in_flight: int
+        self, cluster: LocalCluster, network: Network | None, chance: random.Random, in_flight: int
     ) -> None:
         self._cluster = cluster
         self._network = network
@@ -131,7 +136,7 @@ class _Soak:
     def _is_over(self) -> bool:
         return time.monotonic() > self._ends_at
 
-    async def run(self, seconds: float, *, faults: bool) -> Report:
+    async def run(self, seconds: float) -> Report:
         # What is ranked begins anew with every worker it loses, and ends when there is peace.
         patience = seconds + BACK_WITHIN
         async with AsyncClient(
@@ -139,7 +144,7 @@ class _Soak:
         ) as client:
             questions = await self._questions(client)
             self._ends_at = time.monotonic() + seconds
-            lanes = self._lanes() if faults else []
+            lanes = [] if self._network is None else self._lanes(self._network)
             asking = [self._ask_again(client, questions) for _ in range(self._in_flight)]
             sampling = self._sample_again(max(1.0, seconds / 720))
             async with asyncio.timeout(seconds + 3 * BACK_WITHIN):
@@ -147,15 +152,15 @@ class _Soak:
         await self._note_held()
         return self._report
 
-    def _lanes(self) -> list[Coroutine[Any, Any, None]]:
+    def _lanes(self, network: Network) -> list[Coroutine[Any, Any, None]]:
         """Each breaks one thing after the other, with its mean pause in seconds."""
         return [
             self._break_again(self._worker_fault("prefill"), 4.0),
             self._break_again(self._worker_fault("decode"), 4.0),
             self._break_again(self._both_killed, 30.0),
             self._break_again(self._role_changed, 15.0),
-            self._break_again(self._network_fault, 5.0),
-            self._break_again(self._redis_fault, 10.0),
+            self._break_again(partial(self._network_fault, network), 5.0),
+            self._break_again(partial(self._redis_fault, network), 10.0),
             self._break_again(self._router_fault, 20.0),
         ]
 
@@ -268,7 +273,7 @@ class _Soak:
         await self._kill_and_restart(self._cluster.process("router"))
         return "router killed"
 
-    async def _network_fault(self) -> str:
+    async def _network_fault(self, network: Network) -> str:
         """Between a router and a worker, or two workers, for a while."""
         numbers = self._chance.randrange(2), self._chance.randrange(2)
         prefill, decode = f"prefill-{numbers[0]}", f"decode-{numbers[1]}"
@@ -282,10 +287,10 @@ class _Soak:
             there, back = "decode-0", prefill  # to the other one they go by no network
         if kind == "cut":
             direction = self._chance.choice(["there", "back", "both"])
-            with self._network.partition(there, back, direction):
+            with network.partition(there, back, direction):
                 await asyncio.sleep(self._chance.uniform(0.2, 5.0))
             return f"network cut {'both ways' if direction == 'both' else 'one way'}"
-        pipe = self._network.link(there, back).back
+        pipe = network.link(there, back).back
         try:
             if kind == "slow":
                 pipe.delay = self._chance.uniform(0.01, 0.2)
@@ -301,12 +306,12 @@ class _Soak:
         finally:
             pipe.delay, pipe.damage = 0.0, None
 
-    async def _redis_fault(self) -> str:
+    async def _redis_fault(self, network: Network) -> str:
         redis = self._cluster.redis
         assert redis is not None
         kind = self._chance.choice(["flush", "kill", "slow", "cut"])
         if kind in ("slow", "cut"):
-            links = [self._network.link(p.name, REDIS) for p in self._cluster.processes]
+            links = [network.link(p.name, REDIS) for p in self._cluster.processes]
             for link in links:
                 link.back.delay, link.back.is_cut = 2.0 * (kind == "slow"), kind == "cut"
             await asyncio.sleep(self._chance.uniform(1.0, 5.0))
