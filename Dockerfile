@@ -29,6 +29,7 @@ RUN /image/build.sh baton /opt/baton /dist
 # What runs: nobody's user, and nothing that it may write but /tmp and /cache. Kubernetes has probes,
 # so there is no HEALTHCHECK.
 FROM ${PYTHON_IMAGE} AS runtime
+RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 RUN install -d -o 10001 -g 10001 /cache
 ENV PATH=/opt/baton/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin \
     HOME=/tmp USER=baton HF_HOME=/cache/huggingface TRITON_CACHE_DIR=/cache/triton \
@@ -39,6 +40,9 @@ LABEL org.opencontainers.image.title="Baton" \
 WORKDIR /tmp
 VOLUME ["/tmp", "/cache"]
 EXPOSE 50051 50053 9090
+# Process 1 has no default action for signals: without an init, SIGTERM is lost until Python has set
+# a handler.
+ENTRYPOINT ["/usr/bin/tini", "--"]
 
 FROM runtime AS router
 COPY --from=router-root /opt/baton /opt/baton

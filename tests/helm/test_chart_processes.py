@@ -60,7 +60,7 @@ class Pod:
         limits = self.container["resources"]["limits"]
         facts = {
             "status.podIP": HOST,
-            "metadata.name": self.container["command"][-1],
+            "metadata.name": self._command[-1],
             "limits.cpu": str(math.ceil(float(limits.get("cpu", 1)))),
         }
         values: dict[str, str] = {}
@@ -91,8 +91,7 @@ class Pod:
             "baton": [sys.executable, "-m", "baton"],
             "redis-server": [str(_server_binary())],
         }
-        command, *rest = self.container["command"]
-        arguments = [*rest, *self.container.get("args", ())]
+        command, *arguments = self._command
         path = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -109,6 +108,11 @@ class Pod:
             self.process.wait()
             # Which pytest shows of a failed test.
             print((self.folder / "log").read_text(errors="replace")[-2000:])
+
+    @property
+    def _command(self) -> list[str]:
+        """Baton's images have an init as their entrypoint, which runs the arguments."""
+        return [*self.container.get("command", ()), *self.container.get("args", ())]
 
     def _placed(self, arguments):
         """Redis has no variables."""

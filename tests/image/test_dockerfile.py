@@ -71,6 +71,12 @@ def test_image_command_is_installed_entry_point(image):
     assert environment(image)["PATH"].startswith("/opt/baton/bin:")
 
 
+@pytest.mark.parametrize("image", IMAGES)
+def test_image_entrypoint_is_init(image):
+    entrypoints = [json.loads(e) for stage in lineage(image) for e in stage.all("ENTRYPOINT")]
+    assert entrypoints == [["/usr/bin/tini", "--"]]
+
+
 def test_chart_pods_run_command_of_their_image():
     """`baton-router` and `baton-worker`, of the version that the chart asks for."""
     commands = {
@@ -82,7 +88,9 @@ def test_chart_pods_run_command_of_their_image():
         text = template.read_text()
         assert f'"image" "{image}"' in text
         assert image in stages
-        assert re.findall(r"command: \[baton, ", text)
+        assert re.findall(r"^ +args: \[baton, ", text, re.MULTILINE)
+        # Which would replace the entrypoint.
+        assert "command:" not in text
     made = subprocess.run(["make", "-n", "images"], cwd=ROOT, capture_output=True, text=True)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for image in IMAGES:
@@ -92,13 +100,15 @@ def test_chart_pods_run_command_of_their_image():
 
 
 def test_dockerfile_steps_are_those_that_tests_run():
-    """But the C compiler, which Debian has: see the next test."""
+    """But the init and the C compiler, which Debian has."""
     _, stages = read()
     steps = {name: stage.all("RUN") for name, stage in stages.items() if stage.all("RUN")}
     assert set(steps) == {"dist", "router-root", "worker-root", "runtime", "worker"}
     for name in ("dist", "router-root", "worker-root"):
         assert all("build.sh " in step for step in steps[name])
-    assert steps["runtime"] == ["install -d -o 10001 -g 10001 /cache"]
+    init, cache = steps["runtime"]
+    assert "--no-install-recommends tini &&" in init
+    assert cache == "install -d -o 10001 -g 10001 /cache"
     assert len(steps["worker"]) == 1
 
 
@@ -114,7 +124,7 @@ def test_worker_image_has_compiler_for_triton(tmp_path):
     source.write_text("#include <stdint.h>\nint32_t probe(void) { return 0; }\n")
     assert Path(build._build("probe", str(source), str(tmp_path), [], [], [], [])).exists()
     if shutil.which("apt-get") is not None:
-        command = ["apt-get", "install", "--simulate", "gcc", "libc6-dev"]
+        command = ["apt-get", "install", "--simulate", "gcc", "libc6-dev", "tini"]
         assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 
