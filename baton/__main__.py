@@ -1,5 +1,15 @@
-"""`python -m baton`: the `baton` command."""
+"""`baton` command, as a script and as `python -m baton`."""
 
-from baton.cli.main import main
+from baton.early_sigterm import end_at_sigterm
 
-main()
+
+def main() -> None:
+    """Runs the `baton` command: the entry point."""
+    end_at_sigterm()  # before the imports, which take seconds
+    from baton.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
 """Worker process: a worker with the installed roles, put together from its settings, and run."""
 
+import logging
+import os
 from collections.abc import Sequence
 
 from baton.cluster.registry import Role
@@ -10,6 +12,8 @@ from baton.worker.metrics import WorkerMetrics
 from baton.worker.roles import roles, settings_class
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 
 def assemble(role: Role, settings: WorkerSettings) -> Worker:
@@ -26,6 +30,10 @@ def main(role: Role, arguments: Sequence[str], program: str) -> None:
     """Runs a worker until a signal. `arguments` follow `program` on the command line."""
 
     async def serve(settings: WorkerSettings) -> None:
-        await assemble(role, settings).run()
+        worker = assemble(role, settings)
+        await worker.run()
+        if worker.is_loading:
+            logger.info("ended while the model was being loaded")
+            os._exit(0)  # an interpreter that ends waits for its threads, here for the whole model
 
     process.main(settings_class(), role, serve, arguments=arguments, program=program)

@@ -64,6 +64,7 @@ class Worker:
         channels: to other workers, for their blocks.
         exposition: its metrics.
         round_trips: counts of calls to Redis.
+        is_loading: a thread loads the model, which nothing can interrupt.
     """
 
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
@@ -85,6 +86,7 @@ class Worker:
         self.exposition = Exposition()
         self.round_trips = RoundTrips()
         self._engine: AsyncEngine | None = None
+        self.is_loading = False
         self._is_loaded = False
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_epoch: list[Callable[[], None]] = []
@@ -291,12 +293,8 @@ class Worker:
         url = self.settings.redis_url
         # A bad URL is reported before the model is loaded.
         redis = connect(url, self.round_trips) if url else None
-        loaded = await asyncio.to_thread(
-            Engine.from_pretrained,
-            self.settings.model_path,
-            self.settings.engine_config(),
-            on_progress=self._on_progress,
-        )
+        self.is_loading = True
+        loaded = await asyncio.to_thread(self._read_model)
         engine = AsyncEngine(
             loaded, on_cache_events=self._on_cache_events, on_failure=self._failed.set
         )
@@ -310,6 +308,17 @@ class Worker:
         self._is_loaded = True
         await self._publish_state()
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
+
+    def _read_model(self) -> Engine:
+        """Loads the model, in a thread."""
+        try:
+            return Engine.from_pretrained(
+                self.settings.model_path,
+                self.settings.engine_config(),
+                on_progress=self._on_progress,
+            )
+        finally:
+            self.is_loading = False
 
     async def _register(self, redis: Redis, stack: AsyncExitStack) -> None:
         stack.push_async_callback(redis.aclose)
