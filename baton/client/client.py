@@ -10,6 +10,7 @@ The two clients differ only in how they wait.
 """
 
 import asyncio
+import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar
@@ -119,7 +120,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
         self._resume = resume
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._connections = self._connections_type(addresses, admin_addresses, tls)
-        self._routers = Routers(len(addresses))
+        self._routers = Routers(len(addresses), have_names=any(map(_is_name, addresses)))
 
     def generate(
         self,
@@ -146,6 +147,8 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
 
         def open_attempt(attempt: CallAttempt) -> Any:
             with self._cancelled_by_close():
+                if attempt.reconnects:
+                    self._connections.reconnect(attempt.router)
                 call = self._connections[attempt.router].inference.Generate
                 return call(attempt.request, **self._options(attempt.timeout, metadata))
 
@@ -190,7 +193,8 @@ class Client(_BaseClient[BlockingConnections, Generation]):
     `with`.
 
     Args:
-        address: "host:port"; of several routers, in the order in which they are tried.
+        address: "host:port"; of several routers, in the order in which they are tried. A name may
+            lead to several routers, and to others later.
         timeout: seconds per call as a whole, unless the call sets its own.
         tls: TLS files, reloaded after they have changed; None: plaintext.
         wait_for_ready: wait, within the timeout, for a server that does not listen yet; otherwise
@@ -423,3 +427,15 @@ def _addresses(
         problem = f"has {len(admins)} addresses; must have one for each of {len(addresses)} routers"
         raise InvalidArgumentError("admin_address", problem)
     return addresses, admins
+
+
+def _is_name(address: str) -> bool:
+    """Returns whether an address is to be resolved, such as "name:port" or "dns:///name:port"."""
+    host = address.rpartition("/")[2].rpartition(":")[0].strip("[]")
+    if address.startswith("unix:") or host == "localhost":
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False

@@ -4,6 +4,8 @@ Calls in flight keep their connection. Independent of the calls made on them.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -21,12 +23,19 @@ _OPTIONS = [
     # Finds a server soon that starts late or restarts.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Resolves a name again soon after its routers were replaced; gRPC would after 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # Detects a router that falls silent during a call within some seconds.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
+    # Channels share no connection, so that a new one may reach another router of a name.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
+
+# Minimum seconds between two reconnections of one router: many calls may ask for one at once.
+_RECONNECT_SECONDS = 1.0
 
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
@@ -55,6 +64,7 @@ class Connections(Generic[_Channel]):
         self._options = _OPTIONS if tls is None else [*_OPTIONS, *tls.channel_options()]
         self._files = None if tls is None else PemFiles(tls)
         self._pem = None if self._files is None else self._files.current()
+        self._reconnected_at = [-math.inf] * len(self._addresses)
         self._open()
 
     def __getitem__(self, router: int) -> RouterStubs:
@@ -68,14 +78,30 @@ class Connections(Generic[_Channel]):
                     self._retire(channel)
         return self._stubs[router]
 
+    def reconnect(self, router: int) -> None:
+        """Resolves the router's name again and connects for later calls, at most once a second;
+        calls in flight stay on their connection."""
+        now = time.monotonic()
+        if now - self._reconnected_at[router] < _RECONNECT_SECONDS:
+            return
+        self._reconnected_at[router] = now
+        former = {address: self._channels.pop(address) for address in {*self._addresses[router]}}
+        self._channels |= {address: self._open_channel(address) for address in former}
+        self._make_stubs()
+        for channel in former.values():
+            self._retire(channel)
+
     def _open(self) -> None:
         addresses = {address for pair in self._addresses for address in pair}
-        channels = {address: self._open_channel(address) for address in addresses}
+        self._channels: dict[str, _Channel] = {a: self._open_channel(a) for a in addresses}
+        self._make_stubs()
+
+    def _make_stubs(self) -> None:
+        channels: dict[str, Any] = {**self._channels}
         self._stubs = [
             RouterStubs(InferenceStub(channels[main]), AdminStub(channels[admin]))
             for main, admin in self._addresses
         ]
-        self._channels: dict[str, _Channel] = channels
 
     def _open_channel(self, address: str) -> Any:
         if self._pem is None:

@@ -20,6 +20,8 @@ _BACKOFF = Backoff(first=0.1, longest=2.0)
 # A router that is back may stay unnoticed while gRPC waits between two connection attempts
 # (`baton.client.connections`: a second at most).
 _RECONNECT_SECONDS = 1.5
+# The same for a router of a name: gRPC resolves a name again after a second at the earliest.
+_RESOLVE_SECONDS = 3.0
 
 # Codes of one router that another one, or the same a little later, may not return. ALREADY_EXISTS:
 # it has not noticed yet that the previous call was lost.
@@ -38,8 +40,10 @@ class Routers:
         is_closed: the client is closed, so no router is called any more.
     """
 
-    def __init__(self, num_routers: int) -> None:
+    def __init__(self, num_routers: int, *, have_names: bool = False) -> None:
+        """`have_names`: an address is a name, which may lead to several routers."""
         self.num_routers = num_routers
+        self.have_names = have_names
         self.first = 0
         self.is_closed = False
 
@@ -85,12 +89,17 @@ class Failover:
 
 @dataclass(frozen=True, slots=True)
 class CallAttempt:
-    """Call of a generation: request, router, timeout, and pause before it, in seconds."""
+    """Call of a generation: request, router, timeout, and pause before it, in seconds.
+
+    Attributes:
+        reconnects: it needs another connection, since the router of the present one drains.
+    """
 
     request: pb.GenerateRequest
     router: int
     timeout: float
     pause: float = 0.0
+    reconnects: bool = False
 
 
 class Resumption:
@@ -98,8 +107,9 @@ class Resumption:
 
     Before acceptance, each router is tried once; several are tried again for `_RECONNECT_SECONDS`
     after a connection error, since one may be back unnoticed; with `wait_for_ready`, until one
-    answers. After acceptance, it resumes on any router that answers, with the tokens received,
-    unless a running router has ended it.
+    answers. Those of a name are tried again for `_RESOLVE_SECONDS`, also after UNAVAILABLE of a
+    router that drains, since the name may lead to others by now. After acceptance, it resumes on
+    any router that answers, with the tokens received, unless a running router has ended it.
     """
 
     def __init__(
@@ -119,7 +129,7 @@ class Resumption:
         self._router = routers.first
         self._num_failures = 0
         self._num_received = 0
-        self._unreachable_since: float | None = None
+        self._unavailable_since: float | None = None
 
     def first_attempt(self) -> CallAttempt:
         return CallAttempt(self._request, self._router, self._expires_at - self._clock())
@@ -129,8 +139,11 @@ class Resumption:
         if progress.num_received > self._num_received:
             self._num_failures, self._num_received = 0, progress.num_received
         self._num_failures += 1
-        if self._unreachable_since is None and is_connection_error(error):
-            self._unreachable_since = self._clock()
+        is_unreachable = is_connection_error(error)
+        is_refused = error.code() is grpc.StatusCode.UNAVAILABLE and not is_unreachable
+        may_recover = is_unreachable or (is_refused and self._routers.have_names)
+        if self._unavailable_since is None and may_recover:
+            self._unavailable_since = self._clock()
         self._routers.record_failure(self._router, error)
         if not self._may_retry(error, progress):
             return None
@@ -141,7 +154,8 @@ class Resumption:
             return None
         progress.begin_call()
         request = resumed_request(self._request, progress.accepted, progress.received)
-        return CallAttempt(request, self._router, timeout, pause)
+        reconnects = is_refused and self._routers.have_names
+        return CallAttempt(request, self._router, timeout, pause, reconnects)
 
     def _may_retry(self, error: grpc.RpcError, progress: Progress) -> bool:
         code = error.code()
@@ -160,10 +174,11 @@ class Resumption:
         return code in _TRANSIENT
 
     def _may_be_reconnecting(self) -> bool:
-        """Returns whether one of several routers, unreachable recently, may be back unnoticed."""
-        since = self._unreachable_since
-        is_of_several = self._routers.num_routers > 1
-        return is_of_several and since is not None and self._clock() - since < _RECONNECT_SECONDS
+        """Returns whether one of several routers, lost recently, may be back unnoticed."""
+        routers, since = self._routers, self._unavailable_since
+        seconds = _RESOLVE_SECONDS if routers.have_names else _RECONNECT_SECONDS
+        is_of_several = routers.num_routers > 1 or routers.have_names
+        return is_of_several and since is not None and self._clock() - since < seconds
 
     def _pause(self, progress: Progress) -> float:
         """Returns the pause in seconds: 0 for the first call after progress or, before acceptance,

@@ -45,6 +45,8 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
         # Reconnects soon after a worker has restarted.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
+        # Finds a worker soon whose name leads elsewhere now; gRPC resolves again after 30 s.
+        ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ]
 
 

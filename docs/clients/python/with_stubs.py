@@ -25,6 +25,8 @@ LARGEST_PAUSE = 5.0  # seconds between two tries
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A name is resolved again a second after its routers were replaced, not half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A router that falls silent is noticed within some seconds.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
