@@ -27,7 +27,7 @@ A histogram has the samples `_bucket`, `_sum` and `_count`."""
 def families() -> dict[str, list[Metric]]:
     """Returns the metrics of a router, of a worker and of both, by those names."""
     router = [
-        *RouterMetrics(*(MagicMock() for _ in range(7))).collect(),
+        *RouterMetrics(*(MagicMock() for _ in range(8))).collect(),
         *RateLimitMetrics(MagicMock(), []).collect(),
     ]
     worker = [

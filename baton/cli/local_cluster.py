@@ -289,7 +289,10 @@ class LocalCluster:
         for process in running:
             if not statuses[process.name].is_ready:
                 statuses[process.name] = status_of(process, statuses[process.name])
-        if not all(statuses[process.name].state in _SETTLED for process in running):
+        ready = {p.role for p in running if statuses[p.name].is_ready}
+        # Without workers of both roles a router may be unable to place any request.
+        needed = running if {"prefill", "decode"} <= ready else self._workers
+        if not all(statuses[p.name].state in _SETTLED for p in needed if p in running):
             return False
         if self._router.is_running and not self._takes_calls():
             return False

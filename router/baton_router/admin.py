@@ -18,6 +18,7 @@ from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton_router import admin_wire
+from baton_router.admission.readiness import Readiness
 from baton_router.fleet.fleet import Fleet, Member, State
 from baton_router.intake.intake import Intake
 from baton_router.lifecycle.in_flight import Requests
@@ -49,6 +50,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self,
         fleet: Fleet,
         requests: Requests,
+        readiness: Readiness,
         tenants: Tenants,
         intake: Intake,
         placer: Placer,
@@ -56,6 +58,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     ) -> None:
         self._fleet = fleet
         self._requests = requests
+        self._readiness = readiness
         self._tenants = tenants
         self._intake = intake
         self._placer = placer
@@ -95,11 +98,16 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetLoad(
         self, _request: admin_pb2.GetLoadRequest, _context: Any
     ) -> admin_pb2.GetLoadResponse:
-        draining = self._requests.is_draining
+        state, reason = admin_pb2.WORKER_STATE_READY, self._readiness.reason
+        if self._requests.is_draining:
+            state, reason = admin_pb2.WORKER_STATE_DRAINING, ""
+        elif reason:
+            state = admin_pb2.WORKER_STATE_STARTING
         return admin_pb2.GetLoadResponse(
-            state=admin_pb2.WORKER_STATE_DRAINING if draining else admin_pb2.WORKER_STATE_READY,
-            progress=1.0,
-            num_waiting=self._requests.num_waiting,
+            state=state,
+            phase=reason,
+            progress=0.0 if reason else 1.0,
+            num_waiting=self._requests.num_waiting + self._readiness.num_waiting,
             num_running=len(self._requests) - self._requests.num_waiting,
             is_paused=self._requests.is_paused,
             idle_since_unix_ms=build_info.unix_ms(self._requests.idle_since),

@@ -11,6 +11,7 @@ from baton.serving.telemetry.redis import redis_metrics
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.quotas import OTHERS
 from baton_router.admission.rate_limit import KINDS, RateLimits
+from baton_router.admission.readiness import Readiness
 from baton_router.failure import FailureKind
 from baton_router.fleet.fleet import Fleet
 from baton_router.lifecycle.in_flight import Requests
@@ -29,6 +30,7 @@ class RouterMetrics:
         meter: RequestMeter,
         requests: Requests,
         admission_controller: AdmissionController,
+        readiness: Readiness,
         placer: Placer,
         fleet: Fleet,
         rebalancer: Rebalancer,
@@ -37,6 +39,7 @@ class RouterMetrics:
         self._meter = meter
         self._requests_in_flight = requests
         self._admission = admission_controller
+        self._readiness = readiness
         self._placer = placer
         self._fleet = fleet
         self._rebalancer = rebalancer
@@ -87,6 +90,11 @@ class RouterMetrics:
             "baton_requests_waiting",
             "Requests in this router's admission queue.",
             admission_controller.num_waiting,
+        )
+        yield gauge(
+            "baton_requests_waiting_for_workers",
+            "Requests that wait for the first workers of a router that has just started.",
+            self._readiness.num_waiting,
         )
         yield gauge(
             "baton_admission_paused",

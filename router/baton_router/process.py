@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from baton.cancellation import run_until
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
@@ -29,6 +30,7 @@ from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
 from baton_router.admission.policy import admission_named
 from baton_router.admission.rate_limit import RateLimits
+from baton_router.admission.readiness import Readiness
 from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
 from baton_router.fleet.service_discovery import ServiceDiscovery
@@ -85,6 +87,12 @@ async def serve(settings: RouterSettings) -> None:
             admission_named(settings.admission),
         )
         admission_controller = AdmissionController(quotas, forecasts, settings.max_waiting)
+        readiness = Readiness(
+            placer.why_none,
+            settings.max_waiting,
+            needs_workers=not settings.ready_without_workers,
+            hold_seconds=settings.unready_after_s,
+        )
         requests = Requests(admission_controller)
         meter = RequestMeter(card.name)
         inference = Inference(
@@ -95,6 +103,7 @@ async def serve(settings: RouterSettings) -> None:
             tenants,
             limits,
             admission_controller,
+            readiness,
             placer,
             meter,
             settings.coalesce_ms / 1000,
@@ -115,19 +124,27 @@ async def serve(settings: RouterSettings) -> None:
         exposition = Exposition()
         exposition.add(
             RouterMetrics(
-                meter, requests, admission_controller, placer, fleet, rebalancer, round_trips
+                meter,
+                requests,
+                admission_controller,
+                readiness,
+                placer,
+                fleet,
+                rebalancer,
+                round_trips,
             )
         )
         exposition.add(RateLimitMetrics(limits, quotas.named))
-        admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
+        admin = RouterAdmin(fleet, requests, readiness, tenants, intake, placer, rebalancer)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
+        server.on_drain(readiness.drain)
         fleet.start()
         rebalancer.start()
         stack.push_async_callback(rebalancer.stop)
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
         if settings.http_port is not None:
-            parts = inference, intake, requests, tenants, limits, placer, exposition
+            parts = inference, intake, requests, readiness, tenants, limits, placer, exposition
             http = _http_server(settings, *parts)
             await http.start(settings.http_port)
             stack.push_async_callback(http.stop)
@@ -135,8 +152,7 @@ async def serve(settings: RouterSettings) -> None:
         await server.start()
         stack.push_async_callback(server.stop)
         settle()
-        await server.set_ready(True)
-        await server.run_until_signal()
+        await run_until(server.run_until_signal(), readiness.run(server.set_ready))
 
 
 def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
@@ -149,6 +165,7 @@ def _http_server(
     inference: Inference,
     intake: Intake,
     requests: Requests,
+    readiness: Readiness,
     tenants: Tenants,
     limits: RateLimits,
     placer: Placer,
@@ -167,7 +184,15 @@ def _http_server(
     max_body_bytes = settings.http_max_body_bytes
     access = None if settings.tls is None else Access(settings.by_token)
     routes = Routes(
-        inference, generations, requests, tenants, limits, render, max_body_bytes, access
+        inference,
+        generations,
+        requests,
+        readiness,
+        tenants,
+        limits,
+        render,
+        max_body_bytes,
+        access,
     )
     asks = settings.client_auth == "certificate"
     connections = ConnectionLimits(

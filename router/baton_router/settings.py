@@ -13,6 +13,7 @@ from baton.v1 import inference_pb2
 from baton_router.admission.admission_queue import MAX_WAITING
 from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
+from baton_router.admission.readiness import HOLD_SECONDS
 from baton_router.placement.policy import PolicyName
 from baton_router.roles.pool_load import Objectives
 from baton_router.roles.role_balance import Hysteresis
@@ -116,6 +117,17 @@ class RouterSettings(ServingSettings):
         MAX_WAITING,
         ge=1,
         description="Maximum requests in the admission queue; more are rejected.",
+    )
+    ready_without_workers: bool = Field(
+        False,
+        description="Report readiness without workers, for routers in front of several pools. "
+        "Off: a router is ready once a request could be placed.",
+    )
+    unready_after_s: float = Field(
+        HOLD_SECONDS,
+        ge=0,
+        description="Seconds without a placeable request after which a ready router reports that "
+        "it is not ready any more.",
     )
     allowances: str | None = Field(
         None,

@@ -71,7 +71,7 @@ async def admin_of():
             servers.append(server)
         fleets.append(fleet)
         tenants = SimpleNamespace(of=lambda _context: SimpleNamespace(salt=b""))
-        return RouterAdmin(fleet, None, tenants, None, None, None)  # type: ignore[arg-type]
+        return RouterAdmin(fleet, None, None, tenants, None, None, None)  # type: ignore[arg-type]
 
     yield admin_of
     for fleet in fleets:

@@ -24,6 +24,7 @@ from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from baton_router.admission.rate_limit import RateLimits
+from baton_router.admission.readiness import Readiness
 from baton_router.http.body import parse, read_body
 from baton_router.http.caller import HttpCaller
 from baton_router.http.errors import limit_headers
@@ -75,6 +76,7 @@ class Routes:
         inference: Inference,
         generations: Generations,
         requests: Requests,
+        readiness: Readiness,
         tenants: Tenants,
         limits: RateLimits,
         render_metrics: Render | None,
@@ -84,6 +86,7 @@ class Routes:
         self._inference = inference
         self._generations = generations
         self._requests = requests
+        self._readiness = readiness
         self._tenants = tenants
         self._limits = limits
         self._render_metrics = render_metrics
@@ -130,6 +133,8 @@ class Routes:
         """Reports readiness, as gRPC's health check named `readiness`."""
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve")
+        if reason := self._readiness.reason:
+            raise UnavailableError(reason)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:

@@ -66,7 +66,7 @@ class Generations:
             echo = await self._echo(body, prompt) if body.echo else None
             readers.append(Reader(at * body.n, body.n, echo))
         if len(requests) > 1:  # or the valid ones would cost compute before one is refused
-            await self._inference.wait_for_discovery(deadline)
+            await self._inference.wait_for_workers(deadline)
             for request in requests:
                 await self._inference.check(request, caller)
         shape = CompletionShape(self._tokens)
@@ -78,7 +78,7 @@ class Generations:
         for name in _RESERVED & body.chat_template_kwargs.keys():
             raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
         deadline = self._deadline(body)
-        await self._inference.wait_for_discovery(deadline)
+        await self._inference.wait_for_workers(deadline)
         tools = [] if body.tool_choice == "none" else body.tools
         token_ids = await self._intake.tokenize_chat(
             body.model,

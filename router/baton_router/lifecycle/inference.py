@@ -19,6 +19,7 @@ from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.rate_limit import RateLimits
+from baton_router.admission.readiness import Readiness
 from baton_router.fleet.fleet import Fleet
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
@@ -60,6 +61,7 @@ class Inference:
         tenants: Tenants,
         limits: RateLimits,
         admission_controller: AdmissionController,
+        readiness: Readiness,
         placer: Placer,
         meter: RequestMeter,
         coalesce_seconds: float,
@@ -76,6 +78,7 @@ class Inference:
         self._tenants = tenants
         self._limits = limits
         self._admission = admission_controller
+        self._readiness = readiness
         self._placer = placer
         self._meter = meter
         self._coalesce_seconds = coalesce_seconds
@@ -95,10 +98,13 @@ class Inference:
         fingerprints = {m.record.fingerprint.hex() for m in self._fleet.members if m.is_serving}
         return ",".join(sorted(fingerprints))
 
-    async def wait_for_discovery(self, deadline: Deadline) -> None:
-        """Waits until the workers are known; raises `DeadlineExceededError`."""
+    async def wait_for_workers(self, deadline: Deadline, *, needs_prefill: bool = False) -> None:
+        """Waits until the workers are known and, of a router that has just started, until the first
+        can take requests; raises as `Readiness.wait_for_workers`."""
         await self._fleet.wait_for_discovery(min(deadline.remaining(), _DISCOVERY_SECONDS))
         deadline.check()
+        if self._fleet.is_redis_up:  # else no worker can join
+            await self._readiness.wait_for_workers(deadline, needs_prefill=needs_prefill)
 
     async def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
@@ -156,7 +162,8 @@ class Inference:
         self._limits.count_request(tenant.name)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
-        await self.wait_for_discovery(deadline)
+        scores_prompt = message.sampling.HasField("prompt_logprobs")
+        await self.wait_for_workers(deadline, needs_prefill=scores_prompt)
         with stage("tokenize"):
             return await self._intake.read(message, self._fleet.max_model_len, tenant)
 

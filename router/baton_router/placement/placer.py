@@ -89,6 +89,14 @@ class Placer:
         decision about it, reused unless the cluster has changed."""
         return self._decide(work, (), (), earlier=earlier)
 
+    def why_none(self, needs_prefill: bool = False) -> str:
+        """Returns the reason why no request could be placed now, as a sentence; empty if one could.
+        `needs_prefill`: one that needs a prefill worker."""
+        candidates = tuple(self._fleet.candidates(()))
+        inputs = PlacementInputs("", 1, candidates, needs_prefill=needs_prefill)
+        decision = self._rules.decision(inputs)
+        return decision.why_none if decision.placement is None else ""
+
     def decision_of(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
         """Returns the last decision about a request. Raises `NotFoundError` if it is not among the
         last ones, or the request is another tenant's."""

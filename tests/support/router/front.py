@@ -14,6 +14,7 @@ from baton_router.admission.forecast import Forecasts
 from baton_router.admission.policy import admission_named
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.rate_limit import RateLimits
+from baton_router.admission.readiness import Readiness
 from baton_router.http.app import Routes
 from baton_router.http.generation import Generations
 from baton_router.http.timeline import timeline_for
@@ -37,6 +38,7 @@ class _FrontFleet(FakeFleet):
     """Scripted workers, as all of a router sees them."""
 
     members: tuple[Worker, ...] = ()
+    is_redis_up = True
 
     def __init__(self, fleet: FakeFleet, max_model_len: int) -> None:
         super().__init__(fleet.workers)
@@ -60,6 +62,7 @@ def routes_to(
     )
     admission_controller = AdmissionController(quotas, forecasts, max_waiting)
     requests, limits = Requests(admission_controller), RateLimits(quotas.of)
+    readiness = Readiness(lambda _needs_prefill: "")
     inference = Inference(
         model,
         intake,
@@ -68,6 +71,7 @@ def routes_to(
         tenants,
         limits,
         admission_controller,
+        readiness,
         placer,
         RequestMeter(model.name),
         coalesce_seconds=0.0,
@@ -75,7 +79,9 @@ def routes_to(
     )
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
-    return Routes(inference, generations, requests, tenants, limits, None, MAX_BODY_BYTES)
+    return Routes(
+        inference, generations, requests, readiness, tenants, limits, None, MAX_BODY_BYTES
+    )
 
 
 @asynccontextmanager
