@@ -20,13 +20,13 @@ SCHEMA, README, VALUES = "values.schema.json", "README.md", "values.yaml"
 # The chart sets these by itself, or by values of its own.
 _BY_CHART = {
     "admin_host", "admin_port", "advertise_host", "drain_timeout_s", "host", "http_port",
-    "insecure", "log_format", "log_level", "metrics", "metrics_port", "model", "port", "redis_url",
-    "tls_ca", "tls_cert", "tls_key",
+    "insecure", "log_format", "log_level", "metrics", "metrics_port", "model", "port",
+    "redis_password", "redis_url", "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
 _BY_CHART_OF_ROUTER = _BY_CHART | {"allowances", "client_auth", "tenants_file"}
 _BY_CHART_OF_WORKER = _BY_CHART | {
     "block_size", "device", "dtype", "kv_cache_bytes", "kv_cache_dtype", "kv_connector", "kv_port",
-    "lease_timeout_s", "num_blocks", "socket_dir", "worker_id",
+    "lease_timeout_s", "num_blocks", "require_rdma", "socket_dir", "worker_id",
 }  # fmt: skip
 
 _TABLE = re.compile(r"(<!-- values -->\n).*(<!-- end of values -->)", re.DOTALL)

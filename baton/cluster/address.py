@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from baton.errors import InvalidArgumentError
 
@@ -97,6 +97,21 @@ def parse_address(url: str) -> RedisAddress:
         return _parse(parts)
     except ValueError as error:
         raise InvalidArgumentError("redis_url", str(error)) from None
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Returns `url` with `password`, any text, in place of its own; unchanged if there is none.
+
+    Raises:
+        InvalidArgumentError: `url` is not a Redis URL.
+    """
+    if not password:
+        return url
+    parse_address(url)
+    parts = urlsplit(url)
+    user, _, hosts = parts.netloc.rpartition("@")
+    username = user.partition(":")[0]
+    return parts._replace(netloc=f"{username}:{quote(password, safe='')}@{hosts}").geturl()
 
 
 def has_secret(url: str) -> bool:

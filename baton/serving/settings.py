@@ -92,6 +92,12 @@ class ServingSettings(BaseSettings):
         "each, and unix:///path. Append ?prefix=NAME to keep several clusters on one Redis apart. "
         "Give a URL with a password as BATON_REDIS_URL, not as a flag.",
     )
+    redis_password: str | None = Field(
+        None,
+        repr=False,
+        description="Password of --redis-url, as it is: nothing in it is escaped. Give it as "
+        "BATON_REDIS_PASSWORD, not as a flag. Unset: the one in the URL.",
+    )
     drain_timeout_s: float = Field(
         30.0,
         ge=0,

@@ -16,6 +16,7 @@ from typing import NoReturn, TypeVar, cast
 from redis.asyncio import Redis
 
 from baton.cancellation import run_until
+from baton.cluster.address import with_password
 from baton.cluster.events import KvEvents
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
@@ -292,7 +293,8 @@ class Worker:
         """
         url = self.settings.redis_url
         # A bad URL is reported before the model is loaded.
-        redis = connect(url, self.round_trips) if url else None
+        password = self.settings.redis_password
+        redis = connect(with_password(url, password), self.round_trips) if url else None
         self.is_loading = True
         loaded = await asyncio.to_thread(self._read_model)
         engine = AsyncEngine(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from baton.cancellation import run_until
+from baton.cluster.address import with_password
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
@@ -69,7 +70,8 @@ async def serve(settings: RouterSettings) -> None:
     server = Server(settings, by_token=settings.by_token)
     async with AsyncExitStack() as stack:
         round_trips = RoundTrips()
-        redis = connect(settings.redis_url, round_trips)
+        url = with_password(settings.redis_url, settings.redis_password)
+        redis = connect(url, round_trips)
         stack.push_async_callback(redis.aclose)
         channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
         stack.push_async_callback(channels.close)

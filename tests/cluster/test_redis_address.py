@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.address import RedisAddress, Tls, has_secret, parse_address
+from baton.cluster.address import RedisAddress, Tls, has_secret, parse_address, with_password
 from baton.errors import InvalidArgumentError
 
 
@@ -103,3 +105,23 @@ def test_has_secret_detects_passwords_in_a_url() -> None:
     assert has_secret("redis://:pw@host")
     assert has_secret("redis+sentinel://host/mine?sentinel_password=q")
     assert not has_secret("redis://host:6379/0")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://host", "rediss://me:old@[::1]:7/3", "unix://me@/run/redis.sock?db=2",
+     "redis+sentinel://a,b:2/mine?prefix=x"],
+)  # fmt: skip
+@given(password=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_any_password_survives_its_way_through_url(url, password):
+    before, after = parse_address(url), parse_address(with_password(url, password))
+    assert after == replace(before, password=password)
+
+
+def test_url_keeps_its_password_when_none_is_given():
+    assert with_password("redis://:p%40@host/1", None) == "redis://:p%40@host/1"
+
+
+def test_password_is_refused_for_what_is_no_url():
+    with pytest.raises(InvalidArgumentError):
+        with_password("localhost:6379", "secret")

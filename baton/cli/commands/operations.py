@@ -210,6 +210,14 @@ def doctor(
         str | None,
         typer.Option(envvar="BATON_REDIS_URL", help="Redis to check. Unset: an embedded one."),
     ] = None,
+    redis_password: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BATON_REDIS_PASSWORD",
+            help="Its password, any text. Unset: the one in the URL.",
+            show_default=False,
+        ),
+    ] = None,
     token: Token = "",
     tries: Annotated[
         bool, typer.Option("--try", help="Also have the router at --address generate a token.")
@@ -226,7 +234,10 @@ def doctor(
       baton doctor --admin 127.0.0.1:50053 --try
     """
     from baton.cli import doctor as impl
+    from baton.cluster.address import with_password
 
+    if redis_url is not None:
+        redis_url = with_password(redis_url, redis_password)
     if admin is None:
         findings = impl.installation(DEFAULT_ADDRESS, redis_url)
     else:
