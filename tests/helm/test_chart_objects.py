@@ -21,6 +21,7 @@ from tests.support.rendered_chart import (
     chart,
     of_kind,
     preset,
+    render_tests,
     values_of,
 )
 
@@ -40,7 +41,7 @@ def validate(text: str, version: str) -> None:
 @pytest.mark.parametrize("version", NEWEST)
 @pytest.mark.parametrize("name", PRESETS)
 def test_chart_objects_fit_kubernetes_schemas(name, version):
-    for found in preset(name):
+    for found in (*preset(name), *render_tests(values_of(name))):
         if found["kind"] not in SCHEMAS:
             validate(json.dumps(found), version)
 

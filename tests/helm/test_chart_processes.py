@@ -19,8 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton import Client, SamplingParams
 from baton.cli.certs import Authority, write
 from baton.cli.ports import HOST, free_port
+from baton.cluster.address import with_password
 from baton.cluster.embedded import _server_binary
 from baton.cluster.parent_death import dying_with_parent
+from baton.cluster.redis import check_answers
+from baton.errors import UnavailableError
 from baton.serving.access import identity_in
 from baton.tls import Tls
 from tests.support.rendered_chart import (
@@ -31,10 +34,21 @@ from tests.support.rendered_chart import (
     of_kind,
     pod_of,
     render,
+    render_tests,
     values_of,
     workloads,
 )
 from tests.support.waiting import wait_until
+
+# Characters that mean something in a URL, to a shell, to Redis' configuration or to Kubernetes.
+PASSWORDS = (
+    "@:/%#?&=+,; '\"",
+    "%40%zz",
+    "--save",
+    "$(POD_IP) $$ `id` \\n\\",
+    "pässwörd-密码",
+    "plain",
+)
 
 KINDS = ("startup", "readiness", "liveness")
 
@@ -172,6 +186,60 @@ def context_of(tls: Tls | None) -> ssl.SSLContext | None:
     return context
 
 
+def assert_helm_test_passes(values, redis_url: str, address: str, folder: Path) -> None:
+    """Runs the command of the pod of `helm test` with its variables, as the client in `folder`."""
+    pod, *_ = render_tests({**values, "helmTest": {"clientSecret": "client"}})
+    (container,) = pod["spec"]["containers"]
+    variables = {v["name"]: v["value"] for v in container["env"]}
+    for name, value in variables.items():
+        if value.startswith("/etc/baton/tls/"):
+            file = {"ca.crt": "ca.pem", "tls.crt": "admin.pem", "tls.key": "admin.key"}
+            variables[name] = str(folder / "own" / file[Path(value).name])
+    here = {"BATON_REDIS_URL": redis_url, "BATON_ADDRESS": address, "HOME": str(folder)}
+    assert here.keys() <= variables.keys()
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    tested = subprocess.run(
+        [*container["command"], *container["args"]],
+        env={**variables, **here, "PATH": programs, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    print(tested.stdout, tested.stderr)
+    assert tested.returncode == 0
+    assert '"prefill_worker": "prefill-worker"' in tested.stdout
+    assert "no faults" in tested.stdout
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+def test_trial_redis_and_processes_agree_on_any_password(password, tmp_path):
+    objects = workloads(render({"redis": {"existingSecret": "redis-password"}}))
+    args = container_of(objects["redis"])["args"]
+    # As the kubelet fills in variables: once.
+    args = [password if arg == "$(REDIS_PASSWORD)" else arg for arg in args]
+    port = free_port(set())
+    placed = {"6379": str(port), "/data": str(tmp_path)}
+    command = [str(_server_binary()), *(placed.get(arg, arg) for arg in args)]
+    with subprocess.Popen(dying_with_parent(command), stdout=subprocess.DEVNULL) as server:
+        try:
+            for process in ("router", "prefill", "decode"):
+                variables = env_of(objects[process])
+                secret = variables["BATON_REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]
+                assert secret == {"name": "redis-password", "key": "password"}
+                url = variables["BATON_REDIS_URL"]["value"].replace(
+                    "demo-baton-redis:6379", f"{HOST}:{port}"
+                )
+                wait_until(
+                    lambda url=url: check_answers(with_password(url, password)) is not None,
+                    ignoring=(UnavailableError,),
+                )
+                with pytest.raises(UnavailableError):
+                    check_answers(with_password(url, f"{password}x"))
+        finally:
+            server.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "is_encrypted",
@@ -182,7 +250,8 @@ def context_of(tls: Tls | None) -> ssl.SSLContext | None:
 )
 def test_demo_chart_serves_passes_probes_and_drains(is_encrypted, tmp_path):
     tls = {"tls": {"enabled": True, "certManager": {"issuer": "baton"}}} if is_encrypted else {}
-    objects = render({**values_of("values-cpu-demo"), **tls})
+    values = {**values_of("values-cpu-demo"), **tls}
+    objects = render(values)
     demo = workloads(objects)
     own = issue(objects, tmp_path) if is_encrypted else None
     taken: set[int] = set()
@@ -209,6 +278,7 @@ def test_demo_chart_serves_passes_probes_and_drains(is_encrypted, tmp_path):
             assert {w.id for w in client.list_workers()} == {"prefill-worker", "decode-worker"}
             generation = client.generate("import os\n", SamplingParams(max_tokens=8))
             assert generation.text()
+        assert_helm_test_passes(values, url, address, tmp_path)
         request = urllib.request.Request(
             f"{'https' if is_encrypted else 'http'}://localhost:{router.ports['http']}/v1/completions",
             json.dumps({"model": "tiny", "prompt": "import os\n", "max_tokens": 8}).encode(),

@@ -35,6 +35,7 @@ GIVEN = (
     ("router", "tenantsSecret"),
     ("router", "allowancesConfigMap"),
     ("tracing", "headersSecret"),
+    ("helmTest", "clientSecret"),
     ("ingress", "grpc", "tlsSecret"),
     ("ingress", "http", "tlsSecret"),
 )

@@ -72,13 +72,81 @@ WRONG = {
         {"decode": {"autoscaling": {"enabled": True}}},
         "autoscaling.prometheus",
     ),
-    "a connector that pods cannot use": ({"kv": {"connector": "cuda-ipc"}}, "/kv/connector"),
+    "an unknown connector": ({"kv": {"connector": "rdma"}}, "/kv/connector"),
+    "GPU memory that pods cannot open": ({"kv": {"connector": "cuda-ipc"}}, "prefill.hostIPC"),
+    "RDMA by a connector without": ({"kv": {"requireRdma": True}}, "kv.requireRdma"),
+    "equal ports on one host": (
+        {"kv": {"near": ["kubernetes.io/hostname"]}, "decode": {"hostNetwork": True}},
+        "kv.near",
+    ),
+    "networks said twice": (
+        {
+            "decode": {"networks": ["rdma"]},
+            "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
+        },
+        "decode.networks",
+    ),
+    "a device without a domain": (
+        {"decode": {"extraResources": {"rdma": 1}}},
+        "'rdma' does not match",
+    ),
+    "half a device": ({"decode": {"extraResources": {"rdma/hca": 0.5}}}, "/rdma~1hca"),
     "two socket directories": (
         {"kv": {"socketDirectory": {"claim": "a", "hostPath": "/b"}}},
         "kv.socketDirectory",
     ),
     "shm without a socket directory": ({"kv": {"connector": "shm"}}, "kv.socketDirectory"),
 }
+
+# Each rendered once, and was refused by an API server (1.36) when it was applied.
+SCALED = {"autoscaling": {"prometheus": "http://prometheus:9090"}}
+REFUSED_BY_API_SERVER = {
+    "a drain longer than an autoscaler waits": (
+        {"decode": {"drainSeconds": 1801, "autoscaling": {"enabled": True}}, **SCALED},
+        r"decode\.drainSeconds: is 1801; expected at most 1800",
+    ),
+    "a label that selectors need": (
+        {"podLabels": {"app.kubernetes.io/component": "x"}},
+        r"podLabels: has app\.kubernetes\.io/component",
+    ),
+    "a label of the Deployment": (
+        {"podLabels": {"pod-template-hash": "x"}},
+        "podLabels: has pod-template-hash",
+    ),
+    "a label that is none": ({"podLabels": {"two words": "x"}}, "two words"),
+    "a label's value that is none": ({"podLabels": {"team": "two words"}}, "/podLabels/team"),
+    "an upgrade that cannot move": (
+        {"decode": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}},
+        r"decode\.rollout\.maxSurge: is 0, and so is maxUnavailable",
+    ),
+    "an upgrade that cannot move by percents": (
+        {"prefill": {"rollout": {"maxSurge": "0%", "maxUnavailable": 0}}},
+        r"prefill\.rollout\.maxSurge",
+    ),
+    "a limit under its request": (
+        {"router": {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": "1"}}}},
+        r"router\.resources\.limits\.cpu: is 1; expected no less than the request, 1500m",
+    ),
+    "a memory limit under its request": (
+        {"prefill": {"resources": {"requests": {"memory": "4Gi"}, "limits": {"memory": "4G"}}}},
+        r"prefill\.resources\.limits\.memory: is 4G; expected no less than the request, 4Gi",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_API_SERVER)
+def test_chart_refuses_what_api_server_would_with_reason(case):
+    values, reason = REFUSED_BY_API_SERVER[case]
+    with pytest.raises(helm.HelmError, match=reason):
+        render(values)
+
+
+def test_chart_accepts_values_at_bounds_of_api_server():
+    long = {"drainSeconds": 1800, "autoscaling": {"enabled": True}}
+    equal = {"requests": {"cpu": "1000m"}, "limits": {"cpu": 1, "memory": "1Gi"}}
+    render({"decode": {**long, "rollout": {"maxSurge": 0, "maxUnavailable": "1%"}}, **SCALED})
+    render({"decode": {"drainSeconds": 7200}, "podLabels": {"example.com/team": "llm"}})
+    render({"router": {"resources": equal}})
 
 
 @pytest.mark.parametrize("case", WRONG)

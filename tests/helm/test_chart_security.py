@@ -7,10 +7,13 @@ import pytest
 from tests.support.rendered_chart import (
     PRESETS,
     container_of,
+    labels_of_pods,
     of_kind,
     pod_of,
     preset,
     render,
+    render_tests,
+    selects,
     values_of,
     workloads,
 )
@@ -28,6 +31,12 @@ ALLOWED_VOLUMES = {
     "secret",
 }
 
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_pods_meet_restricted_security_standard(name):
@@ -37,11 +46,7 @@ def test_pods_meet_restricted_security_standard(name):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == RESTRICTED
         assert not any("hostPort" in port for port in container["ports"])
         kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
         by_path = values_of(name).get("kv", {}).get("socketDirectory", {}).get("hostPath")
@@ -59,13 +64,58 @@ def test_pods_have_no_api_token_and_no_service_links(name):
         assert pod_of(workload)["enableServiceLinks"] is False
 
 
+@pytest.mark.parametrize("name", ["values", "everything"])
+def test_helm_test_is_restricted_and_only_let_in_by_hooks(name):
+    pod, *policies = render_tests(values_of(name))
+    (container,) = pod["spec"]["containers"]
+    assert container["securityContext"] == RESTRICTED
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    objects = render(values_of(name))
+    for found in (pod, *policies):
+        assert found["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    reached = {
+        component: port["port"]
+        for policy in policies
+        for component, workload in workloads(objects).items()
+        if selects(policy["spec"]["podSelector"], labels_of_pods(workload))
+        for rule in policy["spec"]["ingress"]
+        if selects(rule["from"][0]["podSelector"], pod["metadata"]["labels"])
+        for port in rule["ports"]
+    }
+    assert reached == {"router": 50051, "redis": 6379}
+
+
+def test_helm_test_over_tls_needs_client_certificate():
+    tls = {"tls": {"enabled": True, "certManager": {"issuer": "baton"}}}
+    assert render_tests(tls) == []
+    pod, *_ = render_tests({**tls, "helmTest": {"clientSecret": "client"}})
+    assert pod["spec"]["volumes"][-1]["secret"]["secretName"] == "client"
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_chart_makes_no_secret(name):
     assert of_kind(preset(name), "Secret") == []
 
 
-def test_redis_password_reaches_only_redis_url_from_secret():
-    url = "redis://:$(REDIS_PASSWORD)@redis.data:6379/0"
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://:$(REDIS_PASSWORD)@redis.data:6379/0", "redis://redis.data:6379/0"),
+        ("rediss://baton:$(REDIS_PASSWORD)@redis.data", "rediss://baton@redis.data"),
+    ],
+)
+def test_redis_password_reaches_processes_from_secret_as_it_is(url, told):
+    objects = render({"redis": {"url": url, "existingSecret": "redis-password"}})
+    for workload in workloads(objects).values():
+        variables = {v["name"]: v for v in container_of(workload)["env"]}
+        assert variables["BATON_REDIS_URL"]["value"] == told
+        reference = variables["BATON_REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        assert reference == {"name": "redis-password", "key": "password"}
+
+
+def test_sentinel_password_is_filled_in_from_variable_above():
+    url = "redis+sentinel://redis.data/main?sentinel_password=$(REDIS_PASSWORD)"
     objects = render({"redis": {"url": url, "existingSecret": "redis-password"}})
     for workload in workloads(objects).values():
         variables = {v["name"]: v for v in container_of(workload)["env"]}
@@ -73,8 +123,7 @@ def test_redis_password_reaches_only_redis_url_from_secret():
         # Kubernetes fills in only what stands above.
         assert order.index("REDIS_PASSWORD") < order.index("BATON_REDIS_URL")
         assert variables["BATON_REDIS_URL"]["value"] == url
-        reference = variables["REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]
-        assert reference == {"name": "redis-password", "key": "password"}
+        assert "BATON_REDIS_PASSWORD" not in variables
 
 
 def test_ingresses_and_routes_never_expose_admin_service():

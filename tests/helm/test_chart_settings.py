@@ -71,7 +71,8 @@ def test_chart_values_reach_settings_of_processes(monkeypatch):
     assert router.placement == "least-loaded"
     assert router.max_prompt_bytes == 2 * MIB
     assert router.share_prefixes
-    assert router.redis_url == "redis://:secret@demo-baton-redis:6379/0"
+    assert router.redis_url == "redis://demo-baton-redis:6379/0"
+    assert router.redis_password == "secret"
     decode = understood(preset(EVERYTHING), "decode", monkeypatch)
     assert (decode.max_num_seqs, decode.gpu_memory_utilization) == (8, 0.85)
     assert (decode.kv_cache_bytes, decode.num_threads, decode.device) == (512 * MIB, 2, "cpu")
@@ -125,13 +126,18 @@ def test_probes_name_their_service_and_wait_for_model_load(name):
             "readiness": (way, READINESS),
             "liveness": (way, LIVENESS),
         }
-        if process != "router":
-            startup = container["startupProbe"]
-            seconds = startup["periodSeconds"] * startup["failureThreshold"]
-            assert seconds >= values[process]["startupSeconds"]
-            for waiting in (process, "router"):
-                deployment = workloads(preset(name))[waiting]["spec"]
-                assert deployment["progressDeadlineSeconds"] > seconds
+        startup = container["startupProbe"]
+        seconds = startup["periodSeconds"] * startup["failureThreshold"]
+        assert seconds >= values[process]["startupSeconds"]
+        for waiting in (process, "router"):
+            deployment = workloads(preset(name))[waiting]["spec"]
+            assert deployment["progressDeadlineSeconds"] > seconds
+
+
+def test_router_startup_window_is_a_value():
+    container = container_of(workloads(render({"router": {"startupSeconds": 901}}))["router"])
+    startup = container["startupProbe"]
+    assert 901 <= startup["periodSeconds"] * startup["failureThreshold"] < 905
 
 
 def test_shared_memory_pools_fit_into_memory_of_pods(monkeypatch):
@@ -148,10 +154,11 @@ def test_shared_memory_pools_fit_into_memory_of_pods(monkeypatch):
 
 
 def test_memory_limits_tell_decimal_from_binary_quantities():
-    limits = {"requests": {}, "limits": {"memory": "1610M"}}
+    requests = {"memory": "1Gi"}
+    limits = {"requests": requests, "limits": {"memory": "1610M"}}
     with pytest.raises(Exception, match=r"decode\.resources\.limits\.memory: 1610M"):
         render({"decode": {"resources": limits}})  # 512Mi and 1Gi are 1610.6 M
-    render({"decode": {"resources": {"requests": {}, "limits": {"memory": "1611M"}}}})
+    render({"decode": {"resources": {"requests": requests, "limits": {"memory": "1611M"}}}})
 
 
 def queries():

@@ -47,6 +47,7 @@ gateway:
   parentRefs: [{ name: public, namespace: gateways }]
   grpcHostname: grpc.example
   httpHostname: http.example
+helmTest: { clientSecret: client-tls }
 podLabels: { team: llm }
 podAnnotations: { example/note: "yes" }
 """
@@ -76,15 +77,20 @@ def merged(values: Object) -> Object:
 
 
 def render(values: Object) -> list[Object]:
-    """Every object of a release called "demo"."""
+    """Every object of a release called "demo", but for those of `helm test`."""
+    return [found for path, found in _rendered(values) if "/tests/" not in path]
+
+
+def render_tests(values: Object) -> list[Object]:
+    """The objects that `helm test` applies."""
+    return [found for path, found in _rendered(values) if "/tests/" in path]
+
+
+def _rendered(values: Object) -> Iterator[tuple[str, Object]]:
     files = chart().render(values, name="demo", namespace=NAMESPACE)
-    return [
-        found
-        for path, text in files.items()
-        if not path.endswith(".txt")
-        for found in yaml.safe_load_all(text)
-        if found is not None
-    ]
+    for path, text in files.items():
+        if not path.endswith(".txt"):
+            yield from ((path, found) for found in yaml.safe_load_all(text) if found is not None)
 
 
 @cache

@@ -23,7 +23,7 @@ labels:
   {{- with .root.Values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with .root.Values.podAnnotations }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.podAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -77,12 +77,7 @@ podAntiAffinity:
   valueFrom: { fieldRef: { fieldPath: status.podIP } }
 - name: POD_NAME
   valueFrom: { fieldRef: { fieldPath: metadata.name } }
-{{- with $values.redis.existingSecret }}
-- name: REDIS_PASSWORD
-  valueFrom: { secretKeyRef: { name: {{ . }}, key: password } }
-{{- end }}
-- name: BATON_REDIS_URL
-  value: {{ include "baton.redisUrl" .root | quote }}
+{{ include "baton.redisEnv" .root }}
 - name: BATON_HOST
   value: 0.0.0.0
 {{- include "baton.tlsEnv" . }}

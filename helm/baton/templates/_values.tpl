@@ -7,18 +7,48 @@
 {{- mulf (float64 $number) (get $units (trimPrefix $number (toString .))) | int64 -}}
 {{- end -}}
 
+{{- /* A quantity such as 500m, 2 or 512Mi as a number of units or bytes, to compare. */}}
+{{- define "baton.quantity" -}}
+{{- $text := toString . -}}
+{{- if hasSuffix "m" $text -}}
+{{- divf (trimSuffix "m" $text | float64) 1000 -}}
+{{- else if regexMatch "[A-Za-z]$" $text -}}
+{{- include "baton.bytes" $text -}}
+{{- else -}}
+{{- $text -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* A number without an exponent, anything else as it is. */}}
 {{- define "baton.plain" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
-{{- /* Where Redis is. */}}
+{{- /* Where Redis is. The password is not in the URL: processes are given it as it is. */}}
 {{- define "baton.redisUrl" -}}
 {{- if .Values.redis.url -}}
-{{- .Values.redis.url -}}
+{{- .Values.redis.url | replace ":$(REDIS_PASSWORD)@" "@" | replace "//@" "//" -}}
 {{- else -}}
-redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
+redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
 {{- end -}}
+{{- end -}}
+
+{{- /* Variables by which a process or a command finds Redis; takes the root. */}}
+{{- define "baton.redisEnv" -}}
+{{- $redis := .Values.redis -}}
+{{- $url := include "baton.redisUrl" . -}}
+{{- if $redis.existingSecret -}}
+{{- if contains "$(REDIS_PASSWORD)" $url -}}
+- name: REDIS_PASSWORD
+  valueFrom: { secretKeyRef: { name: {{ $redis.existingSecret }}, key: password } }
+{{ end -}}
+{{- if or (not $redis.url) (contains ":$(REDIS_PASSWORD)@" $redis.url) -}}
+- name: BATON_REDIS_PASSWORD
+  valueFrom: { secretKeyRef: { name: {{ $redis.existingSecret }}, key: password } }
+{{ end -}}
+{{- end -}}
+- name: BATON_REDIS_URL
+  value: {{ $url | quote }}
 {{- end -}}
 
 {{- /* The ports by name that a process listens on, as JSON; takes the component. */}}
@@ -64,19 +94,50 @@ redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ incl
 {{- $limit := include "baton.bytes" $worker.resources.limits.memory | int64 -}}
 {{- $swap := include "baton.plain" ($worker.settings.swap_bytes | default 0) | int64 -}}
 {{- $pool := include "baton.bytes" $worker.kvCacheSize | int64 -}}
-{{- if lt $limit (add $pool $swap 1073741824) -}}
-{{- fail (printf "%s.resources.limits.memory: %s does not hold kvCacheSize (%s), which counts as the worker's memory, settings.swap_bytes and 1Gi of its process; the weights come on top" .component $worker.resources.limits.memory $worker.kvCacheSize) -}}
+{{- $shared := 0 -}}
+{{- with $worker.sharedMemory -}}{{- $shared = include "baton.bytes" . | int64 -}}{{- end -}}
+{{- if lt $limit (add $pool $swap $shared 1073741824) -}}
+{{- fail (printf "%s.resources.limits.memory: %s does not hold kvCacheSize (%s), which counts as the worker's memory, settings.swap_bytes, sharedMemory and 1Gi of its process; the weights come on top" .component $worker.resources.limits.memory $worker.kvCacheSize) -}}
 {{- end -}}
+{{- end -}}
+{{- if and $worker.autoscaling.enabled (gt ($worker.drainSeconds | int64) 1800) -}}
+{{- fail (printf "%s.drainSeconds: is %v; expected at most 1800 with %s.autoscaling, whose HorizontalPodAutoscaler removes one pod per drain and may wait no longer. Lower it, or set replicas by hand" .component $worker.drainSeconds .component) -}}
+{{- end -}}
+{{- include "baton.checkResources" (dict "name" .component "resources" $worker.resources) -}}
+{{- if and (regexMatch "^0+%?$" (toString $worker.rollout.maxSurge)) (regexMatch "^0+%?$" (toString $worker.rollout.maxUnavailable)) -}}
+{{- fail (printf "%s.rollout.maxSurge: is 0, and so is maxUnavailable; expected one of them above 0, or an upgrade could neither add nor remove a pod. Set maxUnavailable: 1 where there is no spare GPU" .component) -}}
 {{- end -}}
 {{- if and $worker.autoscaling.enabled (not .root.Values.autoscaling.prometheus) -}}
 {{- fail (printf "autoscaling.prometheus: is needed for %s.autoscaling" .component) -}}
 {{- end -}}
+{{- include "baton.checkDevices" . -}}
 {{- include "baton.checkReplicas" (dict "name" .component "autoscaling" $worker.autoscaling) -}}
 {{- end -}}
 
 {{- define "baton.checkReplicas" -}}
 {{- if lt (.autoscaling.maxReplicas | int64) (.autoscaling.minReplicas | int64) -}}
 {{- fail (printf "%s.autoscaling.maxReplicas: is less than minReplicas" .name) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Takes "name" and "resources". */}}
+{{- define "baton.checkResources" -}}
+{{- $limits := .resources.limits | default dict -}}
+{{- $name := .name -}}
+{{- range $resource, $request := .resources.requests -}}
+{{- $limit := get $limits $resource -}}
+{{- if and $limit (lt (include "baton.quantity" $limit | float64) (include "baton.quantity" $request | float64)) -}}
+{{- fail (printf "%s.resources.limits.%s: is %v; expected no less than the request, %v. Raise the limit or lower the request" $name $resource $limit $request) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Labels by which the chart's selectors and Kubernetes' controllers find pods. */}}
+{{- define "baton.checkPodLabels" -}}
+{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "pod-template-hash" "controller-revision-hash" "statefulset.kubernetes.io/pod-name" "apps.kubernetes.io/pod-index" -}}
+{{- if hasKey $.Values.podLabels $key -}}
+{{- fail (printf "podLabels: has %s, by which pods are found; expected labels of your own. Name it differently" $key) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
