@@ -11,11 +11,13 @@ from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json
 from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
+from baton.serving.first_line import log_first_line
 
 
 @command("Processes", takes_rest=True)
 def router(context: typer.Context) -> None:
     """Run a router, until a signal."""
+    log_first_line("router", context.args)
     from baton_router.process import run
 
     run(context.args, context.command_path)

@@ -4,8 +4,10 @@ Reads only JSON files and the template of the checkpoint; loads neither torch no
 """
 
 import contextlib
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,10 +79,8 @@ class ModelCard:
         """
         if self.chat_template is None:
             raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         try:
-            rendered, _ = render_jinja_template(
+            rendered, _ = _renderer()(
                 [list(messages)],
                 tools=list(tools) or None,
                 chat_template=self.chat_template,
@@ -93,6 +93,20 @@ class ModelCard:
                 "input.chat.messages", f"the model's chat template refuses them: {error}"
             ) from error
         return str(rendered[0])
+
+
+@functools.cache
+def _renderer() -> Callable[..., tuple[list[str], Any]]:
+    """Returns transformers' renderer. Its log lines, of which it prints one without torch, are
+    formatted as all others."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.utils import logging
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    logging.disable_default_handler()
+    logging.enable_propagation()
+    renderer: Callable[..., tuple[list[str], Any]] = render_jinja_template
+    return renderer
 
 
 def read_model_card(path: str) -> ModelCard:
