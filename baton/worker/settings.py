@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, ValidationInfo, create_model, field_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from baton.engine.config import EngineConfig
 from baton.engine.plugins import DRAFTER_GROUP, DRAFTERS, POLICY_GROUP
@@ -83,6 +83,11 @@ class WorkerSettings(_EngineSettings):
         description="Network devices of nixl, as UCX names them, such as mlx5_0:1,eth0. Unset: lo "
         "if --host is a loopback address, else all.",
     )
+    require_rdma: bool = Field(
+        False,
+        description="Refuse to start if nixl would read from other hosts by TCP; needs "
+        "--kv-connector nixl.",
+    )
     lease_timeout_s: float = Field(
         60.0,
         gt=0,
@@ -100,6 +105,15 @@ class WorkerSettings(_EngineSettings):
             raise ValueError(error.problem) from None
         return name
 
+    @model_validator(mode="after")
+    def _can_be_rdma(self) -> Self:
+        if self.require_rdma and self.kv_connector != "nixl":
+            raise ValueError(
+                f"--kv-connector is {self.kv_connector!r} with --require-rdma; expected nixl, the "
+                "only one that uses RDMA. Give --kv-connector nixl"
+            )
+        return self
+
     def engine_config(self) -> EngineConfig:
         """Returns the engine's configuration, with a token in each step for every sequence."""
         given = {each.name: getattr(self, each.name) for each in dataclasses.fields(EngineConfig)}
@@ -111,6 +125,13 @@ class WorkerSettings(_EngineSettings):
     def devices_of_nixl(self) -> str | None:
         """Network devices that NIXL may use; None for all."""
         return self.nixl_devices or ("lo" if is_loopback(self.host) else None)
+
+    @property
+    def probes_nixl(self) -> bool:
+        """Whether this worker may read from other hosts by NIXL, over what is to be found out."""
+        if self.kv_connector != "auto":
+            return self.kv_connector == "nixl"
+        return not self.nixl_problem and self.devices_of_nixl != "lo"
 
     @property
     def nixl_problem(self) -> str:

@@ -89,6 +89,7 @@ class Worker:
         self._engine: AsyncEngine | None = None
         self.is_loading = False
         self._is_loaded = False
+        self._on_start: list[Callable[[], Awaitable[None]]] = []
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_epoch: list[Callable[[], None]] = []
         self._components: dict[object, object] = {}
@@ -165,6 +166,11 @@ class Worker:
                 f"worker {self.id} is in the {self.role} role now; another one will serve this"
             )
         return engine
+
+    def on_start(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Registers `callback`, awaited before the model is loaded. It raises what prevents the
+        worker from serving."""
+        self._on_start.append(callback)
 
     def on_load(self, callback: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
         """Registers `callback`, awaited once the engine runs and before the worker is registered.
@@ -291,6 +297,8 @@ class Worker:
 
         Closing `stack` undoes it.
         """
+        for check in self._on_start:
+            await check()
         url = self.settings.redis_url
         # A bad URL is reported before the model is loaded.
         password = self.settings.redis_password

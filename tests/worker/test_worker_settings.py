@@ -35,6 +35,27 @@ def test_nixl_bypasses_tls_beyond_loopback_only_when_asked(settings, may):
     assert may or "--kv-connector nixl" in problem
 
 
+def test_rdma_is_refused_for_connectors_without_it():
+    for connector in ("auto", "grpc", "shm", "cuda-ipc"):
+        with pytest.raises(ValueError, match=f"'{connector}' with --require-rdma; expected nixl"):
+            WorkerSettings(require_rdma=True, kv_connector=connector)
+    assert WorkerSettings(require_rdma=True, kv_connector="nixl").require_rdma
+
+
+@pytest.mark.parametrize(
+    ("settings", "probes"),
+    [
+        ({"kv_connector": "nixl"}, True),
+        ({"kv_connector": "grpc", "host": "10.0.0.1", "insecure": True}, False),
+        ({"host": "10.0.0.1", "insecure": True}, True),
+        ({"host": "10.0.0.1", **FILES}, False),
+        ({}, False),
+    ],
+)
+def test_transport_of_nixl_is_found_where_it_may_be_used(settings, probes):
+    assert WorkerSettings(**settings).probes_nixl == probes
+
+
 async def test_worker_refuses_role_that_certificate_does_not_cover(tmp_path):
     authority = Authority()
     roles = {role: authority.issue(role) for role in ("prefill", "worker")}

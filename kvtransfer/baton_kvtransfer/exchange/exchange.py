@@ -1,14 +1,18 @@
 """KV exchange of a worker: serves its own blocks under leases and fetches those of others."""
 
+import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 
 from prometheus_client.core import Metric
 
-from baton.errors import UnavailableError
+from baton.errors import FailedPreconditionError, UnavailableError
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
 from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.connectors.nixl.agent import is_installed
+from baton_kvtransfer.connectors.nixl.transport import check_rdma, find_transport
 from baton_kvtransfer.exchange.metrics import exchange_metrics
 from baton_kvtransfer.exchange.pool_server import PoolServer
 from baton_kvtransfer.exchange.sharing import SharingService
@@ -16,6 +20,8 @@ from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.plugins import connector_plugin
 from baton_kvtransfer.service import KvTransferService, add_to_server
+
+logger = logging.getLogger(__name__)
 
 
 class KvExchange:
@@ -33,6 +39,7 @@ class KvExchange:
         self._worker = worker
         self._pools = PoolServer(worker)
         self._fetcher: KvFetcher | None = None
+        worker.on_start(self._find_transport)
         worker.on_load(self._open)
         worker.on_load_report(self._load)
         worker.exposition.add(self)
@@ -63,6 +70,25 @@ class KvExchange:
             "num_transfers": transfers.num_done,
             "num_failed_transfers": transfers.num_failures.total(),
         }
+
+    async def _find_transport(self) -> None:
+        """Logs over what NIXL reads from other hosts. Raises `FailedPreconditionError` if that is
+        not RDMA, and has to be."""
+        settings = self._worker.settings
+        if not settings.probes_nixl or not (is_installed() or settings.require_rdma):
+            return
+        try:
+            transport = await asyncio.to_thread(find_transport, settings.devices_of_nixl)
+        except UnavailableError as error:
+            if settings.require_rdma:
+                raise FailedPreconditionError(
+                    f"{error}; expected RDMA, by --require-rdma"
+                ) from error
+            logger.warning("%s", error)
+            return
+        logger.info("nixl reads from other hosts over %s", transport)
+        if settings.require_rdma:
+            check_rdma(transport)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Opens the transports. Closing `stack` closes them and unmaps other workers' memory."""

@@ -103,10 +103,12 @@ class Agent:
         config.useListenThread = False
         config.pthrDelay = _WAKE_US
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
-        options = {} if devices is None else {"ucx_devices": devices}
+        if devices is not None:
+            # Not NIXL's `device_list`, which adds an InfiniBand port to the name of each device.
+            os.environ["UCX_NET_DEVICES"] = devices
         try:
             self._agent: Any = self._nixl.nixlAgent(f"baton-{secrets.token_hex(16)}", config)
-            self._agent.createBackend("UCX", options)
+            self._agent.createBackend("UCX", {})
             for region, layout in zip(self.regions, self._layouts, strict=True):
                 size = (region.num_blocks + 1) * layout.block_bytes
                 place = (region.address, size, region.device or 0, "")
