@@ -47,4 +47,5 @@ def _agent(nixl: Any, name: str) -> Any:
     return agent
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
