@@ -112,7 +112,7 @@ gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_work
 gpu:  ## on a machine with a GPU: tests, benchmarks and a verdict; 9 minutes, installs nothing
 	$(PYTHON) -m bench.gpu_verdict
 
-protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
+protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1 and baton/envoy
 	$(BIN)/python protos/generate.py
 
 dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/

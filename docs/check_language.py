@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router"
-GENERATED = ROOT / "baton/v1"
+GENERATED = (ROOT / "baton/v1", ROOT / "baton/envoy")
 NOT_FIRST = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTED = ast.Module | ast.ClassDef | FUNCTION
@@ -125,7 +125,7 @@ def main() -> int:
     found = [
         finding
         for path in sorted(path for folder in folders for path in folder.rglob("*.py"))
-        if GENERATED not in path.parents and path != Path(__file__)
+        if not {*GENERATED, Path(__file__)} & {path, *path.parents}
         for finding in findings(str(path.relative_to(ROOT)), path.read_text(), private)
     ] + [
         finding

@@ -1,4 +1,5 @@
-"""Generates the stubs in `baton/v1/` from the `.proto` files; `--check` only compares.
+"""Generates the stubs in `baton/v1/` and `baton/envoy/` from the `.proto` files; `--check` only
+compares.
 
 The stubs are committed, so that installing Baton needs no protoc. Run through `make protos`.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-PACKAGE = Path("baton/v1")
+PACKAGES = (Path("baton/v1"), Path("baton/envoy"))
 
 
 def generate(out: Path) -> None:
@@ -22,7 +23,7 @@ def generate(out: Path) -> None:
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     # protoc finds its plug-ins for types on the PATH; they lie beside the interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    files = sorted((PROTOS / PACKAGE).glob("*.proto"))
+    files = sorted(file for package in PACKAGES for file in (PROTOS / package).glob("*.proto"))
     served = [f for f in files if "\nservice " in f.read_text()]
     for outputs, sources in (
         ([f"--python_out={out}", f"--mypy_out=quiet:{out}"], files),
@@ -37,11 +38,14 @@ def generate(out: Path) -> None:
 
 def differences(fresh: Path) -> list[str]:
     """Names the files in which the committed stubs and those below `fresh` differ."""
-    committed, generated = (
-        {p.name: p.read_bytes() for p in (base / PACKAGE).glob("*_pb2*")} for base in (ROOT, fresh)
-    )
+    committed, generated = (_stubs(base) for base in (ROOT, fresh))
     names = committed.keys() | generated.keys()
     return sorted(n for n in names if committed.get(n) != generated.get(n))
+
+
+def _stubs(base: Path) -> dict[str, bytes]:
+    found = (path for package in PACKAGES for path in (base / package).glob("*_pb2*"))
+    return {str(path.relative_to(base)): path.read_bytes() for path in found}
 
 
 def main() -> None:
