@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from baton.worker.metrics import WorkerMetrics
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.metrics import exchange_metrics
+from baton_router.endpoint_picker.metrics import PickerMetrics
 from baton_router.metrics import RateLimitMetrics, RouterMetrics
 from docs.tables import code, page, prose, table
 
@@ -25,7 +26,7 @@ A histogram has the samples `_bucket`, `_sum` and `_count`."""
 
 
 def families() -> dict[str, list[Metric]]:
-    """Returns the metrics of a router, of a worker and of both, by those names."""
+    """Returns the metrics of each process and those that router and worker share, by title."""
     router = [
         *RouterMetrics(*(MagicMock() for _ in range(8))).collect(),
         *RateLimitMetrics(MagicMock(), []).collect(),
@@ -35,9 +36,11 @@ def families() -> dict[str, list[Metric]]:
         *exchange_metrics(MagicMock(), MagicMock(), MagicMock()),
         *DecodeService.collect(MagicMock()),
     ]
+    picker = list(PickerMetrics(MagicMock(), MagicMock(), MagicMock()).collect())
     both = {metric.name for metric in router} & {metric.name for metric in worker}
     return {
         "Router": [metric for metric in router if metric.name not in both],
+        "Endpoint picker": picker,
         "Workers": [metric for metric in worker if metric.name not in both],
         "Router and workers": [metric for metric in router if metric.name in both],
     }

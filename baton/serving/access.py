@@ -34,6 +34,8 @@ CALLERS: dict[str, tuple[Role, ...]] = {
     "baton.v1.KvSharing": ("router",),
     "baton.v1.KvTransfer": _WORKERS,
     "baton.v1.Admin": ("admin", "router"),
+    # A gateway that asks for endpoints: it passes on what clients sent.
+    "envoy.service.ext_proc.v3.ExternalProcessor": ("client", "admin"),
 }
 """Roles that may call each service."""
 

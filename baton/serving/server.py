@@ -50,11 +50,14 @@ class Server:
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         by_token: Sequence[str] = (),
+        health_names: Sequence[str] = (),
     ) -> None:
         """Runs `interceptors` inside the server's own, in their order. Services `by_token`
         authenticate callers by a token: over TLS no client is then asked for a certificate, except
-        for administration, and all other services of `add` refuse their callers."""
+        for administration, and all other services of `add` refuse their callers. `health_names`
+        have the health of "readiness"."""
         self._settings = settings
+        self._readiness_names = ("", READINESS, *health_names)
         self._by_token = by_token
         self._interceptors = [*trace_interceptors(), ErrorInterceptor(), *interceptors]
         self._in_flight = InFlightInterceptor()
@@ -139,7 +142,7 @@ class Server:
 
     async def set_ready(self, ready: bool) -> None:
         """Sets readiness: whether new work is accepted. A draining server stays unready."""
-        for name in ("", READINESS):
+        for name in self._readiness_names:
             await self._set_health(name, ready and not self._draining)
 
     async def drain(self) -> None:

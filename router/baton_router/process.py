@@ -32,6 +32,7 @@ from baton_router.admission.forecast import Forecasts
 from baton_router.admission.policy import admission_named
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness
+from baton_router.endpoint_picker import process as endpoint_picker
 from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
 from baton_router.fleet.service_discovery import ServiceDiscovery
@@ -55,8 +56,14 @@ if TYPE_CHECKING:
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL."""
+    """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL, unless it is to
+    be an endpoint picker."""
     check_role(settings.tls, ("router",), ROUTER_NAME)
+    if settings.endpoint_picker:
+        async with AsyncExitStack() as stack:
+            rules = Rules(settings.placement, no_handoff=True)
+            await endpoint_picker.serve(settings, rules, _recorder(settings, rules, stack), stack)
+        return
     if settings.redis_url is None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"

@@ -7,13 +7,13 @@ from pydantic import Field, model_validator
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.coalescer import INTERVAL_SECONDS
-from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
 from baton_router.admission.admission_queue import MAX_WAITING
 from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
+from baton_router.picker_settings import PickerSettings
 from baton_router.placement.policy import PolicyName
 from baton_router.roles.pool_load import Objectives
 from baton_router.roles.role_balance import Hysteresis
@@ -21,7 +21,7 @@ from baton_router.roles.role_balance import Hysteresis
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-class RouterSettings(ServingSettings):
+class RouterSettings(PickerSettings):
     """Settings of a router."""
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")

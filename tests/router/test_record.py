@@ -89,7 +89,11 @@ def test_record_has_choice_and_time_but_no_token(tmp_path):
     record.ended("one", 7)
     record.stop()
     header, decision, ended = lines_of(tmp_path / "r")
-    assert header["rules"] == {"policy": "baton", "conditional_disaggregation": True}
+    assert header["rules"] == {
+        "policy": "baton",
+        "conditional_disaggregation": True,
+        "no_handoff": False,
+    }
     assert (decision["prefill"], decision["decode"], decision["tokens"]) == ("other", "d0", 64)
     assert (ended["ended"], ended["output_tokens"]) == ("one", 7)
     assert "1001" not in (tmp_path / "r").read_text()

@@ -42,10 +42,13 @@ class Rules:
     Attributes:
         conditional_disaggregation: decode workers may compute prompts if the policy has a cost for
             that; else they do so only while no two workers are of one version.
+        no_handoff: all workers compute prompts and answer alone, as the model servers of an
+            endpoint picker do.
     """
 
     policy: PolicyName = "baton"
     conditional_disaggregation: bool = True
+    no_handoff: bool = False
 
     def decision(self, inputs: PlacementInputs, earlier: "Decision | None" = None) -> "Decision":
         """Returns the decision about a question: `earlier` itself if question and rules match."""
@@ -71,6 +74,8 @@ class Rules:
         if inputs.needs_prefill:
             return None
         alone = alone_policy_named(self.policy)
+        if self.no_handoff:
+            return alone or policy_named(self.policy)
         if alone is not None and self.conditional_disaggregation:
             return alone
         has_to = has_version_gap(inputs.candidates)

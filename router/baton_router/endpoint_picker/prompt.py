@@ -1,0 +1,127 @@
+"""Prompt of a request for a model server: its tokens, as far as placement needs them.
+
+Reads the bodies of OpenAI's API: completions, chat completions, responses and embeddings. Ignores
+all other fields: the model server is to judge them.
+"""
+
+import asyncio
+import json
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+from baton_router.intake.model_card import ModelCard
+
+# Bodies above this are read in a thread, as they would hold the event loop for milliseconds.
+_INLINE_BYTES = 16 * 2**10
+_NUM_THREADS = 2
+# Tokens with a part in placement: hashing more would hold the event loop for too long.
+_MAX_TOKENS = 2**17
+# Bytes of a body that stand for one token where it is too large to be parsed.
+_BYTES_PER_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Prompt of a request.
+
+    Attributes:
+        model: model or adapter that the request names; empty if it names none.
+        salt: its `cache_salt`: prompts with different salts share no prefix.
+        token_ids: its tokens; empty if the request has no prompt.
+    """
+
+    model: str = ""
+    salt: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+NO_PROMPT = Prompt()
+
+
+class PromptReader:
+    """Reader of request bodies, by the tokenizer and chat template of a model card.
+
+    Args:
+        max_bytes: maximum bytes of a body that is parsed, and of text that is tokenized; what
+            follows has no part in placement.
+    """
+
+    def __init__(self, card: ModelCard, max_bytes: int) -> None:
+        self._card = card
+        self._max_bytes = max_bytes
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
+
+    async def read(self, body: bytes) -> Prompt:
+        """Returns the prompt. Raises `InvalidArgumentError` for a body that is no JSON object.
+
+        Of a body above `max_bytes` only the beginning is compared, as bytes, which finds equal
+        prefixes of conversations with images: parsing it would hold the interpreter."""
+        if len(body) > self._max_bytes:
+            starts = range(0, self._max_bytes, _BYTES_PER_TOKEN)
+            checksums = (zlib.crc32(body[start : start + _BYTES_PER_TOKEN]) for start in starts)
+            return Prompt(token_ids=tuple(checksums)[:_MAX_TOKENS])
+        if len(body) <= _INLINE_BYTES:
+            return self._read(body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._read, body)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, body: bytes) -> Prompt:
+        fields = _object(body)
+        model, salt = (fields.get(name) for name in ("model", "cache_salt"))
+        return Prompt(
+            model if isinstance(model, str) else "",
+            salt if isinstance(salt, str) else "",
+            tuple(self._token_ids(fields)[:_MAX_TOKENS]),
+        )
+
+    def _token_ids(self, fields: dict[str, Any]) -> list[int]:
+        messages = fields.get("messages")
+        if isinstance(messages, list):
+            return self._chat(messages, fields.get("tools"))
+        prompt = fields.get("prompt", fields.get("input"))
+        if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+            return prompt
+        return self._card.encode(self._bounded(_text(prompt))) if prompt else []
+
+    def _chat(self, messages: list[Any], tools: Any) -> list[int]:
+        """Returns the conversation's tokens; of its JSON where the template refuses what the model
+        server may take. Both have equal beginnings where conversations have."""
+        given = tools if isinstance(tools, list) else []
+        if all(isinstance(message, dict) for message in messages):
+            try:
+                rendered = self._card.render(messages, given)
+                return self._card.encode_rendered(self._bounded(rendered))
+            except InvalidArgumentError:
+                pass
+        return self._card.encode(self._bounded(_text([*given, *messages])))
+
+    def _bounded(self, text: str) -> str:
+        """Returns the beginning of a text, without halves of surrogate pairs, which have no
+        tokens."""
+        return text.encode(errors="replace")[: self._max_bytes].decode(errors="ignore")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        problem = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidArgumentError("body", f"is not JSON: {problem}; send a JSON object") from None
+    if not isinstance(fields, dict):
+        raise InvalidArgumentError("body", "is JSON of another kind; expected a JSON object")
+    return fields
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**32
+
+
+def _text(prompt: Any) -> str:
+    """Returns a text that is equal for equal prompts: the prompt itself, or its JSON."""
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
