@@ -23,7 +23,9 @@ _BY_CHART = {
     "insecure", "log_format", "log_level", "metrics", "metrics_port", "model", "port",
     "redis_password", "redis_url", "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
-_BY_CHART_OF_ROUTER = _BY_CHART | {"allowances", "client_auth", "endpoint_picker", "tenants_file"}
+_BY_CHART_OF_ROUTER = _BY_CHART | {
+    "allowances", "client_auth", "endpoint_picker", "picker_endpoints", "tenants_file",
+}  # fmt: skip
 _BY_CHART_OF_WORKER = _BY_CHART | {
     "block_size", "device", "dtype", "kv_cache_bytes", "kv_cache_dtype", "kv_connector", "kv_port",
     "lease_timeout_s", "num_blocks", "require_rdma", "socket_dir", "worker_id",

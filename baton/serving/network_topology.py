@@ -5,15 +5,19 @@ The chart's network policies are tested against it, and it is tested against a c
 from dataclasses import dataclass
 from typing import Literal
 
-Process = Literal["router", "prefill", "decode"]
+Process = Literal["router", "prefill", "decode", "endpoint-picker"]
 Port = Literal["grpc", "kv", "http", "metrics", "admin"]
 """Port by its traffic; see `PORTS`."""
 
-Outside = Literal["client", "operator", "scraper", "redis", "collector", "hub", "dns"]
+Outside = Literal["client", "operator", "scraper", "redis", "collector", "hub", "dns", "endpoint"]
 """Peers that are not Baton processes: clients, operators, the metrics scraper, Redis, the trace
-collector, the hub that checkpoints come from, and DNS."""
+collector, the hub that checkpoints come from, DNS, and the model servers of others, which are the
+endpoints of an endpoint picker."""
 
-PROCESSES: tuple[Process, ...] = ("router", "prefill", "decode")
+PROCESSES: tuple[Process, ...] = ("router", "prefill", "decode", "endpoint-picker")
+CLUSTER: tuple[Process, ...] = ("router", "prefill", "decode")
+"""Processes of a cluster, which find each other through Redis. An endpoint picker has no part in
+one."""
 WORKERS: tuple[Process, ...] = ("prefill", "decode")
 
 PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
@@ -21,7 +25,7 @@ PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
     "kv": ("kv_port", WORKERS),
     "http": ("http_port", ("router",)),
     "metrics": ("metrics_port", PROCESSES),
-    "admin": ("admin_port", PROCESSES),
+    "admin": ("admin_port", CLUSTER),
 }
 """Setting of each port's number, and the processes that have the port."""
 
@@ -54,8 +58,10 @@ CONNECTIONS: tuple[Connection, ...] = (
     # Both roles: prompts' KV goes to decode workers, and prefixes wherever they save time.
     # Over NIXL and UCX workers connect to each other on ports that those libraries choose.
     *(Connection(reader, source, "kv", "KV blocks") for reader in WORKERS for source in WORKERS),
+    Connection("client", "endpoint-picker", "grpc", "questions of gateways"),
+    Connection("endpoint-picker", "endpoint", None, "probes and metrics of model servers"),
     *(Connection("scraper", process, "metrics", "metrics") for process in PROCESSES),
-    *(Connection(process, "redis", None, "the registry and KV events") for process in PROCESSES),
+    *(Connection(process, "redis", None, "the registry and KV events") for process in CLUSTER),
     *(Connection(process, "collector", None, "traces, if any") for process in PROCESSES),
     *(Connection(process, "hub", None, "a checkpoint, if it is a hub id") for process in PROCESSES),
     *(Connection(process, "dns", None, "where those are") for process in PROCESSES),

@@ -85,6 +85,8 @@ def wanted(edge: Connection, values) -> set[tuple[str, str, object]]:
     """The same edge as policies are to allow it, under these values."""
     source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
     redis = values["redis"]
+    if "endpoint-picker" in (edge.source, edge.target) and not values["endpointPicker"]["enabled"]:
+        return set()
     match edge.target, edge.port:
         case "router", "admin":
             return set()  # it listens on loopback, where a port-forward comes from
@@ -102,6 +104,9 @@ def wanted(edge: Connection, values) -> set[tuple[str, str, object]]:
             return {(source, "dns", 53)}
         case "hub", _:
             return {(source, "anywhere", 443)} if values["model"]["source"] == "hub" else set()
+        case "endpoint", _:
+            ports = values["endpointPicker"]["endpointPorts"]
+            return {(source, "anywhere", port) for port in ports}
         case "collector", _:
             return {(source, "anywhere", 4317)} if values["tracing"]["endpoint"] else set()
     raise AssertionError(edge)

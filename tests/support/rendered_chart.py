@@ -48,6 +48,14 @@ gateway:
   grpcHostname: grpc.example
   httpHostname: http.example
 helmTest: { clientSecret: client-tls }
+endpointPicker:
+  enabled: true
+  endpoints: ["models.serving.svc:8000", "10.1.2.3:8001"]
+  endpointPorts: [8000, 8001]
+  settings: { picker_max_in_flight: 64 }
+  inferencePool: { name: models, selector: { app: models } }
+  nodeSelector: { pool: cpu }
+  tolerations: [{ key: pool, operator: Exists, effect: NoSchedule }]
 podLabels: { team: llm }
 podAnnotations: { example/note: "yes" }
 """

@@ -77,7 +77,9 @@ podAntiAffinity:
   valueFrom: { fieldRef: { fieldPath: status.podIP } }
 - name: POD_NAME
   valueFrom: { fieldRef: { fieldPath: metadata.name } }
+{{- if ne .component "endpoint-picker" }}
 {{ include "baton.redisEnv" .root }}
+{{- end }}
 - name: BATON_HOST
   value: 0.0.0.0
 {{- include "baton.tlsEnv" . }}

@@ -55,7 +55,9 @@ redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
 {{- define "baton.ports" -}}
 {{- $ports := .root.Values.ports -}}
 {{- $here := dict "grpc" $ports.grpc "metrics" $ports.metrics "admin" $ports.admin -}}
-{{- if ne .component "router" -}}
+{{- if eq .component "endpoint-picker" -}}
+{{- $_ := unset $here "admin" -}}
+{{- else if ne .component "router" -}}
 {{- $_ := set $here "kv" $ports.kv -}}
 {{- else if .root.Values.router.http -}}
 {{- $_ := set $here "http" $ports.http -}}
