@@ -21,6 +21,7 @@ from baton_router.placement.record.record_format import RecordReader
 from baton_router.placement.record.recorder import Recorder
 from baton_router.settings import RouterSettings
 from tests.support.gateway.model_servers import ModelServer, serving
+from tests.support.gateway.picker_process import health_of
 from tests.support.waiting import until
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -167,6 +168,17 @@ async def test_picker_picks_by_load_where_bodies_come_late(servers, mode):
         assert second == pb.ProcessingResponse(request_body=pb.BodyResponse())
 
 
+async def test_picker_passes_on_bodies_that_it_cannot_read(servers):
+    async with picking() as (running, stub):
+        for headers in ({"content_encoding": "gzip"}, {"content_type": "text/plain"}):
+            first, body = await exchanged(
+                stub, request_headers(servers, **headers), request_body(b"\x1f\x8b")
+            )
+            assert destination(first) in servers
+            assert body.request_body.response.body_mutation.streamed_response.body == b"\x1f\x8b"
+        assert running.picker.num_prompt_tokens == 0
+
+
 async def test_picker_places_a_partial_body_by_load(servers):
     async with picking() as (_, stub):
         modes = MODES.BUFFERED_PARTIAL, MODES.NONE
@@ -285,6 +297,32 @@ async def test_picker_names_fallbacks_in_order_of_cost(servers):
         assert await picked_for(stub, LONG, servers) == first
 
 
+async def test_picker_sends_requests_away_from_queues():
+    metrics = 'vllm:num_requests_waiting{engine="0"} 40.0\nvllm:num_requests_waiting_other 5\n'
+    with serving(ModelServer(metrics=metrics)) as busy, serving(ModelServer()) as idle:
+        names = f"{busy.address},{idle.address}"
+        async with picking(picker_endpoints=names) as (running, stub):
+            assert running.endpoints.get(busy.address).num_waiting_elsewhere == 40
+            for name in range(6):
+                assert await picked_for(stub, f"{name}" + LONG, None) == idle.address
+
+
+async def test_picker_avoids_endpoints_with_a_full_kv_cache():
+    with serving(ModelServer(metrics="full 1.0\n")) as full, serving(ModelServer()) as empty:
+        names = f"{full.address},{empty.address}"
+        async with picking(picker_endpoints=names, picker_kv_metric="full") as (_, stub):
+            for name in range(6):
+                assert await picked_for(stub, f"{name}" + LONG, None) == empty.address
+
+
+async def test_picker_ignores_metrics_that_are_none():
+    metrics = "vllm:num_requests_waiting NaN\nvllm:kv_cache_usage_perc +Inf\n"
+    for text in (metrics, "vllm:num_requests_waiting {{{\n", "<html>"):
+        with serving(ModelServer(metrics=text)) as server:
+            async with picking(picker_endpoints=server.address) as (_, stub):
+                assert await picked_for(stub, LONG, None) == server.address
+
+
 @pytest.mark.parametrize("policy", ["prefix-only", "least-loaded", "round-robin"])
 async def test_picker_picks_by_every_placement_policy(servers, policy):
     async with picking(rules=Rules(policy, no_handoff=True)) as (_, stub):
@@ -348,6 +386,24 @@ async def test_picker_answers_429_beyond_its_streams(servers):
         await call.read()
         assert await refused(stub, request_headers(servers)) == (429, "rate_limit_exceeded")
         call.cancel()
+
+
+async def test_picker_sheds_load_where_all_endpoints_are_at_the_limit(servers):
+    async with picking(picker_max_in_flight=1) as (_, stub):
+        calls = [stub.Process() for _ in servers]
+        picked = set()
+        for call in calls:
+            await call.write(request_headers(servers, is_end=True))
+            picked.add(destination(await call.read()))
+        assert picked == set(servers)
+        (answer,) = await exchanged(stub, request_headers(servers, is_end=True))
+        headers = answer.immediate_response.headers.set_headers
+        assert {one.header.key: one.header.raw_value for one in headers}["Retry-After"] == b"1"
+        assert answer.immediate_response.status.code == 429
+        await calls[0].done_writing()
+        assert await calls[0].read() is grpc.aio.EOF
+        assert await picked_for(stub, "a", servers) in servers
+        calls[1].cancel()
 
 
 async def test_picker_answers_429_beyond_its_held_bytes(servers):
@@ -449,6 +505,13 @@ async def test_picker_ends_streams_in_observability_mode(servers):
         message = request_headers(servers)
         message.observability_mode = True
         assert await exchanged(stub, message) == []
+
+
+async def test_picker_reports_health_by_the_names_of_the_protocol():
+    async with picking() as (running, _):
+        address = f"127.0.0.1:{running.server.port}"
+        for name in ("liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
+            assert await asyncio.to_thread(health_of, address, name)
 
 
 async def test_picker_takes_ipv6_endpoints(servers):

@@ -5,7 +5,6 @@ publish no KV events. Load is what it sent and saw end, and what the servers' ow
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -58,7 +57,7 @@ class Endpoint:
     def apply(self, reading: Reading) -> None:
         """Takes over what its metrics say; what they do not say is no load."""
         self.num_waiting_elsewhere = max(0.0, (reading.num_waiting or 0.0) - self.num_unanswered)
-        self.kv_usage = reading.kv_usage or 0.0
+        self.kv_usage = min(1.0, reading.kv_usage or 0.0)
 
 
 class Endpoints:
@@ -256,5 +255,4 @@ class Endpoints:
         if not endpoint.circuit.is_closed and endpoint.circuit.seconds_to_probe == 0:
             logger.info("%s answers again", endpoint.address)
             endpoint.circuit.probe_succeeded()
-        with contextlib.suppress(ValueError, OverflowError):  # NaN and infinity are no load
-            endpoint.apply(reading)
+        endpoint.apply(reading)

@@ -10,6 +10,7 @@ what the endpoint picker protocol requires of data planes. Knows no gRPC.
 """
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from baton.envoy import external_processor_pb2 as pb
@@ -94,8 +95,7 @@ class Exchange:
         headers = wire.headers_of(request.request_headers.headers)
         self._request_id = headers.get("x-request-id", "")[:128] or secrets.token_hex(8)
         self._is_request_over = request.request_headers.end_of_stream
-        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        self._has_prompt = content_type == "application/json" and not self._is_request_over
+        self._has_prompt = _is_json(headers) and not self._is_request_over
         if self._has_prompt and self._request_mode in (_DUPLEX, *_BUFFERED):
             length = headers.get("content-length", "")
             if length.isdecimal() and int(length[:20]) > self._max_bytes:
@@ -198,3 +198,9 @@ class Exchange:
     def _end_response(self) -> None:
         if self._pick is not None:
             self._pick.close()
+
+
+def _is_json(headers: Mapping[str, str]) -> bool:
+    """Whether a body is JSON that can be read as it is. Others are placed by load alone."""
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return content_type == "application/json" and "content-encoding" not in headers

@@ -2,6 +2,7 @@
 
 import http.client
 import logging
+import math
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,7 +69,9 @@ class Probe:
 
 
 def _values(text: str, name: str) -> Iterator[float]:
-    """Yields the value of each series of a gauge. Parses no other line: a server has thousands."""
+    """Yields the finite values of a gauge's series. Parses no other line: a server has thousands."""
     lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        yield from (sample.value for sample in family.samples if sample.name == name)
+        for sample in family.samples:
+            if sample.name == name and math.isfinite(sample.value):
+                yield sample.value
