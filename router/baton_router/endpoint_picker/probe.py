@@ -69,7 +69,7 @@ class Probe:
 
 
 def _values(text: str, name: str) -> Iterator[float]:
-    """Yields the finite values of a gauge's series. Parses no other line: a server has thousands."""
+    """Yields the finite values of a gauge. Parses no other line: a server has thousands."""
     lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:

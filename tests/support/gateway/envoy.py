@@ -15,7 +15,6 @@ from tests.support.waiting import wait_until
 
 DESTINATION = "x-gateway-destination-endpoint"
 _TYPES = "type.googleapis.com/envoy.extensions"
-_EARLY = "http.early_header_mutation.header_mutation"
 _ROUTER = {"name": "router", "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"}}
 _METADATA_KEY = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
 _MODES = {
@@ -71,16 +70,6 @@ def listener(
     manager = {
         "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "http",
-        # A client must not choose the endpoint itself where no picker overwrites it.
-        "early_header_mutation_extensions": [
-            {
-                "name": "strip",
-                "typed_config": {
-                    "@type": f"{_TYPES}.{_EARLY}.v3.HeaderMutation",
-                    "mutations": [{"remove": DESTINATION}],
-                },
-            }
-        ],
         "http_filters": [*filters, _ROUTER],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
     }
