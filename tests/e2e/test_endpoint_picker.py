@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
+from baton.cli.ports import free_port
 from tests.support.gateway.envoy import DESTINATION, envoy, listener
 from tests.support.gateway.model_servers import ModelServer, serving
 from tests.support.gateway.picker_process import picker_process
@@ -219,3 +220,17 @@ def test_envoy_acts_by_its_failure_mode_without_a_picker(tmp_path):
         assert completion(urls["open"], "hello").json()["address"] == server.address
         assert completion(urls["closed"], "hello").status_code == 500
         assert completion(urls["closed duplex"], "hello").status_code == 500
+
+
+@pytest.mark.slow
+def test_envoy_uses_a_picker_that_comes_back(tmp_path):
+    port = free_port(set())
+    listeners = {"closed": listener()}
+    with serving(ModelServer()) as server:
+        names = "--picker-endpoints", server.address
+        with envoy(tmp_path, f"127.0.0.1:{port}", [server.address], listeners) as urls:
+            with picker_process(*names, port=port):
+                wait_until(lambda: completion(urls["closed"], "a").status_code == 200)
+            assert completion(urls["closed"], "a").status_code == 500
+            with picker_process(*names, port=port):
+                wait_until(lambda: completion(urls["closed"], "a").status_code == 200)
