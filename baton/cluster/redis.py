@@ -16,7 +16,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import MovedError, NoPermissionError, RedisError
+from redis.exceptions import MovedError, NoPermissionError, RedisError, ResponseError
 from redis.typing import KeyT, StreamIdT
 
 from baton.cluster.address import RedisAddress, parse_address
@@ -108,6 +108,27 @@ async def transact(redis: Redis, *commands: Command) -> list[Any]:
             pipeline.execute_command(*command)
         replies: list[Any] = await pipeline.execute()
         return replies
+
+
+async def transact_each(redis: Redis, *commands: Command) -> list[Any]:
+    """Runs `commands` as `transact` does. A key of a wrong type fails only its own commands: their
+    replies are `redis.exceptions.ResponseError`s.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: within the timeouts. The commands may have run.
+    """
+    async with _bounded(redis, "command", TIMEOUT), redis.pipeline(transaction=True) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception) and not _is_wrong_type(reply):
+                raise reply
+        return replies
+
+
+def _is_wrong_type(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
 
 
 async def read_streams(

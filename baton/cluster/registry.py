@@ -17,13 +17,17 @@ from redis.exceptions import RedisError
 from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.redis import Command, prefix_of, transact
+from baton.cluster.redis import Command, prefix_of, transact, transact_each
 
 Role = Literal["prefill", "decode"]
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
 
 _OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint", b"admin_endpoint", b"version"}
+
+MAX_ID_BYTES = 256
+_MAX_TEXT_BYTES = 1024
+_MAX_NUMBER = 2**63
 
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
@@ -136,24 +140,24 @@ class WorkerRecord:
         if missing:
             raise ValueError(f"fields are missing: {sorted(missing)}")
         return cls(
-            id=fields[b"id"].decode(),
-            role=_role(fields[b"role"].decode()),
-            endpoint=fields[b"endpoint"].decode(),
-            kv_endpoint=fields[b"kv_endpoint"].decode(),
-            epoch=int(fields[b"epoch"]),
-            model=fields[b"model"].decode(),
+            id=_text(fields[b"id"]),
+            role=_role(_text(fields[b"role"])),
+            endpoint=_text(fields[b"endpoint"]),
+            kv_endpoint=_text(fields[b"kv_endpoint"]),
+            epoch=_number(fields[b"epoch"]),
+            model=_text(fields[b"model"]),
             fingerprint=fields[b"fingerprint"],
             layout=fields[b"layout"],
             tokenizer_hash=fields[b"tokenizer_hash"],
-            kv_dtype=fields[b"kv_dtype"].decode(),
-            block_size=int(fields[b"block_size"]),
-            max_model_len=int(fields[b"max_model_len"]),
-            num_blocks=int(fields[b"num_blocks"]),
-            draining=int(fields[b"draining"]) != 0,
-            max_num_batched_tokens=int(fields.get(b"max_num_batched_tokens", 0)),
-            metrics_endpoint=fields.get(b"metrics_endpoint", b"").decode(),
-            admin_endpoint=fields.get(b"admin_endpoint", b"").decode(),
-            version=fields.get(b"version", b"").decode(),
+            kv_dtype=_text(fields[b"kv_dtype"]),
+            block_size=_number(fields[b"block_size"], least=1),
+            max_model_len=_number(fields[b"max_model_len"], least=1),
+            num_blocks=_number(fields[b"num_blocks"], least=1),
+            draining=_number(fields[b"draining"]) != 0,
+            max_num_batched_tokens=_number(fields.get(b"max_num_batched_tokens", b"0")),
+            metrics_endpoint=_text(fields.get(b"metrics_endpoint", b"")),
+            admin_endpoint=_text(fields.get(b"admin_endpoint", b"")),
+            version=_text(fields.get(b"version", b"")),
         )
 
 
@@ -222,15 +226,33 @@ class Registration:
             await transact(self._redis, ("EVAL", _DELETE_IF_OURS, 1, key, self._record.epoch))
 
     async def _renew(self) -> float:
-        key = record_key(self._record.id, self._prefix)
+        key, listed = record_key(self._record.id, self._prefix), workers_key(self._prefix)
         fields: Command = tuple(part for pair in self._record.to_fields().items() for part in pair)
-        await transact(
+        list_id: Command = ("SADD", listed, self._record.id)
+        # Replaces the key, whatever its type and fields were.
+        *_, is_listed = await transact_each(
             self._redis,
+            ("DEL", key),
             ("HSET", key, *fields),
             ("PEXPIRE", key, int(self._ttl * 1000)),
-            ("SADD", workers_key(self._prefix), self._record.id),
+            list_id,
         )
+        if isinstance(is_listed, Exception):  # the list is a key of another type
+            await transact(self._redis, ("DEL", listed), list_id)
         return self._interval
+
+
+def _text(value: bytes) -> str:
+    if len(value) > _MAX_TEXT_BYTES:
+        raise ValueError(f"a field has {len(value)} bytes; expected at most {_MAX_TEXT_BYTES}")
+    return value.decode()
+
+
+def _number(value: bytes, least: int = 0) -> int:
+    number = int(value)
+    if not least <= number < _MAX_NUMBER:
+        raise ValueError(f"a number is {number}; expected {least} or more, below 2**63")
+    return number
 
 
 def _role(name: str) -> Role:

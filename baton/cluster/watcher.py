@@ -6,15 +6,17 @@ The router checks the workers' health itself.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from redis.asyncio import Redis
 
-from baton.cluster.keys import record_key, workers_key
+from baton.cluster.keys import workers_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import Command, prefix_of, transact
+from baton.cluster.redis import prefix_of, transact
 from baton.cluster.registry import WorkerRecord
+from baton.cluster.registry_reader import Fields, RegistryReader
+from baton.cluster.throttled_log import ThrottledLog
 
 _INTERVAL = 0.5  # seconds between polls
 _GRACE = 10.0  # seconds for which a worker may lack its record if Redis may have lost it
@@ -30,8 +32,9 @@ class RegistryWatcher:
     During a Redis outage it keeps the known records and is `stale`. A worker has left when its id
     is listed without a record, the state after expiry and after a graceful stop. If the id is not
     listed either, or there was an outage since, Redis may have lost the record of a live worker;
-    then the worker has left only after `grace` seconds of answers without its record. A record of
-    an older epoch than the known one counts as none.
+    then the worker has left only after `grace` seconds of answers without its record. The same
+    holds while its record is refused: malformed, or a key of a wrong type. A record of an older
+    epoch than the known one counts as none.
 
     No method raises on Redis errors. The caller owns the client.
 
@@ -52,8 +55,8 @@ class RegistryWatcher:
         grace: float = _GRACE,
     ) -> None:
         self._redis = redis
-        self._prefix = prefix_of(redis)
-        self._workers_key = workers_key(self._prefix)
+        self._reader = RegistryReader(redis)
+        self._workers_key = workers_key(prefix_of(redis))
         self._on_change = on_change
         self._interval = interval
         self._grace = grace
@@ -61,7 +64,9 @@ class RegistryWatcher:
         self._listed: set[str] = set()
         self._seen: dict[str, float] = {}  # when each known worker's record was last read
         self._missing: dict[str, float] = {}  # when an id was first seen without a record
-        self._malformed: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._unreadable: set[bytes] = set()  # listed ids that are no UTF-8
+        self._log = ThrottledLog(_logger)
         self._has_read = asyncio.Event()
         self._loop = RedisLoop("registry watcher", self._poll)
 
@@ -69,6 +74,11 @@ class RegistryWatcher:
     def records(self) -> Mapping[str, WorkerRecord]:
         """Records of the known workers by id; a live view."""
         return MappingProxyType(self._records)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Reasons why records of the latest read were refused, by id."""
+        return MappingProxyType(self._refused)
 
     @property
     def stale(self) -> bool:
@@ -103,35 +113,39 @@ class RegistryWatcher:
             if self._has_left(worker, found, now):
                 self._forget(worker)
         self._has_read.set()
-        await self._prune(now)
+        await self._prune(found, now)
         return self._interval
 
     async def _read(self) -> dict[str, WorkerRecord]:
-        """Reads the records from Redis in one round trip, and another one if there are new ids."""
-        requested = sorted(self._listed | self._records.keys())
-        members, *hashes = await transact(
-            self._redis, ("SMEMBERS", self._workers_key), *self._reads(requested)
-        )
-        self._listed = {member.decode(errors="replace") for member in members}
-        new = sorted(self._listed.difference(requested))
-        if new:
-            hashes += await transact(self._redis, *self._reads(new))
-        records = map(self._decode, requested + new, hashes)
+        """Reads the records of listed and of known workers."""
+        self._list(await self._reader.ids())
+        found = await self._reader.records(sorted(self._listed | self._records.keys()))
+        self._refused = {}
+        records = (self._decode(worker, fields) for worker, fields in found.items())
         return {record.id: record for record in records if record is not None}
 
-    def _decode(self, worker: str, fields: Mapping[bytes, bytes]) -> WorkerRecord | None:
-        if not fields:
-            return None
+    def _list(self, ids: list[bytes] | None) -> None:
+        if ids is None:
+            self._log.warning("the list of workers in Redis is a key of another type than a set")
+            ids = []
+        self._listed, self._unreadable = set(), set()
+        for member in ids:
+            try:
+                self._listed.add(member.decode())
+            except UnicodeDecodeError:
+                self._unreadable.add(member)
+
+    def _decode(self, worker: str, fields: Fields | str) -> WorkerRecord | None:
         try:
+            if isinstance(fields, str):
+                raise ValueError(fields)
             record = WorkerRecord.from_fields(fields)
             if record.id != worker:
                 raise ValueError(f"it is filed under another id than its own, {record.id!r}")
         except ValueError as error:
-            if worker not in self._malformed:
-                _logger.warning("ignoring the record of worker %r: %s", worker, error)
-            self._malformed.add(worker)
+            self._log.warning("ignoring the record of worker %r: %s", worker, error)
+            self._refused[worker] = str(error)
             return None
-        self._malformed.discard(worker)
         return record
 
     def _accept(self, record: WorkerRecord, now: float) -> bool:
@@ -152,7 +166,8 @@ class RegistryWatcher:
     def _has_left(self, worker: str, found: Mapping[str, WorkerRecord], now: float) -> bool:
         answering_since = self._loop.answering_since
         unbroken = answering_since is not None and answering_since <= self._seen[worker]
-        certain = unbroken and worker in self._listed and worker not in found
+        is_gone = worker not in found and worker not in self._refused
+        certain = unbroken and worker in self._listed and is_gone
         return certain or self._missing_for(worker, now) >= self._grace
 
     def _forget(self, worker: str) -> None:
@@ -165,17 +180,19 @@ class RegistryWatcher:
         except Exception:
             _logger.exception("the registry watcher's listener failed")
 
-    async def _prune(self, now: float) -> None:
-        """Removes ids without a record for the whole grace period from the list.
+    async def _prune(self, found: Mapping[str, WorkerRecord], now: float) -> None:
+        """Removes ids without a valid record for the whole grace period from the list.
 
         Not earlier, so that every router sees such an id listed; a live worker lists itself again.
         """
-        dead = [worker for worker in self._listed if self._missing_for(worker, now) >= self._grace]
+        late = [
+            worker
+            for worker in self._listed - found.keys()
+            if self._missing_for(worker, now) >= self._grace
+        ]
+        dead = [*late, *self._unreadable]
         if dead:
             await transact(self._redis, ("SREM", self._workers_key, *dead))
 
     def _missing_for(self, worker: str, now: float) -> float:
         return now - self._missing.get(worker, now)
-
-    def _reads(self, workers: Iterable[str]) -> list[Command]:
-        return [("HGETALL", record_key(worker, self._prefix)) for worker in workers]

@@ -1,0 +1,97 @@
+"""Registry reader: reads ids and records from Redis, bounded in number and in size.
+
+A key of a wrong type or of too large a size costs only its own record: the scripts check both in
+Redis, so that the reader never receives the content. Independent of the records' meaning.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from redis.asyncio import Redis
+
+from baton.cluster.keys import record_key, workers_key
+from baton.cluster.redis import prefix_of, transact
+from baton.cluster.registry import MAX_ID_BYTES
+
+Fields = Mapping[bytes, bytes]
+
+_MAX_IDS = 4096  # ids read at once; if there are more, a random choice of them each time
+_MAX_FIELDS = 64
+_MAX_RECORD_BYTES = 65_536
+_CHUNK = 64  # records in one reply
+
+# Returns some members of the set, without too long ones, or the type of the key if it is no set.
+#   KEYS: set; ARGV: maximum number, maximum bytes of each
+_READ_IDS = """
+local kind = redis.call('TYPE', KEYS[1]).ok
+if kind ~= 'set' then return kind end
+local ids = {}
+for _, id in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[1])) do
+  if #id <= tonumber(ARGV[2]) then ids[#ids + 1] = id end
+end
+return ids
+"""
+
+# Returns for each key the fields and values of its hash, or the reason why it cannot be a record;
+# an empty reply if there is no such key.
+#   KEYS: hashes; ARGV: maximum number of fields, maximum bytes of all
+_READ_RECORDS = """
+local found = {}
+for i, key in ipairs(KEYS) do
+  local kind = redis.call('TYPE', key).ok
+  if kind == 'none' then found[i] = {}
+  elseif kind ~= 'hash' then found[i] = 'its key is a ' .. kind .. '; expected a hash'
+  elseif redis.call('HLEN', key) > tonumber(ARGV[1]) then found[i] = 'it has too many fields'
+  else
+    local size = 0
+    for _, field in ipairs(redis.call('HKEYS', key)) do
+      size = size + #field + redis.call('HSTRLEN', key, field)
+    end
+    if size > tonumber(ARGV[2]) then found[i] = 'it has ' .. size .. ' bytes'
+    else found[i] = redis.call('HGETALL', key) end
+  end
+end
+return found
+"""
+
+
+class RegistryReader:
+    """Registry reader of one client. Makes one round trip for each `_CHUNK` records."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._prefix = prefix_of(redis)
+        self._workers_key = workers_key(self._prefix)
+
+    async def ids(self) -> list[bytes] | None:
+        """Returns the listed ids; None if the list is a key of another type.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: within the timeouts.
+        """
+        command = ("EVAL", _READ_IDS, 1, self._workers_key, _MAX_IDS, MAX_ID_BYTES)
+        (found,) = await transact(self._redis, command)
+        if isinstance(found, bytes):
+            return [] if found == b"none" else None
+        return list(found)
+
+    async def records(self, workers: Sequence[str]) -> dict[str, Fields | str]:
+        """Returns the fields of each worker's record, or the reason why it can be none. Omits
+        workers without a record. Lets other tasks run after each `_CHUNK` records.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: within the timeouts.
+        """
+        found: dict[str, Fields | str] = {}
+        for start in range(0, len(workers), _CHUNK):
+            chunk = workers[start : start + _CHUNK]
+            keys = [record_key(worker, self._prefix) for worker in chunk]
+            command = ("EVAL", _READ_RECORDS, len(keys), *keys, _MAX_FIELDS, _MAX_RECORD_BYTES)
+            (replies,) = await transact(self._redis, command)
+            for worker, reply in zip(chunk, replies, strict=True):
+                if isinstance(reply, bytes):
+                    found[worker] = reply.decode()
+                elif reply:
+                    found[worker] = dict(zip(reply[::2], reply[1::2], strict=True))
+            await asyncio.sleep(0)
+        return found
