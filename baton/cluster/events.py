@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 
 SEQUENCE_BYTES = 8
+MAX_BATCH_BYTES = 2**20  # of one stream entry; a worker writes a quarter of it at most
 EMPTY_SLOT = bytes(HASH_BYTES)
 
 _SEQUENCE = struct.Struct("<Q")
@@ -60,17 +61,23 @@ class EventBatch:
         """Returns the batch that `to_fields` wrote.
 
         Raises:
-            ValueError: a field is missing or malformed.
+            ValueError: a field is missing, malformed or too long.
         """
+        num_bytes = sum(map(len, fields.values()))
+        if num_bytes > MAX_BATCH_BYTES:
+            raise ValueError(f"it has {num_bytes} bytes; expected at most {MAX_BATCH_BYTES}")
         try:
             events = KvEvents(
                 stored=_split(fields[b"stored"]),
                 removed=_split(fields[b"removed"]),
                 cleared=int(fields[b"cleared"]) != 0,
             )
-            return cls(int(fields[b"first"]), int(fields[b"last"]), events)
+            first, last = int(fields[b"first"]), int(fields[b"last"])
         except KeyError as error:
             raise ValueError(f"field {error} is missing") from error
+        if not 0 < first <= last:
+            raise ValueError(f"its events are numbered {first} to {last}")
+        return cls(first, last, events)
 
 
 def entry_id(sequence: int) -> str:

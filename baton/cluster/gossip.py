@@ -1,7 +1,8 @@
 """Router-to-router gossip: each router publishes a small payload periodically in a Redis hash.
 
 The hash has one field per router. A payload begins with an increasing number, so that each reader
-detects by its own clock which routers are still active. Independent of the payloads' content.
+detects by its own clock which routers are still active. A key of a wrong type and a hash of too
+many routers are replaced; too long payloads are ignored. Independent of the payloads' content.
 """
 
 import time
@@ -17,6 +18,25 @@ from baton.cluster.redis import prefix_of, transact
 _INTERVAL = 1.0  # seconds between payloads
 _MAX_AGE = 5.0  # seconds for which a payload is valid after its last change
 _TTL = 60  # seconds for which the hash outlives its last change
+_MAX_ROUTERS = 256
+_MAX_BYTES = 1024  # of a name and its payload
+
+# Writes the payload of one router, and returns all names and payloads.
+#   KEYS: hash; ARGV: name, payload, TTL in seconds, maximum routers, maximum bytes of each
+_EXCHANGE = """
+local before = redis.pcall('HGETALL', KEYS[1])
+if before.err or #before > 2 * ARGV[4] then redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+local all, found = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  if #all[i] + #all[i + 1] <= tonumber(ARGV[5]) then
+    found[#found + 1] = all[i]
+    found[#found + 1] = all[i + 1]
+  end
+end
+return found
+"""
 
 
 @dataclass(slots=True)
@@ -75,13 +95,11 @@ class Gossip:
     async def _step(self) -> float:
         self._number += 1
         data = str(self._number).encode() + b" " + self._write()
-        _, _, found = await transact(
-            self._redis,
-            ("HSET", self._key, self._name, data),
-            ("EXPIRE", self._key, _TTL),
-            ("HGETALL", self._key),
+        limits = (_TTL, _MAX_ROUTERS, _MAX_BYTES)
+        (found,) = await transact(
+            self._redis, ("EVAL", _EXCHANGE, 1, self._key, self._name, data, *limits)
         )
-        self._receive(found)
+        self._receive(dict(zip(found[::2], found[1::2], strict=True)))
         expired = [router for router, p in self._payloads.items() if self._is_expired(p)]
         if expired:
             await transact(self._redis, ("HDEL", self._key, *expired))

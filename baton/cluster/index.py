@@ -55,6 +55,11 @@ class LocalityIndex:
         self._unswept: list[BlockHash] = []
         self._seen: set[BlockHash] = set()  # matched since added or last checked for eviction
 
+    @property
+    def max_entries(self) -> int:
+        """Maximum number of hashes."""
+        return self._max_entries
+
     def __len__(self) -> int:
         """Returns the number of hashes, including those of dropped workers until the sweep."""
         return len(self._entries)

@@ -3,7 +3,11 @@
 Independent of the prefix cache that makes the events, and of their readers.
 """
 
+import asyncio
+import time
+
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from baton.cluster.compaction import Compaction, Slice
 from baton.cluster.event_log import EventLog
@@ -20,6 +24,7 @@ from baton.cluster.redis import Command, prefix_of, transact
 
 _TTL = 60  # seconds that stream and snapshot outlive their last renewal
 _REFRESH_INTERVAL = 15.0  # seconds between TTL renewals while there are no events
+_BEGIN_INTERVAL = 1.0  # seconds between two new snapshots, at least
 _MAX_PENDING = 16_384  # hashes: one entry is at most 256 KiB
 
 # Appends to stream and snapshot if Redis holds what this publisher wrote last, so that a reader
@@ -84,6 +89,7 @@ class EventPublisher:
             Compaction(snapshot) if max_slots is None else Compaction(snapshot, max_slots)
         )
         self._published = 0
+        self._next_begin = 0.0  # `time.monotonic`
         self._loop = RedisLoop(f"KV event publisher of {worker}", self._step)
 
     @property
@@ -125,6 +131,8 @@ class EventPublisher:
     async def _step(self) -> float:
         try:
             if self._log.behind:
+                await asyncio.sleep(self._next_begin - time.monotonic())
+                self._next_begin = time.monotonic() + _BEGIN_INTERVAL
                 await self._begin(self._log.rebase())
             else:
                 await self._continue(self._log.take())
@@ -135,15 +143,19 @@ class EventPublisher:
         return 0.0 if is_incomplete else self._refresh_interval
 
     async def _begin(self, batch: EventBatch) -> None:
-        """Begins a new snapshot, complete after this step if it is small."""
+        """Begins a new snapshot, complete after this step if it is small. Replaces a stream that
+        does not take the batch: a key of another type, or one with forged entries of later ids."""
         self._compaction.restart()
         part = self._compaction.advance(0, batch.last)
-        await transact(
-            self._redis,
+        commands: tuple[Command, ...] = (
             ("XADD", self._stream_key, *_entry(batch)),
             ("EXPIRE", self._stream_key, _TTL),
             ("SET", self._snapshot_key, encode_sequence(part.sequence) + part.data, "EX", _TTL),
         )
+        try:
+            await transact(self._redis, *commands)
+        except ResponseError:
+            await transact(self._redis, ("DEL", self._stream_key), *commands)
         self._published = batch.last
 
     async def _continue(self, batch: EventBatch | None) -> None:

@@ -5,8 +5,19 @@ from redis.exceptions import RedisError
 
 from baton.cluster.redis import transact
 
+_MAX_SECONDS = 86_400  # a key of a longer TTL, or none, is no lock
+
+# Replaces a key that cannot be a lock. The TTL is not checked if the user may not read it.
+#   KEYS: lock; ARGV: name, TTL in milliseconds, maximum TTL in milliseconds
 _ACQUIRE = """
-local owner = redis.call('HGET', KEYS[1], 'name')
+local owner = redis.pcall('HGET', KEYS[1], 'name')
+local ttl = redis.pcall('PTTL', KEYS[1])
+if type(ttl) ~= 'number' then ttl = 0 end
+local is_lock = type(owner) == 'string' and ttl >= 0 and ttl <= tonumber(ARGV[3])
+if not is_lock then
+  redis.call('DEL', KEYS[1])
+  owner = false
+end
 if owner and owner ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'name', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -32,11 +43,13 @@ class RedisLock:
         self._name = name
 
     async def acquire(self, seconds: float) -> bool:
-        """Acquires or extends the lock for `seconds` from now. Returns False if another caller
-        holds it or Redis does not answer."""
+        """Acquires or extends the lock for `seconds` from now, at most a day. Returns False if
+        another caller holds it or Redis does not answer."""
+        milliseconds = int(1000 * min(seconds, _MAX_SECONDS))
         try:
             (is_acquired,) = await transact(
-                self._redis, ("EVAL", _ACQUIRE, 1, self._key, self._name, int(1000 * seconds))
+                self._redis,
+                ("EVAL", _ACQUIRE, 1, self._key, self._name, milliseconds, 1000 * _MAX_SECONDS),
             )
         except (RedisError, OSError):
             return False

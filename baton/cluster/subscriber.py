@@ -7,24 +7,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from baton.backoff import Backoff
 from baton.cluster.events import (
     SEQUENCE_BYTES,
     EventBatch,
     KvEvents,
     decode_sequence,
     decode_slots,
-    entry_id,
     slots_offset,
 )
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import HASH_BYTES
-from baton.cluster.redis import Command, prefix_of, read_streams, transact
+from baton.cluster.redis import Command, prefix_of, read_streams, transact, transact_each
+from baton.cluster.throttled_log import ThrottledLog
 
 _BLOCK_MS = 200  # longest wait of a read for entries, and so of a new follow for its first read
 _MAX_ENTRIES = 1024  # per read, of all streams together
@@ -34,7 +36,40 @@ _MAX_PARTS = 8  # per round trip
 _IDLE = 60.0  # seconds; `follow` wakes the loop
 _RESYNC_INTERVAL = 1.0  # seconds between attempts to read a snapshot
 
+_HASHES_PER_SECOND = 100_000  # of one worker; each entry counts as `_HASHES_PER_ENTRY` at least
+_HASHES_PER_ENTRY = 16
+_BURST = 1_000_000  # hashes of one worker that are applied at once
+_INSPECTION_INTERVAL = 5.0  # seconds between inspections of all streams
+_SUSPENSION = Backoff(first=5.0, longest=600.0)  # of streams that cannot be read
+_MAX_REPLY_BYTES = 2**24  # of one stream's next entries, if they could not be read
+_INSPECTED = 64  # streams inspected in one round trip
+
+# Returns for each key whether it can be a stream, the bytes of its next entries (up to a limit) and
+# the id of its last one.
+#   KEYS: streams; ARGV: maximum number of entries, limit in bytes, last id read of each stream
+_INSPECT = """
+local found = {}
+for i, key in ipairs(KEYS) do
+  local size, last, at = 0, '', ARGV[i + 2]
+  local latest = redis.pcall('XREVRANGE', key, '+', '-', 'COUNT', 1)
+  if latest[1] then
+    last = latest[1][1]
+    for _ = 1, tonumber(ARGV[1]) do
+      local read = redis.call('XREAD', 'COUNT', 1, 'STREAMS', key, at)
+      if not read or size > tonumber(ARGV[2]) then break end
+      local entry = read[1][2][1]
+      for _, part in ipairs(entry[2]) do size = size + #part end
+      at = entry[1]
+    end
+  end
+  found[i] = {latest.err and 0 or 1, size, last}
+end
+return found
+"""
+
 _logger = logging.getLogger(__name__)
+
+_EntryId = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -43,6 +78,7 @@ class _Follow:
 
     Attributes:
         applied: number of the latest event in the index.
+        position: id of the latest entry that was read, also if it was refused.
         wanted: least sequence number of a snapshot that contains the missed events; None if none
             were missed. Events after a gap are applied anyway: a partial index beats none.
         resync_at: time of the next attempt to read that snapshot (`time.monotonic`).
@@ -50,16 +86,25 @@ class _Follow:
             is being read.
         published: sequence number that the worker is known to have published.
         is_current: whether the latest read reached the stream's end and no event was missed.
+        paused_until: time before which its stream is not read (`time.monotonic`).
+        num_suspensions: how often in a row its stream could not be read.
+        credit: hashes that may be applied before the stream is paused.
+        credited_at: time at which `credit` was computed.
     """
 
     worker: str
     epoch: int
     applied: int = 0
+    position: _EntryId = (0, 0)
     wanted: int | None = 0
     resync_at: float = 0.0
     next_slot: int | None = None
     published: int = 0
     is_current: bool = False
+    paused_until: float = 0.0
+    num_suspensions: int = 0
+    credit: float = _BURST
+    credited_at: float = field(default_factory=time.monotonic)
 
     def is_due(self, now: float) -> bool:
         """Returns whether its snapshot must be read now, which precedes reading its events."""
@@ -67,7 +112,26 @@ class _Follow:
 
     def is_behind(self, now: float) -> bool:
         """Returns whether there is more to read of it immediately."""
-        return self.is_due(now) or (self.wanted is None and not self.is_current)
+        is_unread = self.wanted is None and not self.is_current
+        return self.is_due(now) or (is_unread and self.paused_until <= now)
+
+    def spend(self, num_hashes: float, now: float) -> bool:
+        """Takes `num_hashes` from its credit. Returns False if it has less: its stream pauses."""
+        earned = (now - self.credited_at) * _HASHES_PER_SECOND
+        self.credit, self.credited_at = min(_BURST, self.credit + earned) - num_hashes, now
+        if self.credit < 0:
+            self.paused_until = now - self.credit / _HASHES_PER_SECOND
+        return self.credit >= 0
+
+    def suspend(self, now: float) -> None:
+        """Pauses its stream, which could not be read, for a time that grows."""
+        self.num_suspensions += 1
+        self.paused_until = now + _SUSPENSION.delay(self.num_suspensions)
+
+    def restart(self) -> None:
+        """Reads its stream again from the beginning, after its snapshot."""
+        self.applied, self.position, self.published = 0, (0, 0), 0
+        self.wanted, self.next_slot = 0, None
 
 
 class EventSubscriber:
@@ -89,6 +153,8 @@ class EventSubscriber:
         self._prefix = prefix_of(redis)
         self._index = index
         self._follows: dict[str, _Follow] = {}
+        self._next_inspection = 0.0
+        self._log = ThrottledLog(_logger)
         self._loop = RedisLoop("KV event subscriber", self._step)
 
     @property
@@ -134,15 +200,17 @@ class EventSubscriber:
             return _IDLE
         await self._resync(time.monotonic())
         now = time.monotonic()
+        await self._inspect_due(now)
         follows = {
             stream_key(follow.worker, follow.epoch, self._prefix).encode(): follow
             for follow in self._follows.values()
-            if not follow.is_due(now)
+            if not follow.is_due(now) and follow.paused_until <= now
         }
+        is_behind = any(follow.is_behind(now) for follow in self._follows.values())
         if follows:
-            is_behind = any(follow.is_behind(now) for follow in self._follows.values())
             await self._read(follows, wait_ms=0 if is_behind else _BLOCK_MS)
-        return 0.0
+            return 0.0
+        return 0.0 if is_behind else _BLOCK_MS / 1000
 
     # Snapshots.
 
@@ -154,9 +222,13 @@ class EventSubscriber:
         if not parts:
             return
         commands = [command for follow in parts for command in _read_part(follow, self._prefix)]
-        replies = await transact(self._redis, *commands)
+        replies = await transact_each(self._redis, *commands)
         for number, follow in enumerate(parts):
             head, data = replies[2 * number : 2 * number + 2]
+            if isinstance(head, Exception):
+                text = "ignoring the snapshot of worker %r: its key is of another type"
+                self._log.warning(text, follow.worker)
+                head = data = b""
             if self._is_followed(follow):
                 self._apply_part(follow, decode_sequence(head), data, now)
                 await asyncio.sleep(0)  # lets requests run first
@@ -176,12 +248,15 @@ class EventSubscriber:
             return
         if is_first:
             self._index.replace(follow.worker, follow.epoch, ())
-            follow.next_slot, follow.applied = 0, sequence
+            follow.next_slot, follow.applied, follow.position = 0, sequence, (sequence, 0)
         blocks = decode_slots(data[: len(data) // HASH_BYTES * HASH_BYTES])
         self._index.apply(follow.worker, follow.epoch, KvEvents(stored=blocks))
         assert follow.next_slot is not None
         follow.next_slot += _PART
-        if len(data) < _PART * HASH_BYTES:
+        is_too_long = follow.next_slot >= self._index.max_entries
+        if is_too_long:
+            self._log.warning("reading only a part of the snapshot of worker %r", follow.worker)
+        if is_too_long or len(data) < _PART * HASH_BYTES:
             follow.next_slot = follow.wanted = None
             follow.published, follow.resync_at = sequence, now + _RESYNC_INTERVAL
 
@@ -189,36 +264,96 @@ class EventSubscriber:
 
     async def _read(self, follows: Mapping[bytes, _Follow], wait_ms: int) -> None:
         """Reads and applies new stream entries; waits up to `wait_ms` for the first."""
-        positions = {key: entry_id(follow.applied) for key, follow in follows.items()}
+        positions = {key: _id_of(follow.position) for key, follow in follows.items()}
         max_entries = max(_MIN_ENTRIES, _MAX_ENTRIES // len(positions))
-        found = dict(await read_streams(self._redis, positions, max_entries, wait_ms))
+        try:
+            found = dict(await read_streams(self._redis, positions, max_entries, wait_ms))
+        except (RedisError, OSError):
+            if not await self._inspect(list(follows.values()), max_entries, time.monotonic()):
+                raise
+            return
         for key, follow in follows.items():
             entries = found.get(key, ())
-            for name, fields in entries:
-                self._apply(follow, name, fields)
             is_end = len(entries) < max_entries
+            for name, fields in entries:
+                if not self._apply(follow, _position_of(name), fields):
+                    is_end = False
+                    break
             if is_end and follow.applied < follow.published:
                 follow.wanted = follow.published  # the snapshot was read too slowly for the stream
             follow.is_current = is_end and follow.wanted is None
             if entries:
                 await asyncio.sleep(0)  # lets requests run first
 
-    def _apply(self, follow: _Follow, name: bytes, fields: Mapping[bytes, bytes]) -> None:
+    async def _inspect_due(self, now: float) -> None:
+        """Inspects streams whose suspension is over, and all others once per interval."""
+        readable = [follow for follow in self._follows.values() if follow.paused_until <= now]
+        if suspects := [follow for follow in readable if follow.num_suspensions]:
+            await self._inspect(suspects, _MAX_ENTRIES, now)
+        if now >= self._next_inspection:
+            self._next_inspection = now + _INSPECTION_INTERVAL
+            await self._inspect(readable, 0, now)
+
+    async def _inspect(self, follows: list[_Follow], max_entries: int, now: float) -> bool:
+        """Suspends streams that no read can return: keys of another type, and those whose next
+        `max_entries` are too long. Reads streams again that began again at earlier ids. Returns
+        whether any was such."""
+        num_found = 0
+        for start in range(0, len(follows), _INSPECTED):
+            chunk = follows[start : start + _INSPECTED]
+            keys = [stream_key(follow.worker, follow.epoch, self._prefix) for follow in chunk]
+            ids = [_id_of(follow.position) for follow in chunk]
+            limits = (max_entries, _MAX_REPLY_BYTES)
+            command = ("EVAL", _INSPECT, len(keys), *keys, *limits, *ids)
+            (replies,) = await transact(self._redis, command)
+            for follow, (is_stream, num_bytes, last) in zip(chunk, replies, strict=True):
+                num_found += self._is_at_fault(follow, is_stream, num_bytes, last, now)
+        return num_found > 0
+
+    def _is_at_fault(
+        self, follow: _Follow, is_stream: int, num_bytes: int, last: bytes, now: float
+    ) -> bool:
+        """Returns whether something is wrong with a stream, and acts on it."""
+        if not is_stream:
+            text = "ignoring the events of worker %r: their key is of another type than a stream"
+            self._log.warning(text, follow.worker)
+            follow.suspend(now)
+        elif num_bytes > _MAX_REPLY_BYTES:
+            text = "skipping the next %d bytes of events of worker %r: they take too long to read"
+            self._log.warning(text, num_bytes, follow.worker)
+            follow.restart()
+            follow.suspend(now)
+        elif last and _position_of(last) < follow.position:
+            follow.restart()
+        else:
+            follow.num_suspensions = 0
+            return False
+        return True
+
+    def _apply(self, follow: _Follow, position: _EntryId, fields: Mapping[bytes, bytes]) -> bool:
+        """Applies a stream entry; returns False if the rest must be read later."""
         if not self._is_followed(follow):
-            return
+            return False
+        follow.position = position
+        num_hashes = _HASHES_PER_ENTRY + sum(map(len, fields.values())) / HASH_BYTES
+        has_credit = follow.spend(num_hashes, time.monotonic())
+        if not has_credit:
+            text = "reading the events of worker %r later: it has more than %d hashes a second"
+            self._log.warning(text, follow.worker, _HASHES_PER_SECOND)
         try:
             batch = EventBatch.from_fields(fields)
+            if position != (batch.last, 0):
+                raise ValueError(f"its id is {_id_of(position)}; expected {batch.entry_id}")
         except ValueError as error:
-            _logger.warning("ignoring an event of worker %r: %s", follow.worker, error)
-            follow.applied = int(name.partition(b"-")[0])
-            follow.wanted = follow.applied
-            return
+            self._log.warning("ignoring an event of worker %r: %s", follow.worker, error)
+            return has_credit
         if batch.first > follow.applied + 1:
             follow.wanted = batch.first - 1
         elif batch.first == 1:
             follow.wanted = None  # the stream has all events of the epoch
         self._index.apply(follow.worker, follow.epoch, batch.events)
         follow.applied = batch.last
+        return has_credit
 
     def _is_followed(self, follow: _Follow) -> bool:
         return self._follows.get(follow.worker) is follow
@@ -231,3 +366,12 @@ def _read_part(follow: _Follow, prefix: str) -> tuple[Command, Command]:
         ("GETRANGE", key, 0, SEQUENCE_BYTES - 1),
         ("GETRANGE", key, start, start + _PART * HASH_BYTES - 1),
     )
+
+
+def _position_of(name: bytes) -> _EntryId:
+    number, _, rest = name.partition(b"-")
+    return int(number), int(rest)
+
+
+def _id_of(position: _EntryId) -> str:
+    return "{}-{}".format(*position)

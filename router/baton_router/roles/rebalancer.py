@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 # Timeout of a role change, in seconds, which includes draining the worker.
 _FLIP_SECONDS = 120.0
+_MAX_DEMAND = 1e12  # requests, tokens or seconds of one router
 
 
 class Rebalancer:
@@ -167,8 +168,11 @@ class Rebalancer:
 def _demand_in(payload: bytes) -> PoolDemand:
     """Returns the demand in a gossip payload; zero if it has another format."""
     try:
-        return PoolDemand(*map(float, json.loads(payload)))
-    except (ValueError, TypeError):
+        numbers = list(map(float, json.loads(payload)))
+        if not all(0 <= number <= _MAX_DEMAND for number in numbers):
+            return PoolDemand()
+        return PoolDemand(*numbers)
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return PoolDemand()
 
 
