@@ -20,6 +20,7 @@ from baton.cluster.throttled_log import ThrottledLog
 
 _INTERVAL = 0.5  # seconds between polls
 _GRACE = 10.0  # seconds for which a worker may lack its record if Redis may have lost it
+_CHUNK = 64  # records handled without a break
 
 _logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class RegistryWatcher:
         self._seen: dict[str, float] = {}  # when each known worker's record was last read
         self._missing: dict[str, float] = {}  # when an id was first seen without a record
         self._refused: dict[str, str] = {}
+        self._decoded: dict[str, tuple[Fields | str, WorkerRecord]] = {}  # by the latest read
         self._unreadable: set[bytes] = set()  # listed ids that are no UTF-8
         self._log = ThrottledLog(_logger)
         self._has_read = asyncio.Event()
@@ -107,7 +109,12 @@ class RegistryWatcher:
             self._missing.clear()
         found = await self._read()
         now = time.monotonic()
-        fresh = {worker for worker, record in found.items() if self._accept(record, now)}
+        fresh = set()
+        for number, (worker, record) in enumerate(found.items(), 1):
+            if self._accept(record, now):
+                fresh.add(worker)
+            if number % _CHUNK == 0:
+                await asyncio.sleep(0)  # lets requests run first
         self._note_missing(fresh, now)
         for worker in self._records.keys() - fresh:
             if self._has_left(worker, found, now):
@@ -120,9 +127,15 @@ class RegistryWatcher:
         """Reads the records of listed and of known workers."""
         self._list(await self._reader.ids())
         found = await self._reader.records(sorted(self._listed | self._records.keys()))
-        self._refused = {}
-        records = (self._decode(worker, fields) for worker, fields in found.items())
-        return {record.id: record for record in records if record is not None}
+        self._refused, before, self._decoded = {}, self._decoded, {}
+        for number, (worker, fields) in enumerate(found.items(), 1):
+            known = before.get(worker)
+            record = known[1] if known and known[0] == fields else self._decode(worker, fields)
+            if record is not None:
+                self._decoded[worker] = fields, record
+            if number % _CHUNK == 0:
+                await asyncio.sleep(0)  # lets requests run first
+        return {worker: record for worker, (_, record) in self._decoded.items()}
 
     def _list(self, ids: list[bytes] | None) -> None:
         if ids is None:

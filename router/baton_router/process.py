@@ -83,7 +83,11 @@ async def serve(settings: RouterSettings) -> None:
         channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
         stack.push_async_callback(channels.close)
         fleet = Fleet(
-            redis, channels, card.tokenizer_hash, LocalityIndex(settings.max_indexed_blocks)
+            redis,
+            channels,
+            card.tokenizer_hash,
+            LocalityIndex(settings.max_indexed_blocks),
+            settings.max_workers,
         )
         stack.push_async_callback(fleet.stop)
         intake = Intake(card, settings.max_prompt_bytes)

@@ -192,6 +192,12 @@ class RouterSettings(PickerSettings):
         description="Maximum blocks in the index of cached prefixes, of all workers together: "
         "about 110 bytes each. Beyond it the least recently used are evicted.",
     )
+    max_workers: int = Field(
+        1024,
+        ge=1,
+        description="Maximum workers that the router takes from the registry in Redis. More are "
+        "ignored, with a warning.",
+    )
 
     @model_validator(mode="after")
     def _can_tell_clients(self) -> Self:

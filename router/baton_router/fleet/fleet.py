@@ -8,6 +8,7 @@ router counts the requests that it placed and that ended.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 
@@ -24,6 +26,7 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
 from baton.cluster.registry import WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.throttled_log import ThrottledLog
 from baton.cluster.watcher import RegistryWatcher
 from baton.serving.channels import Channels
 from baton.serving.telemetry.stages import stage
@@ -34,6 +37,7 @@ from baton_router.fleet.cost_rates import Rates
 from baton_router.fleet.decayed_counter import coarse
 from baton_router.fleet.load import Load, Share
 from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
+from baton_router.fleet.waiting_records import WaitingRecords
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
 
 logger = logging.getLogger(__name__)
@@ -41,6 +45,9 @@ logger = logging.getLogger(__name__)
 State = Literal["ready", "draining", "unreachable", "starting"]
 
 _RETRY_SECONDS = 0.5
+# Workers at once that have not been ready yet. While others wait, each has `_TRIAL_SECONDS`.
+_MAX_ON_TRIAL = 64
+_TRIAL_SECONDS = 3.0
 _PROBE_SECONDS = 1.0
 _READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
@@ -154,7 +161,12 @@ class _Chain(NamedTuple):
 
 
 class Fleet:
-    """Fleet of all workers. Owns the channels to them and the locality index of cached blocks."""
+    """Fleet of all workers. Owns the channels to them and the locality index of cached blocks.
+
+    Records that were never confirmed by a ready worker cost little, whatever their number: at most
+    `_MAX_ON_TRIAL` of them are members at a time, and take turns. At most `max_workers` are members
+    in all.
+    """
 
     def __init__(
         self,
@@ -162,11 +174,16 @@ class Fleet:
         channels: Channels,
         tokenizer_hash: bytes,
         index: LocalityIndex | None = None,
+        max_workers: int = 1024,
     ) -> None:
         self.index = LocalityIndex() if index is None else index
         self.pending = PendingPrefixes()
         self._channels = channels
         self._tokenizer_hash = tokenizer_hash
+        self._waiting = WaitingRecords()
+        self._max_workers = max_workers
+        self._on_trial: dict[str, float] = {}  # since when, oldest first
+        self._log = ThrottledLog(logger)
         self._members: dict[str, Member] = {}
         self._namespaces: frozenset[PrefixNamespace] = frozenset()  # of all members
         self._last_chain: _Chain | None = None
@@ -315,6 +332,7 @@ class Fleet:
         """Applies a registry change: a worker joined, changed, or is not listed any more."""
         known = self._members.get(worker)
         if record is None:
+            self._waiting.remove(worker)
             if known is not None:
                 known.is_listed = False
                 self._drop_if_gone(worker)
@@ -323,11 +341,37 @@ class Fleet:
             known.record, known.is_listed = record, True
             return
         self._leave(worker)
-        logger.info("%s joined at %s", worker, record.endpoint)
-        self._members[worker] = Member(record, self._pool_of(record))
-        self._namespaces = self._namespaces | {self._members[worker].namespace}
-        self._events.follow(worker, record.epoch)
-        self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
+        self._waiting.add(record)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Makes waiting records members as long as there is room."""
+        while self._waiting:
+            is_full = len(self._members) >= self._max_workers
+            if is_full or len(self._on_trial) >= _MAX_ON_TRIAL:
+                worker, began = next(iter(self._on_trial.items()), ("", math.inf))
+                if is_full and not worker:
+                    text = "ignoring workers beyond the %d that --max-workers allows"
+                    self._log.warning(text, self._max_workers)
+                if time.monotonic() - began < _TRIAL_SECONDS:
+                    return
+                self._retire(worker)
+            self._join(self._waiting.take())
+
+    def _join(self, record: WorkerRecord) -> None:
+        """Makes a worker a member, unless its record is malformed."""
+        try:
+            member = Member(record, self._pool_of(record))
+        except (DecodeError, ArithmeticError) as error:
+            self._log.warning("ignoring the record of worker %r: %s", record.id, error)
+            return
+        worker = record.id
+        self._members[worker] = member
+        self._on_trial[worker] = time.monotonic()
+        self._namespaces = self._namespaces | {member.namespace}
+        self._watches[worker] = asyncio.create_task(self._watch(member))
+        if not self._waiting:  # among many records, only those of workers that are ready
+            self._events.follow(worker, record.epoch)
 
     def _pool_of(self, record: WorkerRecord) -> PoolModel:
         """Returns the latency model of the worker's pool. A pool with a new pairing, such as that
@@ -342,14 +386,32 @@ class Fleet:
 
     async def _watch(self, member: Member) -> None:
         """Watches one worker's readiness until it has left."""
-        while self._members.get(member.record.id) is member:
-            with contextlib.suppress(grpc.aio.AioRpcError), self.channel_to(member) as channel:
-                if await self._follow(member, channel):
-                    continue
-            member.is_serving = False
-            member.was_probed.set()
-            self._drop_if_gone(member.record.id)
-            await asyncio.sleep(_RETRY_SECONDS)
+        trial = asyncio.get_running_loop().call_later(_TRIAL_SECONDS, self._end_trial, member)
+        try:
+            while self._members.get(member.record.id) is member:
+                with contextlib.suppress(grpc.aio.AioRpcError), self.channel_to(member) as channel:
+                    if await self._follow(member, channel):
+                        continue
+                member.is_serving = False
+                member.was_probed.set()
+                self._drop_if_gone(member.record.id)
+                await asyncio.sleep(_RETRY_SECONDS)
+                self._end_trial(member)
+        finally:
+            trial.cancel()
+
+    def _end_trial(self, member: Member) -> None:
+        """Makes room for waiting records if the worker has not been ready yet."""
+        worker = member.record.id
+        if self._waiting and worker in self._on_trial and self._members[worker] is member:
+            self._retire(worker)
+            self._admit()
+
+    def _retire(self, worker: str) -> None:
+        """Makes a member that has not been ready wait for its next trial."""
+        record = self._members[worker].record
+        self._leave(worker)
+        self._waiting.add_again(record)
 
     async def _follow(self, member: Member, channel: grpc.aio.Channel) -> bool:
         """Follows the health stream of a worker. Returns True if the watch must reconnect while the
@@ -359,7 +421,8 @@ class Fleet:
         try:
             async for response in watch:
                 member.is_serving = _is_serving(response)
-                member.was_reached |= member.is_serving
+                if member.is_serving and not member.was_reached:
+                    self._confirm(member)
                 member.was_probed.set()
                 if member.is_serving:
                     member.circuit.probe_succeeded()
@@ -370,6 +433,16 @@ class Fleet:
         finally:
             self._watch_calls.discard(watch)
         return False
+
+    def _confirm(self, member: Member) -> None:
+        """Marks that the worker was ready once."""
+        worker = member.record.id
+        logger.info("%s joined at %s", worker, member.record.endpoint)
+        member.was_reached = True
+        self._on_trial.pop(worker, None)
+        self._waiting.forget(worker)
+        self._events.follow(worker, member.record.epoch)
+        self._admit()
 
     def _restart_watches(self) -> None:
         """Cancels all health watches, so that they reconnect with renewed certificates."""
@@ -400,13 +473,16 @@ class Fleet:
         """Removes a worker that is neither listed nor serving."""
         member = self._members.get(worker)
         if member is not None and not member.is_listed and not member.is_serving:
-            logger.info("%s left", worker)
+            if member.was_reached:
+                logger.info("%s left", worker)
             self._leave(worker)
+            self._admit()
 
     def _leave(self, worker: str) -> None:
         member = self._members.pop(worker, None)
         if member is None:
             return
+        self._on_trial.pop(worker, None)
         self._namespaces = frozenset(m.namespace for m in self._members.values())
         member.was_probed.set()  # releases `wait_for_discovery`
         self._events.unfollow(worker)
