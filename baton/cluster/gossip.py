@@ -5,6 +5,7 @@ detects by its own clock which routers are still active. A key of a wrong type a
 many routers are replaced; too long payloads are ignored. Independent of the payloads' content.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from redis.asyncio import Redis
 
 from baton.cluster.keys import gossip_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import prefix_of, transact
+from baton.cluster.redis import prefix_of, signing_keys_of, transact
+from baton.cluster.signing import check_age
+from baton.cluster.throttled_log import ThrottledLog
 
 _INTERVAL = 1.0  # seconds between payloads
 _MAX_AGE = 5.0  # seconds for which a payload is valid after its last change
@@ -38,10 +41,15 @@ end
 return found
 """
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Payload:
+    """Payload of a router: the data in Redis, its content (None: refused), and when it changed."""
+
     data: bytes
+    content: bytes | None
     at: float
 
 
@@ -70,6 +78,8 @@ class Gossip:
     ) -> None:
         self._redis = redis
         self._key = gossip_key(prefix_of(redis))
+        self._signing_keys = signing_keys_of(redis)
+        self._log = ThrottledLog(_logger)
         self._name = name
         self._write = write
         self._interval = interval
@@ -82,7 +92,8 @@ class Gossip:
     def others(self) -> list[bytes]:
         """Payloads of the other active routers."""
         oldest = time.monotonic() - self._max_age
-        return [p.data.partition(b" ")[2] for p in self._payloads.values() if p.at >= oldest]
+        payloads = self._payloads.values()
+        return [p.content for p in payloads if p.content is not None and p.at >= oldest]
 
     def start(self) -> None:
         """Starts publishing and reading in the background. Needs a running event loop."""
@@ -94,7 +105,7 @@ class Gossip:
 
     async def _step(self) -> float:
         self._number += 1
-        data = str(self._number).encode() + b" " + self._write()
+        data = self._signed(str(self._number).encode() + b" " + self._write())
         limits = (_TTL, _MAX_ROUTERS, _MAX_BYTES)
         (found,) = await transact(
             self._redis, ("EVAL", _EXCHANGE, 1, self._key, self._name, data, *limits)
@@ -110,8 +121,32 @@ class Gossip:
         for router, data in found.items():
             known = self._payloads.get(router)
             if router != own and (known is None or known.data != data):
-                self._payloads[router] = _Payload(data, now)
+                self._payloads[router] = _Payload(data, self._content(router, data), now)
         self._payloads = {router: p for router, p in self._payloads.items() if router in found}
+
+    def _signed(self, data: bytes) -> bytes:
+        """Returns `data`, with the time and a signature if there are keys."""
+        if self._signing_keys is None:
+            return data
+        data += b" " + str(time.time_ns() // 1_000_000).encode()
+        signature = self._signing_keys.sign(self._key.encode(), self._name.encode(), data)
+        return data + b" " + signature.hex().encode()
+
+    def _content(self, router: bytes, data: bytes) -> bytes | None:
+        """Returns the payload in `data`; None if it is not signed as needed."""
+        if self._signing_keys is None:
+            return data.partition(b" ")[2]
+        try:
+            signed, signature = data.rsplit(b" ", 1)
+            numbered, signed_at = signed.rsplit(b" ", 1)
+            given = bytes.fromhex(signature.decode())
+            if not self._signing_keys.is_signed(given, self._key.encode(), router, signed):
+                raise ValueError("its signature is of another key, or it was changed")
+            check_age(int(signed_at))
+        except ValueError as error:
+            self._log.warning("ignoring the gossip of router %r: %s", router, error)
+            return None
+        return numbered.partition(b" ")[2]
 
     def _is_expired(self, payload: _Payload) -> bool:
         return payload.at + 2 * self._max_age < time.monotonic()

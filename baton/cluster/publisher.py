@@ -20,7 +20,7 @@ from baton.cluster.events import (
 )
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import Command, prefix_of, transact
+from baton.cluster.redis import Command, prefix_of, signing_keys_of, transact
 
 _TTL = 60  # seconds that stream and snapshot outlive their last renewal
 _REFRESH_INTERVAL = 15.0  # seconds between TTL renewals while there are no events
@@ -82,6 +82,7 @@ class EventPublisher:
         self._worker = worker
         self._stream_key = stream_key(worker, epoch, prefix_of(redis))
         self._snapshot_key = snapshot_key(worker, epoch, prefix_of(redis))
+        self._signing_keys = signing_keys_of(redis)
         self._refresh_interval = refresh_interval
         self._log = EventLog(max_pending)
         snapshot = self._log.snapshot
@@ -148,7 +149,7 @@ class EventPublisher:
         self._compaction.restart()
         part = self._compaction.advance(0, batch.last)
         commands: tuple[Command, ...] = (
-            ("XADD", self._stream_key, *_entry(batch)),
+            ("XADD", self._stream_key, *self._entry(batch)),
             ("EXPIRE", self._stream_key, _TTL),
             ("SET", self._snapshot_key, encode_sequence(part.sequence) + part.data, "EX", _TTL),
         )
@@ -176,10 +177,12 @@ class EventPublisher:
         keys = (2, self._stream_key, self._snapshot_key)
         expected = (encode_sequence(before), entry_id(self._published))
         written = (encode_sequence(part.sequence), slots_offset(part.start), part.data)
-        entry = () if batch is None else _entry(batch)
+        entry = () if batch is None else self._entry(batch)
         return ("EVAL", _CONTINUE, *keys, *expected, *written, entry_id(part.oldest), _TTL, *entry)
 
-
-def _entry(batch: EventBatch) -> Command:
-    """Returns the id and the fields of the batch's stream entry."""
-    return (batch.entry_id, *(part for pair in batch.to_fields().items() for part in pair))
+    def _entry(self, batch: EventBatch) -> Command:
+        """Returns the id and the fields of the batch's stream entry."""
+        fields = batch.to_fields()
+        if self._signing_keys is not None:
+            fields = self._signing_keys.sign_fields(self._stream_key, fields)
+        return (batch.entry_id, *(part for pair in fields.items() for part in pair))

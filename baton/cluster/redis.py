@@ -23,6 +23,7 @@ from baton.cluster.address import RedisAddress, parse_address
 from baton.cluster.master import MasterLookup, tls_options
 from baton.cluster.round_trips import Kind, RoundTrips
 from baton.cluster.server_version import ServerVersion
+from baton.cluster.signing import SigningKeys
 from baton.errors import UnavailableError
 
 TIMEOUT = 1.0  # seconds for one round trip
@@ -34,13 +35,17 @@ _HEALTH_CHECK_INTERVAL = 10  # seconds idle after which a connection is pinged b
 
 
 class _Client(Redis):
-    """Redis client that counts round trips and knows the key prefix of its deployment."""
+    """Redis client that counts round trips and knows the key prefix of its deployment and the keys
+    of its signatures."""
 
     round_trips: RoundTrips
     prefix: str
+    signing_keys: SigningKeys | None
 
 
-def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
+def connect(
+    url: str, round_trips: RoundTrips | None = None, signing_keys: SigningKeys | None = None
+) -> Redis:
     """Returns a client for the Redis at `url` (`baton.cluster.address`) without connecting. The
     caller closes it (`aclose`).
 
@@ -48,6 +53,8 @@ def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
 
     Args:
         round_trips: counts those of `transact` and `read_streams`.
+        signing_keys: signs what is written, and refuses what none of these keys has signed. None:
+            neither.
 
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
@@ -56,12 +63,18 @@ def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
     client = _client(address)
     client.prefix = address.prefix
     client.round_trips = round_trips or RoundTrips()
+    client.signing_keys = signing_keys
     return client
 
 
 def prefix_of(redis: Redis) -> str:
     """Returns the prefix of all key names (`baton.cluster.keys`)."""
     return redis.prefix if isinstance(redis, _Client) else ""
+
+
+def signing_keys_of(redis: Redis) -> SigningKeys | None:
+    """Returns the keys of signatures; None if nothing is signed."""
+    return redis.signing_keys if isinstance(redis, _Client) else None
 
 
 def _client(address: RedisAddress) -> _Client:

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.redis import Command, prefix_of, transact, transact_each
+from baton.cluster.redis import Command, prefix_of, signing_keys_of, transact, transact_each
 
 Role = Literal["prefill", "decode"]
 
@@ -183,6 +183,7 @@ class Registration:
     ) -> None:
         self._redis = redis
         self._prefix = prefix_of(redis)
+        self._signing_keys = signing_keys_of(redis)
         self._record = record
         self._interval = interval
         self._ttl = ttl
@@ -227,7 +228,10 @@ class Registration:
 
     async def _renew(self) -> float:
         key, listed = record_key(self._record.id, self._prefix), workers_key(self._prefix)
-        fields: Command = tuple(part for pair in self._record.to_fields().items() for part in pair)
+        content = self._record.to_fields()
+        if self._signing_keys is not None:
+            content = self._signing_keys.sign_fields(key, content)
+        fields: Command = tuple(part for pair in content.items() for part in pair)
         list_id: Command = ("SADD", listed, self._record.id)
         # Replaces the key, whatever its type and fields were.
         *_, is_listed = await transact_each(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from redis.asyncio import Redis
 
 from baton.cluster.keys import record_key, workers_key
-from baton.cluster.redis import prefix_of, transact
+from baton.cluster.redis import Command, prefix_of, transact
 from baton.cluster.registry import MAX_ID_BYTES
 
 Fields = Mapping[bytes, bytes]
@@ -84,7 +84,8 @@ class RegistryReader:
         for start in range(0, len(workers), _CHUNK):
             chunk = workers[start : start + _CHUNK]
             keys = [record_key(worker, self._prefix) for worker in chunk]
-            command = ("EVAL", _READ_RECORDS, len(keys), *keys, _MAX_FIELDS, _MAX_RECORD_BYTES)
+            limits = (_MAX_FIELDS, _MAX_RECORD_BYTES)
+            command: Command = ("EVAL", _READ_RECORDS, len(keys), *keys, *limits)
             (replies,) = await transact(self._redis, command)
             for worker, reply in zip(chunk, replies, strict=True):
                 if isinstance(reply, bytes):

@@ -25,7 +25,14 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import HASH_BYTES
-from baton.cluster.redis import Command, prefix_of, read_streams, transact, transact_each
+from baton.cluster.redis import (
+    Command,
+    prefix_of,
+    read_streams,
+    signing_keys_of,
+    transact,
+    transact_each,
+)
 from baton.cluster.throttled_log import ThrottledLog
 
 _BLOCK_MS = 200  # longest wait of a read for entries, and so of a new follow for its first read
@@ -151,6 +158,7 @@ class EventSubscriber:
     def __init__(self, redis: Redis, index: LocalityIndex) -> None:
         self._redis = redis
         self._prefix = prefix_of(redis)
+        self._signing_keys = signing_keys_of(redis)
         self._index = index
         self._follows: dict[str, _Follow] = {}
         self._next_inspection = 0.0
@@ -304,7 +312,7 @@ class EventSubscriber:
             keys = [stream_key(follow.worker, follow.epoch, self._prefix) for follow in chunk]
             ids = [_id_of(follow.position) for follow in chunk]
             limits = (max_entries, _MAX_REPLY_BYTES)
-            command = ("EVAL", _INSPECT, len(keys), *keys, *limits, *ids)
+            command: Command = ("EVAL", _INSPECT, len(keys), *keys, *limits, *ids)
             (replies,) = await transact(self._redis, command)
             for follow, (is_stream, num_bytes, last) in zip(chunk, replies, strict=True):
                 num_found += self._is_at_fault(follow, is_stream, num_bytes, last, now)
@@ -344,6 +352,9 @@ class EventSubscriber:
             batch = EventBatch.from_fields(fields)
             if position != (batch.last, 0):
                 raise ValueError(f"its id is {_id_of(position)}; expected {batch.entry_id}")
+            if self._signing_keys is not None:
+                name = stream_key(follow.worker, follow.epoch, self._prefix)
+                self._signing_keys.check_fields(name, fields, max_age=None)
         except ValueError as error:
             self._log.warning("ignoring an event of worker %r: %s", follow.worker, error)
             return has_credit

@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 from redis.asyncio import Redis
 
-from baton.cluster.keys import workers_key
+from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import prefix_of, transact
+from baton.cluster.redis import prefix_of, signing_keys_of, transact
 from baton.cluster.registry import WorkerRecord
 from baton.cluster.registry_reader import Fields, RegistryReader
 from baton.cluster.throttled_log import ThrottledLog
@@ -34,8 +34,8 @@ class RegistryWatcher:
     is listed without a record, the state after expiry and after a graceful stop. If the id is not
     listed either, or there was an outage since, Redis may have lost the record of a live worker;
     then the worker has left only after `grace` seconds of answers without its record. The same
-    holds while its record is refused: malformed, or a key of a wrong type. A record of an older
-    epoch than the known one counts as none.
+    holds while its record is refused: malformed, a key of a wrong type, or not signed as needed. A
+    record of an older epoch than the known one counts as none.
 
     No method raises on Redis errors. The caller owns the client.
 
@@ -57,7 +57,9 @@ class RegistryWatcher:
     ) -> None:
         self._redis = redis
         self._reader = RegistryReader(redis)
-        self._workers_key = workers_key(prefix_of(redis))
+        self._prefix = prefix_of(redis)
+        self._workers_key = workers_key(self._prefix)
+        self._signing_keys = signing_keys_of(redis)
         self._on_change = on_change
         self._interval = interval
         self._grace = grace
@@ -130,7 +132,8 @@ class RegistryWatcher:
         self._refused, before, self._decoded = {}, self._decoded, {}
         for number, (worker, fields) in enumerate(found.items(), 1):
             known = before.get(worker)
-            record = known[1] if known and known[0] == fields else self._decode(worker, fields)
+            is_known = known is not None and known[0] == fields and self._signing_keys is None
+            record = known[1] if known and is_known else self._decode(worker, fields)
             if record is not None:
                 self._decoded[worker] = fields, record
             if number % _CHUNK == 0:
@@ -152,6 +155,8 @@ class RegistryWatcher:
         try:
             if isinstance(fields, str):
                 raise ValueError(fields)
+            if self._signing_keys is not None:
+                self._signing_keys.check_fields(record_key(worker, self._prefix), fields)
             record = WorkerRecord.from_fields(fields)
             if record.id != worker:
                 raise ValueError(f"it is filed under another id than its own, {record.id!r}")
@@ -198,11 +203,11 @@ class RegistryWatcher:
 
         Not earlier, so that every router sees such an id listed; a live worker lists itself again.
         """
-        late = [
-            worker
+        late = (
+            worker.encode()
             for worker in self._listed - found.keys()
             if self._missing_for(worker, now) >= self._grace
-        ]
+        )
         dead = [*late, *self._unreadable]
         if dead:
             await transact(self._redis, ("SREM", self._workers_key, *dead))

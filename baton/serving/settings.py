@@ -98,6 +98,13 @@ class ServingSettings(BaseSettings):
         description="Password of --redis-url, as it is: nothing in it is escaped. Give it as "
         "BATON_REDIS_PASSWORD, not as a flag. Unset: the one in the URL.",
     )
+    redis_signing_key_file: str | None = Field(
+        None,
+        description="File of keys that sign what this process writes to Redis: one of 32 "
+        "characters or more a line, as `openssl rand -hex 32` makes them. The first one signs, all "
+        "of them verify; records, events and gossip that none has signed are ignored. The same for "
+        "all routers and workers. Unset: nothing is signed or verified.",
+    )
     drain_timeout_s: float = Field(
         30.0,
         ge=0,

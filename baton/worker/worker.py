@@ -22,6 +22,7 @@ from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
 from baton.cluster.registry import Registration, Role, WorkerRecord, new_epoch
 from baton.cluster.round_trips import RoundTrips
+from baton.cluster.signing import signing_keys
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.engine import Engine
 from baton.engine.scheduler.kv.block_pool import CacheEvents
@@ -300,9 +301,10 @@ class Worker:
         for check in self._on_start:
             await check()
         url = self.settings.redis_url
-        # A bad URL is reported before the model is loaded.
+        # A bad URL or file is reported before the model is loaded.
         password = self.settings.redis_password
-        redis = connect(with_password(url, password), self.round_trips) if url else None
+        keys = signing_keys(self.settings.redis_signing_key_file)
+        redis = connect(with_password(url, password), self.round_trips, keys) if url else None
         self.is_loading = True
         loaded = await asyncio.to_thread(self._read_model)
         engine = AsyncEngine(

@@ -14,6 +14,7 @@ from baton.cluster.address import with_password
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
+from baton.cluster.signing import signing_keys
 from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.certificates import check_role
@@ -78,7 +79,7 @@ async def serve(settings: RouterSettings) -> None:
     async with AsyncExitStack() as stack:
         round_trips = RoundTrips()
         url = with_password(settings.redis_url, settings.redis_password)
-        redis = connect(url, round_trips)
+        redis = connect(url, round_trips, signing_keys(settings.redis_signing_key_file))
         stack.push_async_callback(redis.aclose)
         channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
         stack.push_async_callback(channels.close)
