@@ -37,11 +37,16 @@ class Compaction:
 
     Args:
         max_slots: maximum number of slots written at once.
+        chunk: slots that are only written together; divides `max_slots`.
     """
 
-    def __init__(self, snapshot: IndexSnapshot, max_slots: int = _MAX_SLOTS) -> None:
+    def __init__(
+        self, snapshot: IndexSnapshot, max_slots: int = _MAX_SLOTS, chunk: int = 1
+    ) -> None:
+        assert max_slots % chunk == 0
         self._snapshot = snapshot
         self._max_slots = max_slots
+        self._chunk = chunk
         self._sequence = 0  # of the last complete round
         self._previous = 0  # of the round before, which a reader may still be reading
         self._round_start: int | None = None
@@ -69,6 +74,7 @@ class Compaction:
         num_left = self._snapshot.num_slots - self._next_slot
         self._num_due += _SLOTS_PER_HASH * (num_hashes + _HASHES_PER_BATCH)
         wanted = num_left if self._sequence == 0 else min(num_left, self._num_due)
+        wanted = min(num_left, wanted + -wanted % self._chunk)
         start, stop = self._next_slot, self._next_slot + min(wanted, self._max_slots)
         data = self._snapshot.encode(start, stop)
         self._num_due = max(0, self._num_due - (stop - start))

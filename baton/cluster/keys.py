@@ -37,3 +37,8 @@ def stream_key(worker: str, epoch: int, prefix: str = "") -> str:
 def snapshot_key(worker: str, epoch: int, prefix: str = "") -> str:
     """Returns the key of the snapshot of a worker's epoch."""
     return f"{stream_key(worker, epoch, prefix)}:snapshot"
+
+
+def signatures_key(worker: str, epoch: int, prefix: str = "") -> str:
+    """Returns the key of the signatures of the snapshot of a worker's epoch."""
+    return f"{snapshot_key(worker, epoch, prefix)}:signatures"

@@ -18,9 +18,10 @@ from baton.cluster.events import (
     entry_id,
     slots_offset,
 )
-from baton.cluster.keys import snapshot_key, stream_key
+from baton.cluster.keys import signatures_key, snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import Command, prefix_of, signing_keys_of, transact
+from baton.cluster.snapshot_signatures import CHUNK, SnapshotSignatures, signatures_range
 
 _TTL = 60  # seconds that stream and snapshot outlive their last renewal
 _REFRESH_INTERVAL = 15.0  # seconds between TTL renewals while there are no events
@@ -29,16 +30,24 @@ _MAX_PENDING = 16_384  # hashes: one entry is at most 256 KiB
 
 # Appends to stream and snapshot if Redis holds what this publisher wrote last, so that a reader
 # never sees a snapshot that lost a part. Returns 1 if it did, else 0.
-#   KEYS: stream, snapshot
+#   KEYS: stream, snapshot, signatures of the snapshot
 #   ARGV: expected head of the snapshot, expected id of the stream's last entry,
 #         new head, offset to write at, data to write, least entry id to keep, TTL in seconds,
+#         expected first signature (empty: nothing is signed), new one, offset to write others at,
+#         others to write,
 #         id of the entry to add, its fields (both may be missing)
 _CONTINUE = """
-local stream, snapshot = KEYS[1], KEYS[2]
+local stream, snapshot, signatures = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('GETRANGE', snapshot, 0, 7) ~= ARGV[1] then return 0 end
 local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
 if not last or last[1] ~= ARGV[2] then return 0 end
-if ARGV[8] then redis.call('XADD', stream, unpack(ARGV, 8)) end
+if ARGV[8] ~= '' then
+  if redis.call('GETRANGE', signatures, 0, 15) ~= ARGV[8] then return 0 end
+  redis.call('SETRANGE', signatures, ARGV[10], ARGV[11])
+  redis.call('SETRANGE', signatures, 0, ARGV[9])
+  redis.call('EXPIRE', signatures, ARGV[7])
+end
+if ARGV[12] then redis.call('XADD', stream, unpack(ARGV, 12)) end
 redis.call('SETRANGE', snapshot, ARGV[4], ARGV[5])
 redis.call('SETRANGE', snapshot, 0, ARGV[3])
 redis.call('XTRIM', stream, 'MINID', '~', ARGV[6])
@@ -82,13 +91,18 @@ class EventPublisher:
         self._worker = worker
         self._stream_key = stream_key(worker, epoch, prefix_of(redis))
         self._snapshot_key = snapshot_key(worker, epoch, prefix_of(redis))
+        self._signatures_key = signatures_key(worker, epoch, prefix_of(redis))
         self._signing_keys = signing_keys_of(redis)
+        self._signed_by = b""
+        self._signatures: SnapshotSignatures | None = None
+        if self._signing_keys is not None:
+            self._signatures = SnapshotSignatures(self._signing_keys, self._snapshot_key)
         self._refresh_interval = refresh_interval
         self._log = EventLog(max_pending)
-        snapshot = self._log.snapshot
-        self._compaction = (
-            Compaction(snapshot) if max_slots is None else Compaction(snapshot, max_slots)
-        )
+        options = {} if max_slots is None else {"max_slots": max_slots}
+        if self._signatures is not None:
+            options["chunk"] = CHUNK
+        self._compaction = Compaction(self._log.snapshot, **options)
         self._published = 0
         self._next_begin = 0.0  # `time.monotonic`
         self._loop = RedisLoop(f"KV event publisher of {worker}", self._step)
@@ -130,6 +144,9 @@ class EventPublisher:
             self._loop.wake()
 
     async def _step(self) -> float:
+        if self._signing_keys is not None and self._signing_keys.first != self._signed_by:
+            self._signed_by = self._signing_keys.first
+            self._log.fall_behind()  # all is signed again
         try:
             if self._log.behind:
                 await asyncio.sleep(self._next_begin - time.monotonic())
@@ -153,6 +170,10 @@ class EventPublisher:
             ("EXPIRE", self._stream_key, _TTL),
             ("SET", self._snapshot_key, encode_sequence(part.sequence) + part.data, "EX", _TTL),
         )
+        if self._signatures is not None:
+            signatures = self._signatures.sign_sequence(part.sequence)
+            signatures += self._signatures.sign_slots(part.start, part.data)
+            commands += (("SET", self._signatures_key, signatures, "EX", _TTL),)
         try:
             await transact(self._redis, *commands)
         except ResponseError:
@@ -174,11 +195,20 @@ class EventPublisher:
             self._log.fall_behind()
 
     def _command(self, before: int, part: Slice, batch: EventBatch | None) -> Command:
-        keys = (2, self._stream_key, self._snapshot_key)
+        keys = (3, self._stream_key, self._snapshot_key, self._signatures_key)
         expected = (encode_sequence(before), entry_id(self._published))
         written = (encode_sequence(part.sequence), slots_offset(part.start), part.data)
+        kept = (entry_id(part.oldest), _TTL)
+        signed: Command = ("", "", 0, "")
+        if self._signatures is not None:
+            signed = (
+                self._signatures.sign_sequence(before),
+                self._signatures.sign_sequence(part.sequence),
+                signatures_range(part.start, 0)[0],
+                self._signatures.sign_slots(part.start, part.data),
+            )
         entry = () if batch is None else self._entry(batch)
-        return ("EVAL", _CONTINUE, *keys, *expected, *written, entry_id(part.oldest), _TTL, *entry)
+        return ("EVAL", _CONTINUE, *keys, *expected, *written, *kept, *signed, *entry)
 
     def _entry(self, batch: EventBatch) -> Command:
         """Returns the id and the fields of the batch's stream entry."""

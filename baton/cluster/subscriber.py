@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -22,9 +23,9 @@ from baton.cluster.events import (
     slots_offset,
 )
 from baton.cluster.index import LocalityIndex
-from baton.cluster.keys import snapshot_key, stream_key
+from baton.cluster.keys import signatures_key, snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.prefix import HASH_BYTES
+from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.cluster.redis import (
     Command,
     prefix_of,
@@ -33,6 +34,7 @@ from baton.cluster.redis import (
     transact,
     transact_each,
 )
+from baton.cluster.snapshot_signatures import SnapshotSignatures, signatures_range
 from baton.cluster.throttled_log import ThrottledLog
 
 _BLOCK_MS = 200  # longest wait of a read for entries, and so of a new follow for its first read
@@ -40,6 +42,7 @@ _MAX_ENTRIES = 1024  # per read, of all streams together
 _MIN_ENTRIES = 16  # per read, of each stream, even if that exceeds the total
 _PART = 32_768  # slots of a snapshot in one reply: 512 KiB
 _MAX_PARTS = 8  # per round trip
+_PER_PART = 4  # replies
 _IDLE = 60.0  # seconds; `follow` wakes the loop
 _RESYNC_INTERVAL = 1.0  # seconds between attempts to read a snapshot
 
@@ -229,19 +232,63 @@ class EventSubscriber:
         parts = due[:_MAX_PARTS]
         if not parts:
             return
-        commands = [command for follow in parts for command in _read_part(follow, self._prefix)]
+        commands = [command for follow in parts for command in self._read_part(follow)]
         replies = await transact_each(self._redis, *commands)
         for number, follow in enumerate(parts):
-            head, data = replies[2 * number : 2 * number + 2]
-            if isinstance(head, Exception):
-                text = "ignoring the snapshot of worker %r: its key is of another type"
-                self._log.warning(text, follow.worker)
-                head = data = b""
+            found = replies[_PER_PART * number : _PER_PART * (number + 1)]
+            try:
+                sequence, size, blocks = self._part_in(follow, found)
+            except ValueError as error:
+                self._log.warning("ignoring the snapshot of worker %r: %s", follow.worker, error)
+                sequence, size, blocks = 0, 0, ()
             if self._is_followed(follow):
-                self._apply_part(follow, decode_sequence(head), data, now)
+                self._apply_part(follow, sequence, size, blocks, now)
                 await asyncio.sleep(0)  # lets requests run first
 
-    def _apply_part(self, follow: _Follow, sequence: int, data: bytes, now: float) -> None:
+    def _read_part(self, follow: _Follow) -> tuple[Command, ...]:
+        worker, start = (follow.worker, follow.epoch, self._prefix), follow.next_slot or 0
+        snapshot, signatures = snapshot_key(*worker), signatures_key(*worker)
+        offset = slots_offset(start)
+        return (
+            ("GETRANGE", snapshot, 0, SEQUENCE_BYTES - 1),
+            ("GETRANGE", snapshot, offset, offset + _PART * HASH_BYTES - 1),
+            ("GETRANGE", signatures, 0, signatures_range(0, 0)[0] - 1),
+            ("GETRANGE", signatures, *signatures_range(start, _PART)),
+        )
+
+    def _part_in(
+        self, follow: _Follow, replies: list[Any]
+    ) -> tuple[int, int, tuple[BlockHash, ...]]:
+        """Returns the sequence number, the number of slots and the hashes of a part.
+
+        Raises:
+            ValueError: a key is of another type, or the part is not signed as needed.
+        """
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise ValueError("its key is of another type than a string")
+        head, data, first, others = replies
+        sequence, size = decode_sequence(head), len(data) // HASH_BYTES
+        data = data[: size * HASH_BYTES]
+        if self._signing_keys is None or not head:
+            return sequence, size, decode_slots(data)
+        key = snapshot_key(follow.worker, follow.epoch, self._prefix)
+        signatures = SnapshotSignatures(self._signing_keys, key)
+        if not signatures.is_sequence(head, first):
+            raise ValueError("it is not signed by a key that is known here")
+        blocks = signatures.signed_slots(follow.next_slot or 0, data, others)
+        if blocks is None:
+            raise ValueError("a part of it is not signed by a key that is known here")
+        return sequence, size, blocks
+
+    def _apply_part(
+        self,
+        follow: _Follow,
+        sequence: int,
+        num_slots: int,
+        blocks: tuple[BlockHash, ...],
+        now: float,
+    ) -> None:
         """Applies a part of a snapshot to the index; the first part replaces the worker's blocks.
 
         All parts are as they were at the sequence number first read or later, and the events after
@@ -257,14 +304,13 @@ class EventSubscriber:
         if is_first:
             self._index.replace(follow.worker, follow.epoch, ())
             follow.next_slot, follow.applied, follow.position = 0, sequence, (sequence, 0)
-        blocks = decode_slots(data[: len(data) // HASH_BYTES * HASH_BYTES])
         self._index.apply(follow.worker, follow.epoch, KvEvents(stored=blocks))
         assert follow.next_slot is not None
         follow.next_slot += _PART
         is_too_long = follow.next_slot >= self._index.max_entries
         if is_too_long:
             self._log.warning("reading only a part of the snapshot of worker %r", follow.worker)
-        if is_too_long or len(data) < _PART * HASH_BYTES:
+        if is_too_long or num_slots < _PART:
             follow.next_slot = follow.wanted = None
             follow.published, follow.resync_at = sequence, now + _RESYNC_INTERVAL
 
@@ -368,15 +414,6 @@ class EventSubscriber:
 
     def _is_followed(self, follow: _Follow) -> bool:
         return self._follows.get(follow.worker) is follow
-
-
-def _read_part(follow: _Follow, prefix: str) -> tuple[Command, Command]:
-    key = snapshot_key(follow.worker, follow.epoch, prefix)
-    start = slots_offset(follow.next_slot or 0)
-    return (
-        ("GETRANGE", key, 0, SEQUENCE_BYTES - 1),
-        ("GETRANGE", key, start, start + _PART * HASH_BYTES - 1),
-    )
 
 
 def _position_of(name: bytes) -> _EntryId:

@@ -13,7 +13,14 @@ from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.events import KvEvents
 from baton.cluster.gossip import Gossip
 from baton.cluster.index import LocalityIndex
-from baton.cluster.keys import gossip_key, record_key, stream_key, workers_key
+from baton.cluster.keys import (
+    gossip_key,
+    record_key,
+    signatures_key,
+    snapshot_key,
+    stream_key,
+    workers_key,
+)
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect, transact
 from baton.cluster.registry import Registration
@@ -22,6 +29,7 @@ from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
 from baton.errors import FailedPreconditionError
 from tests.cluster.test_hostile_events import ODD, entry
+from tests.cluster.test_hostile_registry import replace_key
 from tests.support.redis_loops import BLOCKS, RECORD, Loops
 from tests.support.waiting import until
 
@@ -135,6 +143,40 @@ async def test_subscriber_refuses_unsigned_and_wrongly_signed_events(
     publisher.publish(KvEvents(stored=(BLOCKS[0],)))
     await until(lambda: index.match(BLOCKS[:1]) == {"w": 1}, within=10.0)
     assert index.match([ODD]) == {}
+
+
+async def test_subscriber_refuses_snapshot_changed_after_signing(
+    connect_with: Connect, loops: Loops
+) -> None:
+    redis, many = connect_with(ONE), [number.to_bytes(16) for number in range(1, 301)]
+    publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=60.0))
+    publisher.publish(KvEvents(stored=tuple(many)))
+    await until(lambda: publisher._compaction.sequence > 0, within=5.0)
+    before, after, key = LocalityIndex(), LocalityIndex(), snapshot_key("w", 7)
+    loops.start(EventSubscriber(redis, before)).follow("w", 7)
+    await until(lambda: before.match(many) == {"w": 300}, within=5.0)
+    await publisher.stop()
+    await transact(redis, ("SETRANGE", key, 8 + 16 * 200, ODD), ("DEL", stream_key("w", 7)))
+    subscriber = loops.start(EventSubscriber(redis, after))
+    subscriber.follow("w", 7)
+    await until(lambda: subscriber._follows["w"].resync_at > 0, within=5.0)
+    assert after.match([ODD]) == {}
+    assert after.match(many) == {}
+    unsigned = LocalityIndex()
+    loops.start(EventSubscriber(connect_with(), unsigned)).follow("w", 7)
+    await until(lambda: unsigned.match([ODD]) == {"w": 1}, within=5.0)
+
+
+async def test_publisher_restores_lost_signatures(connect_with: Connect, loops: Loops) -> None:
+    redis, index = connect_with(ONE), LocalityIndex()
+    publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=0.1))
+    publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
+    await until(lambda: publisher.published == publisher.sequence, within=5.0)
+    for write in (("SET", "x"), ("RPUSH", "x")):
+        await replace_key(redis, signatures_key("w", 7), write)
+        await until(lambda: publisher.published == publisher.sequence, within=5.0)
+    loops.start(EventSubscriber(redis, index)).follow("w", 7)
+    await until(lambda: index.match(BLOCKS) == {"w": 3}, within=10.0)
 
 
 async def test_gossip_refuses_unsigned_and_wrongly_signed_payloads(
