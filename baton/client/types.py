@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 
@@ -310,12 +310,14 @@ class Info:
         unix_time: of its clock, in seconds since 1970.
         redis: state of its Redis: "none", "answering" or "silent".
         worker: None for a router, and for a worker that has not loaded its model.
+        refused_records: reasons why a router refuses records in Redis, by worker id.
     """
 
     versions: Mapping[str, str]
     unix_time: float
     redis: str
     worker: WorkerFacts | None
+    refused_records: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,7 @@ def info_of(message: admin.GetInfoResponse) -> Info:
         unix_time=message.unix_time_ms / 1000,
         redis=_lower(admin.RedisState.Name, message.redis, "REDIS_STATE_"),
         worker=None if worker is None else _plain(WorkerFacts, worker),
+        refused_records=dict(message.refused_records),
     )
 
 

@@ -3,6 +3,7 @@
 import functools
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
@@ -41,7 +42,11 @@ def unix_ms(time: float | None) -> int:
 
 
 def info(
-    *, has_redis: bool, redis_answers: bool, worker: pb.WorkerFacts | None
+    *,
+    has_redis: bool,
+    redis_answers: bool,
+    worker: pb.WorkerFacts | None,
+    refused_records: Mapping[str, str] | None = None,
 ) -> pb.GetInfoResponse:
     """Returns the answer to `Admin.GetInfo`.
 
@@ -49,6 +54,7 @@ def info(
         has_redis: the process is configured with a Redis.
         redis_answers: Redis answers.
         worker: None on a router, and while a worker loads its model.
+        refused_records: reasons why a router refuses records in Redis, by worker id.
     """
     state = pb.REDIS_STATE_NONE
     if has_redis:
@@ -58,4 +64,5 @@ def info(
         unix_time_ms=unix_ms(time.time()),
         redis=state,
         worker=worker,
+        refused_records=refused_records,
     )

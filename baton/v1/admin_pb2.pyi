@@ -562,10 +562,31 @@ class GetInfoResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RefusedRecordsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSIONS_FIELD_NUMBER: _builtins.int
     UNIX_TIME_MS_FIELD_NUMBER: _builtins.int
     REDIS_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    REFUSED_RECORDS_FIELD_NUMBER: _builtins.int
     unix_time_ms: _builtins.int
     """Clock of the process, in milliseconds since 1970."""
     redis: Global___RedisState.ValueType
@@ -578,6 +599,12 @@ class GetInfoResponse(_message.Message):
     def worker(self) -> Global___WorkerFacts:
         """Facts of the worker. Unset on a router, and while the worker loads its model."""
 
+    @_builtins.property
+    def refused_records(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Records in Redis that the router refuses, at most 100 of them: the reason, by worker id. Empty
+        on workers.
+        """
+
     def __init__(
         self,
         *,
@@ -585,10 +612,11 @@ class GetInfoResponse(_message.Message):
         unix_time_ms: _builtins.int = ...,
         redis: Global___RedisState.ValueType = ...,
         worker: Global___WorkerFacts | None = ...,
+        refused_records: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["redis", b"redis", "unix_time_ms", b"unix_time_ms", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redis", b"redis", "refused_records", b"refused_records", "unix_time_ms", b"unix_time_ms", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

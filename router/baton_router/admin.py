@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import grpc
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # Timeout of a call to each worker, in seconds.
 _WORKER_SECONDS = 5.0
 _REQUESTS_LISTED, _MOST_REQUESTS_LISTED = 20, 1000
+_MOST_RECORDS_LISTED = 100
 # Seconds for a worker to drain if the caller sets no deadline.
 _SET_ROLE_SECONDS = 600.0
 
@@ -116,7 +117,13 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetInfo(
         self, _request: admin_pb2.GetInfoRequest, _context: Any
     ) -> admin_pb2.GetInfoResponse:
-        return build_info.info(has_redis=True, redis_answers=self._fleet.is_redis_up, worker=None)
+        refused = islice(self._fleet.refused_records.items(), _MOST_RECORDS_LISTED)
+        return build_info.info(
+            has_redis=True,
+            redis_answers=self._fleet.is_redis_up,
+            worker=None,
+            refused_records=dict(refused),
+        )
 
     async def Drain(
         self, _request: admin_pb2.DrainRequest, _context: Any

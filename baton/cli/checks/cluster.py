@@ -18,6 +18,7 @@ from baton.version import NOT_INSTALLED
 
 _TIMEOUT = 5.0
 _SKEW = 1.0
+_MAX_LISTED = 5
 _ROLES = ("prefill", "decode")
 
 
@@ -191,6 +192,22 @@ def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
         yield fault("Redis", f"{', '.join(none)} has none", "start it with --redis-url")
     if not (silent or none):
         yield ok("Redis", "answers every process")
+    yield from _records(answers["router"].info.refused_records)
+
+
+def _records(refused: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks that the router refuses no record in Redis."""
+    if not refused:
+        return
+    few = sorted(refused.items())[:_MAX_LISTED]
+    listed = "; ".join(f"{worker}: {reason}" for worker, reason in few)
+    if len(refused) > len(few):
+        listed += f"; and {len(refused) - len(few)} more"
+    advice = (
+        "give the router and its workers the same --redis-signing-key-file; if these are no "
+        "workers of yours, find who else writes to Redis"
+    )
+    yield fault("records", f"the router refuses records of workers: {listed}", advice)
 
 
 def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:

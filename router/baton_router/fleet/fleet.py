@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -233,6 +233,11 @@ class Fleet:
     def staleness(self) -> dict[str, float]:
         """Seconds since Redis last answered, by subscription; 0 while it answers."""
         return {"registry": self._registry.staleness, "kv_events": self._events.staleness}
+
+    @property
+    def refused_records(self) -> Mapping[str, str]:
+        """Reasons why records in Redis were refused, by worker id."""
+        return self._registry.refused
 
     @property
     def members(self) -> list[Member]:
