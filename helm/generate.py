@@ -21,7 +21,7 @@ SCHEMA, README, VALUES = "values.schema.json", "README.md", "values.yaml"
 _BY_CHART = {
     "admin_host", "admin_port", "advertise_host", "drain_timeout_s", "host", "http_port",
     "insecure", "log_format", "log_level", "metrics", "metrics_port", "model", "port",
-    "redis_password", "redis_url", "tls_ca", "tls_cert", "tls_key",
+    "redis_password", "redis_signing_key_file", "redis_url", "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
 _BY_CHART_OF_ROUTER = _BY_CHART | {
     "allowances", "client_auth", "endpoint_picker", "picker_endpoints", "tenants_file",

@@ -25,6 +25,7 @@ README = (CHART / "README.md").read_text()
 # Values that name what somebody else has made.
 GIVEN = (
     ("redis", "existingSecret"),
+    ("redis", "signingSecret"),
     ("tls", "existingSecrets", "router"),
     ("tls", "existingSecrets", "prefill"),
     ("tls", "existingSecrets", "decode"),

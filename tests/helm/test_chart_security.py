@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.rendered_chart import (
     PRESETS,
+    PROCESSES,
     container_of,
     labels_of_pods,
     of_kind,
@@ -124,6 +125,20 @@ def test_sentinel_password_is_filled_in_from_variable_above():
         assert order.index("REDIS_PASSWORD") < order.index("BATON_REDIS_URL")
         assert variables["BATON_REDIS_URL"]["value"] == url
         assert "BATON_REDIS_PASSWORD" not in variables
+
+
+def test_redis_signing_keys_are_mounted_read_only_everywhere():
+    found = workloads(render({"redis": {"signingSecret": "keys-of-redis"}}))
+    for name in PROCESSES:
+        workload, container = found[name], container_of(found[name])
+        variables = {v["name"]: v.get("value") for v in container["env"]}
+        path = variables["BATON_REDIS_SIGNING_KEY_FILE"]
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "redis-signing"]
+        assert path == f"{mount['mountPath']}/keys"
+        assert mount["readOnly"] is True
+        (volume,) = [v for v in pod_of(workload)["volumes"] if v["name"] == "redis-signing"]
+        assert volume["secret"] == {"secretName": "keys-of-redis"}
+    assert "redis-signing" not in json.dumps(render({}))
 
 
 def test_ingresses_and_routes_never_expose_admin_service():

@@ -18,7 +18,7 @@ EVERYTHING = "everything"
 _EVERYTHING = """
 image: { registry: registry.example/llm, tag: "1", pullSecrets: [registry] }
 model: { source: image, image: registry.example/checkpoints/qwen3, name: "" }
-redis: { existingSecret: redis-password }
+redis: { existingSecret: redis-password, signingSecret: redis-signing-keys }
 tls:
   enabled: true
   existingSecrets: { router: router-tls }

@@ -79,6 +79,10 @@ podAntiAffinity:
   valueFrom: { fieldRef: { fieldPath: metadata.name } }
 {{- if ne .component "endpoint-picker" }}
 {{ include "baton.redisEnv" .root }}
+{{- if $values.redis.signingSecret }}
+- name: BATON_REDIS_SIGNING_KEY_FILE
+  value: /etc/baton/redis-signing/keys
+{{- end }}
 {{- end }}
 - name: BATON_HOST
   value: 0.0.0.0
@@ -155,4 +159,18 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2
+{{- end -}}
+
+{{- /* The keys of signatures in Redis; a folder, so that a changed secret arrives. */}}
+{{- define "baton.signingMounts" -}}
+{{- if .Values.redis.signingSecret }}
+- { name: redis-signing, mountPath: /etc/baton/redis-signing, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "baton.signingVolumes" -}}
+{{- with .Values.redis.signingSecret }}
+- name: redis-signing
+  secret: { secretName: {{ . }} }
+{{- end }}
 {{- end -}}
