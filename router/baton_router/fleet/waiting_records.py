@@ -7,7 +7,7 @@ _MAX_COUNTED = 16_384  # workers whose trials are counted
 
 class WaitingRecords:
     """Waiting records by worker. Those with the fewest trials come first, the newest of them before
-    others: so a new worker does not wait for the trials of many records that nobody answers."""
+    others: so a new worker does not wait for the trials of many records without a worker."""
 
     def __init__(self) -> None:
         self._records: dict[int, dict[str, WorkerRecord]] = {}  # by number of trials
