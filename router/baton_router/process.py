@@ -19,6 +19,7 @@ from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
+from baton.serving.large_requests import LargeRequests
 from baton.serving.optional_dependencies import check_extra
 from baton.serving.process import main, settle
 from baton.serving.server import Server
@@ -75,8 +76,10 @@ async def serve(settings: RouterSettings) -> None:
     limits = RateLimits(quotas.of)
     card = read_model_card(settings.model_path)
     card.warm_up()
+    large = LargeRequests(settings.large_request_budget_bytes)
     server = Server(settings, by_token=settings.by_token)
     async with AsyncExitStack() as stack:
+        stack.callback(large.close)
         round_trips = RoundTrips()
         url = with_password(settings.redis_url, settings.redis_password)
         redis = connect(url, round_trips, signing_keys(settings.redis_signing_key_file))
@@ -91,7 +94,7 @@ async def serve(settings: RouterSettings) -> None:
             settings.max_workers,
         )
         stack.push_async_callback(fleet.stop)
-        intake = Intake(card, settings.max_prompt_bytes)
+        intake = Intake(card, settings.max_prompt_bytes, settings.max_messages)
         rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
         placer = Placer(fleet, rules, recorder)
@@ -158,7 +161,7 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(rebalancer.stop)
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
         if settings.http_port is not None:
-            parts = inference, intake, requests, readiness, tenants, limits, placer, exposition
+            parts = inference, intake, requests, readiness, tenants, limits, placer, exposition, large
             http = _http_server(settings, *parts)
             await http.start(settings.http_port)
             stack.push_async_callback(http.stop)
@@ -184,29 +187,31 @@ def _http_server(
     limits: RateLimits,
     placer: Placer,
     exposition: Exposition,
+    large: LargeRequests,
 ) -> "HttpServer":
     from baton_router.http.app import Routes
+    from baton_router.http.body import Bodies
     from baton_router.http.connection import ConnectionLimits
     from baton_router.http.generation import Generations
     from baton_router.http.server import HttpServer
+    from baton_router.http.structure import bounds_of
     from baton_router.http.timeline import timeline_for
 
     timeout = settings.default_timeout_s
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, timeout, extra_of)
     render = exposition.render if settings.metrics else None
-    max_body_bytes = settings.http_max_body_bytes
+    bounds = bounds_of(
+        inference.card.max_model_len,
+        settings.http_max_body_elements,
+        settings.http_max_prompt_ids,
+        settings.max_messages,
+        settings.http_max_tools,
+    )
+    bodies = Bodies(settings.http_max_body_bytes, bounds, large)
     access = None if settings.tls is None else Access(settings.by_token)
     routes = Routes(
-        inference,
-        generations,
-        requests,
-        readiness,
-        tenants,
-        limits,
-        render,
-        max_body_bytes,
-        access,
+        inference, generations, requests, readiness, tenants, limits, render, bodies, access
     )
     asks = settings.client_auth == "certificate"
     connections = ConnectionLimits(

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.coalescer import INTERVAL_SECONDS
+from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
 from baton_router.admission.admission_queue import MAX_WAITING
@@ -14,6 +15,12 @@ from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
 from baton_router.picker_settings import PickerSettings
+from baton_router.intake.request_bounds import (
+    DEFAULT_MAX_ELEMENTS,
+    DEFAULT_MAX_MESSAGES,
+    DEFAULT_MAX_PROMPT_IDS,
+    DEFAULT_MAX_TOOLS,
+)
 from baton_router.placement.policy import PolicyName
 from baton_router.roles.pool_load import Objectives
 from baton_router.roles.role_balance import Hysteresis
@@ -42,6 +49,32 @@ class RouterSettings(PickerSettings):
     )
     http_max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="Maximum bytes of the body of an HTTP request."
+    )
+    http_max_body_elements: int = Field(
+        DEFAULT_MAX_ELEMENTS,
+        ge=1024,
+        description="Maximum elements of the body of an HTTP request outside its prompt: strings, "
+        "lists, objects and commas.",
+    )
+    http_max_prompt_ids: int = Field(
+        DEFAULT_MAX_PROMPT_IDS,
+        ge=1,
+        description="Maximum token ids of all prompts of one HTTP request; a model that is longer "
+        "takes one prompt of its length.",
+    )
+    http_max_tools: int = Field(
+        DEFAULT_MAX_TOOLS, ge=1, description="Maximum tools of an HTTP request."
+    )
+    max_messages: int = Field(
+        DEFAULT_MAX_MESSAGES,
+        ge=1,
+        description="Maximum messages of a conversation; at most the model's length.",
+    )
+    large_request_budget_bytes: int = Field(
+        DEFAULT_BUDGET_BYTES,
+        ge=2**20,
+        description="Maximum bytes of HTTP bodies and gRPC messages above 64 KiB that are read and "
+        "parsed at once. Further ones wait for up to 10 s, then are rejected.",
     )
     http_max_header_bytes: int = Field(
         16 * 2**10, ge=1024, description="Maximum bytes of the head of an HTTP request."

@@ -5,13 +5,16 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
+from baton.serving.large_requests import LargeRequests
 from baton_router.http.body import BODY_SECONDS, parse, read_body
 from baton_router.http.errors import BodyTooLargeError, MediaTypeError
 from baton_router.http.schemas import ChatRequest, CompletionRequest
+from baton_router.http.structure import MAX_DEPTH, MAX_KEYS, Structure, StructureError, bounds_of
 
+BOUNDS = bounds_of(16, max_elements=1000, max_messages=5, max_tools=4)
 HEADERS = {"content-type": "application/json; charset=utf-8"}
 
 json_values = st.recursive(
@@ -19,7 +22,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
-fields = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields])
+fields = st.sampled_from([*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__])
 
 
 async def pieces(*parts: bytes):
@@ -27,10 +30,15 @@ async def pieces(*parts: bytes):
         yield part
 
 
+async def read(chunks, headers, max_bytes: int) -> bytes:
+    with LargeRequests().share() as share:
+        return bytes(await read_body(chunks, headers, max_bytes, Structure(BOUNDS), share))
+
+
 async def test_http_body_is_read_up_to_its_limit():
-    assert await read_body(pieces(b"ab", b"c"), HEADERS, 3) == b"abc"
+    assert await read(pieces(b"ab", b"c"), HEADERS, 3) == b"abc"
     with pytest.raises(BodyTooLargeError, match="larger than 2 bytes"):
-        await read_body(pieces(b"ab", b"c"), HEADERS, 2)
+        await read(pieces(b"ab", b"c"), HEADERS, 2)
 
 
 async def test_http_body_announced_too_large_is_not_read():
@@ -39,17 +47,85 @@ async def test_http_body_announced_too_large_is_not_read():
         yield b""
 
     with pytest.raises(BodyTooLargeError):
-        await read_body(never(), {**HEADERS, "content-length": "5"}, 4)
+        await read(never(), {**HEADERS, "content-length": "5"}, 4)
 
 
 async def test_http_body_must_be_json():
     for said in ({}, {"content-type": "text/plain"}):
         with pytest.raises(MediaTypeError):
-            await read_body(pieces(b"{}"), said, 10)
+            await read(pieces(b"{}"), said, 10)
     assert BODY_SECONDS > 0
 
 
-def refusal_of(body: bytes, schema: type[BaseModel]) -> InvalidArgumentError | None:
+def scan(body: bytes, piece: int = 7) -> StructureError | None:
+    structure = Structure(BOUNDS)
+    try:
+        for begin in range(0, len(body), piece):
+            structure.feed(body[begin : begin + piece])
+    except StructureError as error:
+        return error
+    return None
+
+
+WITHIN = {
+    "ids": b'{"prompt":[' + b",".join([b"1"] * 16) + b"]}",
+    "several prompts": b'{"prompt":[' + b",".join([b"[1,2,3]"] * 8) + b"]}",
+    "commas and brackets in a text": b'{"prompt":"' + b"[,{" * 200 + b'"}',
+    "a quote in a text": b'{"user":"\\\\\\"' + b"[," * 200 + b'"}',
+    "messages": b'{"messages":[' + b",".join([b'{"role":"a"}'] * 5) + b"]}",
+}
+BEYOND = {
+    "ids": (b'{"prompt":[' + b",".join([b"1"] * 17) + b"]}", "prompt", "at most 16 token ids"),
+    "ids of one prompt": (b'{"prompt":[[' + b",".join([b"1"] * 17) + b"]]}", "prompt", "16"),
+    "messages": (b'{"a":1,"messages":[' + b",".join([b"{}"] * 6) + b"]}", "messages", "at most 5"),
+    "tools": (b'{"tools" : [' + b",".join([b"{}"] * 5) + b"]}", "tools", "at most 4"),
+    "biases": (b'{"logit_bias":{' + b",".join([b'"1":1'] * 301) + b"}}", "logit_bias", "300"),
+    "keys": (b"{" + b",".join([b'"k":1'] * (MAX_KEYS + 1)) + b"}", "body", "keys"),
+    "depth": (b'{"stop":' + b"[" * MAX_DEPTH + b"]}", "body", "64 levels"),
+    "elements": (b'{"metadata":[' + b'"",' * 600 + b"1]}", "metadata", "at most 1000"),
+    "elements of several fields": (
+        b'{"a":[' + b"[]," * 300 + b'1],"b":[' + b"[]," * 300 + b"1]}",
+        "b",
+        "at most 1000",
+    ),
+}
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+@pytest.mark.parametrize("body", WITHIN.values(), ids=WITHIN)
+def test_structure_takes_body_within_bounds(body, piece):
+    assert scan(body, piece) is None
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+@pytest.mark.parametrize(("body", "field", "problem"), BEYOND.values(), ids=BEYOND)
+def test_structure_refuses_body_beyond_bound_by_field(body, field, problem, piece):
+    error = scan(body, piece)
+    assert error is not None
+    assert error.field == field
+    assert problem in error.problem
+
+
+@given(json_values, st.integers(1, 50))
+def test_structure_counts_as_json_parser_does(content, piece):
+    body = json.dumps({"a": content}, ensure_ascii=False).encode()
+    structure = Structure(bounds_of(16))
+    for begin in range(0, len(body), piece):
+        structure.feed(body[begin : begin + piece])
+    assert structure.num_elements == elements_of({"a": content})
+
+
+def elements_of(value: object) -> int:
+    """Strings, lists, objects and commas."""
+    if isinstance(value, dict):
+        inner = sum(1 + elements_of(item) for item in value.values())
+        return 1 + inner + max(0, len(value) - 1)
+    if isinstance(value, list):
+        return 1 + sum(map(elements_of, value)) + max(0, len(value) - 1)
+    return int(isinstance(value, str))
+
+
+def refusal_of(body: bytes, schema: type[Struct]) -> InvalidArgumentError | None:
     try:
         parse(body, schema)
     except InvalidArgumentError as error:

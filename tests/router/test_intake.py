@@ -58,6 +58,16 @@ REFUSED = {
         "continue_from[0].ids[0]",
         "[0, 3072)",
     ),
+    "an unknown finish reason": (
+        {"continue_from": [pb.ReceivedTokens(ids=[7], finish_reason=99)]},
+        "continue_from[0].finish_reason",
+        "is 99; must be one of the values of FinishReason",
+    ),
+    "too many messages": (
+        {"chat": chat(*[("user", "a")] * 4097)},
+        "input.chat.messages",
+        "at most ",
+    ),
     "no input": ({"text": ""}, "input.text", "at least 1"),
     "no ids": ({"token_ids": ids()}, "input.token_ids", "at least 1"),
     "no messages": ({"chat": chat()}, "input.chat.messages", "at least 1"),
@@ -206,7 +216,6 @@ async def test_intake_keeps_received_output_even_when_empty():
         (pb.FINISH_REASON_STOP_TOKEN, True),
         (pb.FINISH_REASON_LENGTH, True),
         (pb.FINISH_REASON_STOP_STRING, False),
-        (99, False),
     ],
 )
 async def test_intake_keeps_received_finish_reason(reason, is_taken):

@@ -59,7 +59,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         "response_format.json_schema.schema",
     ),
-    "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format"),
+    "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format.type"),
     "a tool that must be called": ({"tool_choice": "required"}, "tool_choice"),
     "one call at a time": ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     "to be stored": ({"store": True}, "store"),
@@ -134,6 +134,15 @@ async def test_front_refuses_body_that_is_no_object(front, body):
 async def test_front_refuses_body_that_is_not_said_to_be_json(front):
     response = await post(front, "/v1/completions", b"{}", **{"content-type": "text/plain"})
     assert response.status_code == 415
+
+
+async def test_front_refuses_compressed_body_by_encoding(front):
+    response = await post(front, "/v1/completions", b"{}", **{"content-encoding": "gzip"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (415, "unsupported_media_type")
+    assert "'gzip'; expected none" in error["message"]
+    plain = await post(front, "/v1/completions", b"{}", **{"content-encoding": "identity"})
+    assert plain.status_code == 400, "the prompt is missing"
 
 
 async def test_front_names_unknown_routes_and_methods(front):

@@ -25,7 +25,7 @@ from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness
-from baton_router.http.body import parse, read_body
+from baton_router.http.body import Bodies
 from baton_router.http.caller import HttpCaller
 from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
@@ -67,7 +67,7 @@ class Routes:
 
     Args:
         render_metrics: None if metrics are turned off.
-        max_body_bytes: maximum bytes of a request's body.
+        bodies: reads the bodies of requests.
         access: checks client certificates; None: none are required.
     """
 
@@ -80,7 +80,7 @@ class Routes:
         tenants: Tenants,
         limits: RateLimits,
         render_metrics: Render | None,
-        max_body_bytes: int,
+        bodies: Bodies,
         access: Access | None = None,
     ) -> None:
         self._inference = inference
@@ -90,7 +90,7 @@ class Routes:
         self._tenants = tenants
         self._limits = limits
         self._render_metrics = render_metrics
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._access = access
         self._created = int(time.time())
 
@@ -167,12 +167,11 @@ class Routes:
         self, request: Request, schema: type[_Body], make: "_Make[_Body]", caller: Caller
     ) -> Exchange:
         """Makes the exchange for the request in the body."""
-        body = await read_body(request.stream(), request.headers, self._max_body_bytes)
-        parsed = parse(body, schema)
-        try:
-            return await make(parsed, caller)
-        except InvalidArgumentError as error:
-            raise in_openai_terms(error, parsed) from error
+        async with self._bodies.read(request, schema) as parsed:
+            try:
+                return await make(parsed, caller)
+            except InvalidArgumentError as error:
+                raise in_openai_terms(error, parsed) from error
 
     def _caller(self, request: Request) -> Caller:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""

@@ -5,32 +5,85 @@ An error names the path of the first invalid field, as in `messages[0].role`.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+import msgspec
+from starlette.requests import Request
 
-from baton.errors import InvalidArgumentError
-from baton_router.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError
+from baton.errors import InvalidArgumentError, OverloadedError
+from baton.serving.large_requests import LARGE_BYTES, LargeRequests, Share
+from baton_router.http.errors import (
+    BodyOverloadError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MediaTypeError,
+)
+from baton_router.http.schemas import CompletionRequest
+from baton_router.http.structure import PIECE_BYTES, Bounds, Structure
 
 # Timeout for a body to arrive, in seconds, whatever its size.
 BODY_SECONDS = 60.0
 _SHOWN_CHARS = 40
 
-_Schema = TypeVar("_Schema", bound=BaseModel)
+_NAMED = re.compile(r"(missing required|unknown) field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+
+_Schema = TypeVar("_Schema", bound=msgspec.Struct)
+
+
+class Bodies:
+    """Reader of request bodies, whose counts and bytes are bounded.
+
+    Args:
+        max_bytes: maximum bytes of one body.
+        bounds: bounds of its structure.
+        large: budget and threads of large bodies.
+    """
+
+    def __init__(self, max_bytes: int, bounds: Bounds, large: LargeRequests) -> None:
+        self._max_bytes = max_bytes
+        self._bounds = bounds
+        self._large = large
+
+    @asynccontextmanager
+    async def read(self, request: Request, schema: type[_Schema]) -> AsyncIterator[_Schema]:
+        """Reads and parses the body. A large one has its share of the budget within the block.
+
+        Raises the errors of `read_body` and `parse`.
+        """
+        with self._large.share() as share:
+            body = await read_body(
+                request.stream(),
+                request.headers,
+                self._max_bytes,
+                Structure(self._bounds),
+                share,
+            )
+            if len(body) <= LARGE_BYTES:
+                parsed = parse(body, schema)
+            else:
+                parsed = await self._large.parse(parse, body, schema)
+            del body
+            yield parsed
 
 
 async def read_body(
-    chunks: AsyncIterator[bytes], headers: Mapping[str, str], max_bytes: int
-) -> bytes:
-    """Returns the whole body. Keeps at most `max_bytes`, and reads nothing if more is announced.
+    chunks: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    max_bytes: int,
+    structure: Structure,
+    share: Share,
+) -> bytearray:
+    """Returns the whole body, whose bytes `share` then holds. Keeps at most `max_bytes`, and reads
+    nothing if more is announced. `structure` counts what arrives.
 
-    Raises `MediaTypeError`, `BodyTooLargeError`, `BodyTimeoutError`.
+    Raises `MediaTypeError`, `BodyTooLargeError`, `BodyTimeoutError`, `StructureError`,
+    `OverloadedError`.
     """
-    # Otherwise any page in a browser could send requests here without a CORS preflight.
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise MediaTypeError("the content type of a request must be application/json")
+    _check_media_type(headers)
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise BodyTooLargeError(max_bytes)
@@ -40,37 +93,66 @@ async def read_body(
             async for chunk in chunks:
                 if len(body) + len(chunk) > max_bytes:
                     raise BodyTooLargeError(max_bytes)
+                await _grow(share, len(body) + len(chunk))
                 body += chunk
+                for begin in range(0, len(chunk), PIECE_BYTES):
+                    structure.feed(chunk[begin : begin + PIECE_BYTES])
+                    await asyncio.sleep(0)  # other requests continue
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not come within {BODY_SECONDS:g} s") from None
-    return bytes(body)
+    return body
 
 
-def parse(body: bytes, schema: type[_Schema]) -> _Schema:
+async def _grow(share: Share, num_bytes: int) -> None:
+    try:
+        await share.grow(num_bytes)
+    except OverloadedError as error:
+        raise BodyOverloadError(str(error), error.retry_after) from None
+
+
+def _check_media_type(headers: Mapping[str, str]) -> None:
+    # Otherwise any page in a browser could send requests here without a CORS preflight.
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise MediaTypeError("the content type of a request must be application/json")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise MediaTypeError(
+            f"the content encoding of the body is {encoding[:_SHOWN_CHARS]!r}; expected none. "
+            "Send it uncompressed."
+        )
+
+
+def parse(body: bytes | bytearray, schema: type[_Schema]) -> _Schema:
     """Returns the validated body. Raises `InvalidArgumentError`, which names the field."""
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
-    if rb"\ud" in body.lower():
-        _check_text(content, ())
+    content = _without_nulls(content)
     try:
-        return schema.model_validate(_without_nulls(content))
-    except ValidationError as error:
+        request = msgspec.convert(content, schema)
+    except msgspec.ValidationError as error:
         raise _explained(error, content) from None
+    if isinstance(request, CompletionRequest):
+        _check_prompt(request.prompt)
+    return request
 
 
-def _read_json(body: bytes) -> Any:
+def _read_json(body: bytes | bytearray) -> Any:
     try:
-        return json.loads(body.decode(), parse_constant=_refuse_constant)
+        return msgspec.json.decode(body)
     except UnicodeDecodeError:
         raise InvalidArgumentError("body", "is not valid UTF-8; text must be") from None
-    except (ValueError, RecursionError) as error:
-        problem = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidArgumentError("body", f"is not JSON: {problem}") from None
+    except msgspec.DecodeError as error:
+        if len(body) <= LARGE_BYTES and rb"\ud" in body.lower():
+            _find_half_surrogate(body)
+        raise InvalidArgumentError("body", f"is not JSON: {error}") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+def _find_half_surrogate(body: bytes | bytearray) -> None:
+    """Raises an error that names the text with half of a surrogate pair, if that is what is wrong:
+    JSON can encode it, but no text can hold it."""
+    with suppress(ValueError):
+        _check_text(json.loads(body), ())
 
 
 def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
@@ -86,36 +168,50 @@ def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _explained(error: ValidationError, content: dict[str, Any]) -> InvalidArgumentError:
-    """Returns the error of the first invalid field. A field with a union type has an error for each
-    kind: the one with the deepest location is the kind that was meant."""
-    details = error.errors(include_url=False)
-    of_first = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
-    detail = max(of_first, key=lambda one: len(one["loc"]))
-    return InvalidArgumentError(_path(detail, content), _problem(detail))
+def _check_prompt(prompt: str | list[Any]) -> None:
+    """Raises `InvalidArgumentError` unless all items are of the first one's type."""
+    if not isinstance(prompt, list) or not prompt:
+        return
+    kinds: dict[type, Any] = {str: list[str], list: list[list[int]]}
+    try:
+        msgspec.convert(prompt, kinds.get(type(prompt[0]), list[int]))
+    except msgspec.ValidationError as error:
+        raise _explained(error, prompt, "prompt") from None
 
 
-def _path(detail: ErrorDetails, content: Any) -> str:
-    """Returns a path as `messages[0].content`, without the names of union kinds in a location."""
+def _explained(
+    error: msgspec.ValidationError, content: Any, field: str = ""
+) -> InvalidArgumentError:
+    """Returns the error with the path of what is wrong in `content`, which is the value of `field`
+    or the whole body."""
+    problem, _, where = str(error).partition(" - at `")
+    path, value = _path(where.rstrip("`"), content)
+    path = field + path
+    named = _NAMED.search(problem)
+    if named is None:
+        return InvalidArgumentError(path or "body", _problem(problem, value))
+    path = f"{path}.{named[2]}" if path else named[2] or "body"
+    is_missing = named[1] == "missing required"
+    return InvalidArgumentError(
+        path, "is missing" if is_missing else "is not supported here; leave it out"
+    )
+
+
+def _path(where: str, content: Any) -> tuple[str, Any]:
+    """Returns the path that an error tells as `$.messages[0]`, and the value there. The key of a
+    dictionary is not told, so that its path ends before."""
     path, value = "", content
-    for at, part in enumerate(detail["loc"], 1):
-        is_missing = at == len(detail["loc"]) and detail["type"] == "missing"
-        if isinstance(part, int):
-            path += f"[{part}]"
-            value = value[part] if isinstance(value, list) and part < len(value) else None
-        elif is_missing or (isinstance(value, dict) and part in value):
-            path += f".{part}" if path else part
-            value = None if is_missing else value[part]
-    return path or "body"
+    for name, index in _STEP.findall(where):
+        path += f"[{index}]" if index else f".{name}" if path else name
+        value = value[int(index)] if index else value.get(name)
+    return path, (None if where.endswith("[...]") else value)
 
 
-def _problem(detail: ErrorDetails) -> str:
-    if detail["type"] == "missing":
-        return "is missing"
-    if detail["type"] == "extra_forbidden":
-        return "is not supported here; leave it out"
-    given, bound = detail["input"], detail["msg"].replace("Input should be", "must be")
+def _problem(problem: str, given: Any) -> str:
     is_short = isinstance(given, str | int | float) and len(str(given)) <= _SHOWN_CHARS
+    if not problem.startswith("Expected "):  # a value that is none of several
+        return f"is {given!r}, which is not supported here" if is_short else "is not supported here"
+    bound = problem.replace("`", "").replace("Expected", "must be", 1)
     return f"is {given!r}; {bound}" if is_short else bound
 
 

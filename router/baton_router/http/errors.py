@@ -33,12 +33,16 @@ class BodyTooLargeError(errors.BatonError):
         super().__init__(f"the body is larger than {max_bytes} bytes")
 
 
+class BodyOverloadError(errors.OverloadedError):
+    """Request body for which large requests leave no room. Its client may still be sending it."""
+
+
 class BodyTimeoutError(errors.BatonError):
     """Request body that did not arrive in time."""
 
 
 class MediaTypeError(errors.BatonError):
-    """Request body that is not declared as JSON."""
+    """Request body that is not declared as JSON, or is compressed."""
 
 
 @dataclass(frozen=True, slots=True)

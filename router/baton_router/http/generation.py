@@ -1,5 +1,6 @@
 """Conversion of completions and chat completions to requests of the router."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -12,13 +13,21 @@ from baton.v1 import sampling_pb2
 from baton_router.http.exchange import Exchange, Extra
 from baton_router.http.openai_responses import ChatShape, CompletionShape, Json, Shape
 from baton_router.http.sampling import chat_sampling, completion_sampling
-from baton_router.http.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from baton_router.http.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    plain,
+)
 from baton_router.http.sequence_reader import Prompt, Reader
+from baton_router.http.structure import MAX_PROMPTS
 from baton_router.http.tokens import TokenBytes
 from baton_router.intake.intake import Intake
 from baton_router.lifecycle.inference import Inference
 
-MAX_PROMPTS = 128
+# Conversations above which a thread makes what the template reads.
+_THREAD_FROM_MESSAGES = 16
 
 # Names of the renderer's own arguments.
 _RESERVED = {
@@ -79,12 +88,10 @@ class Generations:
             raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
-        tools = [] if body.tool_choice == "none" else body.tools
+        is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
+        messages, tools = await asyncio.to_thread(_turns, body) if is_long else _turns(body)
         token_ids = await self._intake.tokenize_chat(
-            body.model,
-            [_message(message) for message in body.messages],
-            [tool.model_dump(exclude_none=True) for tool in tools],
-            body.chat_template_kwargs,
+            body.model, messages, tools, body.chat_template_kwargs
         )
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
@@ -179,9 +186,16 @@ def _prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
     return prompts
 
 
+def _turns(body: ChatRequest) -> tuple[list[Json], list[Json]]:
+    """Returns messages and tools for chat templates."""
+    tools = [] if body.tool_choice == "none" else body.tools
+    return [_message(message) for message in body.messages], [plain(tool) for tool in tools]
+
+
 def _message(message: ChatMessage) -> Json:
     """Returns a turn for chat templates: content as plain text, arguments of calls as objects."""
-    turn = message.model_dump(exclude_none=True, exclude={"annotations"})
+    turn: Json = plain(message)
+    del turn["annotations"]
     if message.content is None:
         turn["content"] = ""
     elif not isinstance(message.content, str):

@@ -8,7 +8,8 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton_router.http.errors import BodyTooLargeError, Failure, failure_of
+from baton_router.http.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
+from baton_router.http.structure import StructureError
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 # would find the connection broken before it has read the error.
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 64 * 2**20
+
+# Errors before the end of the body.
+_WHILE_READING = (BodyOverloadError, BodyTooLargeError, StructureError)
 
 # A browser must not guess another content type.
 _HEADERS = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
@@ -52,21 +56,28 @@ class Failures:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        has_begun = has_body = False
 
         async def watched(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
+        async def receiving() -> Message:
+            nonlocal has_body
+            message = await receive()
+            has_body = not message.get("more_body", False)
+            return message
+
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receiving, watched)
         except Exception as error:
             failure = _failure_of(error)
             if failure.is_bug:
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not has_begun:
-                await _answer(failure, send, receive if _may_be_writing(error) else None)
+                may_be_writing = isinstance(error, _WHILE_READING) and not has_body
+                await _answer(failure, send, receive if may_be_writing else None)
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -76,10 +87,6 @@ def _failure_of(error: Exception) -> Failure:
     headers = dict(error.headers or {})
     kind = "invalid_request_error"
     return Failure(error.status_code, str(error.detail), kind, code, headers=headers)
-
-
-def _may_be_writing(error: Exception) -> bool:
-    return isinstance(error, BodyTooLargeError)
 
 
 async def _answer(failure: Failure, send: Send, unread: Receive | None) -> None:

@@ -7,25 +7,30 @@ but with every request's (`baton.sampling`).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct, field
+
+from baton.errors import InvalidArgumentError
 
 JsonObject = dict[str, Any]
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schema whose types are taken literally: no text is a number."""
 
 
-class StreamOptions(_Schema):
+class StreamOptions(_Schema, frozen=True):
     """Stream options."""
 
     include_usage: bool = False
     # Usage so far in each chunk, as other servers report it for load generators.
     continuous_usage_stats: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
+
+    def __post_init__(self) -> None:
+        _check_value("stream_options.include_obfuscation", self.include_obfuscation, False)
 
 
-class BatonOptions(_Schema):
+class BatonOptions(_Schema, frozen=True):
     """Baton's options, which have no field in OpenAI's API.
 
     Attributes:
@@ -35,36 +40,35 @@ class BatonOptions(_Schema):
     """
 
     timeline: bool = False
-    timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
 
 
-class JsonSchema(_Schema):
+class JsonSchema(_Schema, frozen=True):
     """JSON schema that the answer always fits, whatever `strict` is."""
 
     name: str
-    json_schema: JsonObject = Field(alias="schema")
+    json_schema: JsonObject = field(name="schema")
     strict: bool = True
     description: str = ""
 
 
-class TextFormat(_Schema):
-    type: Literal["text"]
+class TextFormat(_Schema, frozen=True, tag_field="type", tag="text"):
+    pass
 
 
-class ObjectFormat(_Schema):
-    type: Literal["json_object"]
+class ObjectFormat(_Schema, frozen=True, tag_field="type", tag="json_object"):
+    pass
 
 
-class SchemaFormat(_Schema):
-    type: Literal["json_schema"]
+class SchemaFormat(_Schema, frozen=True, tag_field="type", tag="json_schema"):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
 
 
-class GenerationRequest(_Schema):
+class GenerationRequest(_Schema, frozen=True):
     """Request fields that completions and chat completions share."""
 
     model: str = ""
@@ -77,7 +81,7 @@ class GenerationRequest(_Schema):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = {}
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: int | None = None
     stop: str | list[str] = []
     response_format: ResponseFormat | None = None
 
@@ -88,34 +92,39 @@ class GenerationRequest(_Schema):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    baton: BatonOptions = BatonOptions()
+    baton: BatonOptions = field(default_factory=BatonOptions)
 
     # They change no answer.
     user: str = ""
 
+    def __post_init__(self) -> None:
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise InvalidArgumentError("seed", f"is {self.seed}; must be in [-2^63, 2^64)")
 
-class CompletionRequest(GenerationRequest):
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Request body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    # Checked with the body: a type cannot tell lists of different items apart.
+    prompt: str | list[Any]
     best_of: int | None = None
     echo: bool = False
     logprobs: int | None = None
 
 
-class ContentPart(_Schema):
+class ContentPart(_Schema, frozen=True):
     """Part of a message. Only text is accepted."""
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(_Schema):
+class FunctionCall(_Schema, frozen=True):
     name: str
     arguments: str
 
 
-class ToolCall(_Schema):
+class ToolCall(_Schema, frozen=True, kw_only=True):
     """Tool call that the model made in an earlier turn."""
 
     id: str
@@ -123,7 +132,7 @@ class ToolCall(_Schema):
     function: FunctionCall
 
 
-class ChatMessage(_Schema):
+class ChatMessage(_Schema, frozen=True):
     """Chat message; the chat template decides which roles exist."""
 
     role: str
@@ -133,10 +142,10 @@ class ChatMessage(_Schema):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     # Part of OpenAI's own answers, which clients send back.
-    annotations: Annotated[list[JsonObject], Field(max_length=0)] = []
+    annotations: Annotated[list[JsonObject], Meta(max_length=0)] = []
 
 
-class Function(_Schema):
+class Function(_Schema, frozen=True):
     """Function of a tool, as the chat template shows it to the model."""
 
     name: str
@@ -145,12 +154,12 @@ class Function(_Schema):
     strict: bool | None = None
 
 
-class Tool(_Schema):
+class Tool(_Schema, frozen=True):
     type: Literal["function"]
     function: Function
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """Request body of `/v1/chat/completions`."""
 
     messages: list[ChatMessage]
@@ -161,12 +170,30 @@ class ChatRequest(GenerationRequest):
     # Tool calls are part of the answer's text here; they are not parsed.
     tool_choice: Literal["auto", "none"] = "auto"
     chat_template_kwargs: JsonObject = {}
-    modalities: list[Literal["text"]] = ["text"]
+    modalities: list[Literal["text"]] = []
 
     # They change no answer.
     metadata: JsonObject = {}
-    store: Literal[False] = False
+    store: bool = False
     service_tier: Literal["auto", "default"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    parallel_tool_calls: bool = True
     safety_identifier: str = ""
     prompt_cache_key: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_value("store", self.store, False)
+        _check_value("parallel_tool_calls", self.parallel_tool_calls, True)
+
+
+def plain(value: Any) -> Any:
+    """Returns a schema's value as JSON objects, without fields that are null."""
+    if isinstance(value, Struct):
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: plain(given) for name, given in fields if given is not None}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_value(name: str, value: bool, only: bool) -> None:
+    if value is not only:
+        raise InvalidArgumentError(name, f"is {value}; only {only} is supported here")

@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from baton.errors import InvalidArgumentError
@@ -22,11 +23,14 @@ from baton.serving.tenant import Tenant
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
+from baton_router.intake.request_bounds import DEFAULT_MAX_MESSAGES
 from baton_router.request import ANONYMOUS, Request
 
 MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is dispatched.
 _THREAD_FROM_BYTES = 4096
+# Conversations above which a thread renders them, as it does all with tools.
+_THREAD_FROM_MESSAGES = 16
 
 _REPORTED_FINISH_REASONS = (
     pb.FINISH_REASON_END_OF_SEQUENCE,
@@ -40,9 +44,13 @@ _Encode = Callable[[str], list[int]]
 class Intake:
     """Validator and tokenizer of requests for one model."""
 
-    def __init__(self, card: ModelCard, max_prompt_bytes: int) -> None:
+    def __init__(
+        self, card: ModelCard, max_prompt_bytes: int, max_messages: int = DEFAULT_MAX_MESSAGES
+    ) -> None:
+        """Limits texts to `max_prompt_bytes` and conversations to `max_messages`."""
         self._card = card
         self._max_prompt_bytes = max_prompt_bytes
+        self._max_messages = min(max_messages, card.max_model_len)
 
     async def read(
         self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
@@ -83,9 +91,10 @@ class Intake:
         """Returns the tokens of a conversation, whose messages may have more fields than role and
         text. The arguments are those of `ModelCard.render`."""
         self._check_model(model)
-        if not messages:
-            raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
-        text = self._card.render(messages, tools, variables)
+        self._check_messages(len(messages))
+        render = partial(self._card.render, messages, tools, variables)
+        is_long = len(messages) > _THREAD_FROM_MESSAGES or tools
+        text = await asyncio.to_thread(render) if is_long else render()
         self._check_size("input.chat.messages", text)
         return await _off_loop(self._card.encode_rendered, text)
 
@@ -94,6 +103,8 @@ class Intake:
     ) -> list[int]:
         """Returns the tokens of the input, at least 1."""
         if message.WhichOneof("input") == "token_ids":
+            # Before a list is made of ids that are too many.
+            check_length(len(message.token_ids.ids), 0, self._card.max_model_len, "input.token_ids")
             token_ids = list(message.token_ids.ids)
             check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
             return token_ids
@@ -106,22 +117,30 @@ class Intake:
         self, message: pb.GenerateRequest, params: SamplingParams
     ) -> tuple[tuple[int, ...], ...]:
         """Returns the output that the client already has."""
-        sequences = tuple(tuple(sequence.ids) for sequence in message.continue_from)
-        if len(sequences) not in (0, params.n):
+        num_entries = len(message.continue_from)
+        if num_entries not in (0, params.n):
             raise InvalidArgumentError(
-                "continue_from", f"has {len(sequences)} entries; must have sampling.n = {params.n}"
+                "continue_from", f"has {num_entries} entries; must have sampling.n = {params.n}"
             )
-        for i, token_ids in enumerate(sequences):
-            field = f"continue_from[{i}].ids"
-            if len(token_ids) > params.max_tokens:
+        sequences = []
+        for i, sequence in enumerate(message.continue_from):
+            field = f"continue_from[{i}]"
+            if len(sequence.ids) > params.max_tokens:
                 raise InvalidArgumentError(
-                    field,
-                    f"has {len(token_ids)} tokens; at most sampling.max_tokens = "
+                    f"{field}.ids",
+                    f"has {len(sequence.ids)} tokens; at most sampling.max_tokens = "
                     f"{params.max_tokens} are generated",
                 )
+            if sequence.finish_reason not in pb.FinishReason.values():
+                raise InvalidArgumentError(
+                    f"{field}.finish_reason",
+                    f"is {sequence.finish_reason}; must be one of the values of FinishReason",
+                )
+            token_ids = tuple(sequence.ids)
             if token_ids:
-                check_token_ids(token_ids, self._card.vocab_size, field)
-        return sequences
+                check_token_ids(token_ids, self._card.vocab_size, f"{field}.ids")
+            sequences.append(token_ids)
+        return tuple(sequences)
 
     async def _encode(
         self, message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest"
@@ -131,7 +150,7 @@ class Intake:
             self._check_size("input.text", message.text)
             return await _off_loop(self._card.encode, message.text), message.text
         if kind == "chat":
-            text = self._render(message.chat)
+            text = await self._render(message.chat)
             return await _off_loop(self._card.encode_rendered, text), text
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
@@ -155,11 +174,20 @@ class Intake:
                 )
         return found
 
-    def _render(self, chat: pb.Chat) -> str:
-        if not chat.messages:
-            raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
+    async def _render(self, chat: pb.Chat) -> str:
+        self._check_messages(len(chat.messages))
         self._check_size("input.chat.messages", "".join(m.role + m.content for m in chat.messages))
-        return self._card.render([{"role": m.role, "content": m.content} for m in chat.messages])
+        messages = [{"role": m.role, "content": m.content} for m in chat.messages]
+        is_long = len(messages) > _THREAD_FROM_MESSAGES
+        render = self._card.render
+        return await asyncio.to_thread(render, messages) if is_long else render(messages)
+
+    def _check_messages(self, num: int) -> None:
+        if not 1 <= num <= self._max_messages:
+            raise InvalidArgumentError(
+                "input.chat.messages",
+                f"has {num} messages; must have at least 1 and at most {self._max_messages}",
+            )
 
     def _check_model(self, name: str) -> None:
         if name not in ("", self._card.name):
@@ -184,8 +212,8 @@ async def _off_loop(encode: _Encode, text: str) -> list[int]:
 
 
 def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:
-    """Returns the finish reason if only it tells of the end: a stop string is found in the tokens,
-    and an unknown reason counts as unspecified."""
+    """Returns the finish reason if only it tells of the end: a stop string is found in the
+    tokens."""
     is_reported = received.ids and received.finish_reason in _REPORTED_FINISH_REASONS
     return received.finish_reason if is_reported else pb.FINISH_REASON_UNSPECIFIED
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import httpx
 
+from baton.serving.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
 from baton_router.admission.admission_queue import MAX_WAITING
 from baton_router.admission.controller import AdmissionController
@@ -16,7 +17,9 @@ from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness
 from baton_router.http.app import Routes
+from baton_router.http.body import Bodies
 from baton_router.http.generation import Generations
+from baton_router.http.structure import bounds_of
 from baton_router.http.timeline import timeline_for
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
@@ -79,9 +82,8 @@ def routes_to(
     )
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
-    return Routes(
-        inference, generations, requests, readiness, tenants, limits, None, MAX_BODY_BYTES
-    )
+    bodies = Bodies(MAX_BODY_BYTES, bounds_of(model.max_model_len), LargeRequests())
+    return Routes(inference, generations, requests, readiness, tenants, limits, None, bodies)
 
 
 @asynccontextmanager

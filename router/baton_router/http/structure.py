@@ -1,0 +1,174 @@
+"""Structure scanner for JSON bodies: counts elements and depth while the bytes arrive.
+
+It makes no object of what it counts, so that a body is refused before it costs memory. It finds
+what a JSON parser would find up to the first error of the syntax, and does not look for errors.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import MAX_BIASED_TOKENS
+from baton_router.intake.request_bounds import (
+    DEFAULT_MAX_ELEMENTS,
+    DEFAULT_MAX_MESSAGES,
+    DEFAULT_MAX_PROMPT_IDS,
+    DEFAULT_MAX_TOOLS,
+)
+
+MAX_PROMPTS = 128
+MAX_KEYS = 128
+MAX_DEPTH = 64
+# Bytes that are scanned without a pause: at most 10 ms, of brackets or empty strings alone.
+PIECE_BYTES = 16 * 2**10
+
+_SHOWN_BYTES = 40
+
+_TOKEN = re.compile(rb'["\[\]{}]')
+_STRING_REST = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+
+
+class StructureError(InvalidArgumentError):
+    """Body with too many elements. Its client may still be sending it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a body's structure.
+
+    Attributes:
+        max_elements: strings, lists, objects and commas outside the prompt.
+        max_prompt_elements: the same inside it; nearly all are token ids.
+        max_prompt_ids: items of a list in the prompt.
+        max_items: items of other top-level fields that have a bound of their own.
+    """
+
+    max_elements: int
+    max_prompt_elements: int
+    max_prompt_ids: int
+    max_items: Mapping[str, int]
+
+
+def bounds_of(
+    max_model_len: int,
+    max_elements: int = DEFAULT_MAX_ELEMENTS,
+    max_prompt_ids: int = DEFAULT_MAX_PROMPT_IDS,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    max_tools: int = DEFAULT_MAX_TOOLS,
+) -> Bounds:
+    """Returns the bounds for a model of this length in tokens, of which each message and each tool
+    takes one at least. `max_prompt_ids`: of all prompts of a body, if the length is shorter."""
+    return Bounds(
+        max_elements,
+        2 * MAX_PROMPTS + max(max_prompt_ids, max_model_len),
+        max_model_len,
+        {
+            "messages": min(max_messages, max_model_len),
+            "tools": min(max_tools, max_model_len),
+            "logit_bias": MAX_BIASED_TOKENS,
+        },
+    )
+
+
+class Structure:
+    """Structure of one body, of which pieces are fed in order.
+
+    Attributes:
+        num_elements: strings, lists, objects and commas so far, outside the prompt.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._num_commas: list[int] = []  # of each open list or object, outermost first
+        self.num_elements = 0
+        self._num_prompt_elements = 0
+        self._field = ""
+        self._key = b""
+        self._expects_key = False
+        self._in_string = False
+        self._carried = b""  # a backslash, if the piece before ended with it
+
+    def feed(self, piece: bytes) -> None:
+        """Counts the elements of the next piece. Raises `StructureError` beyond a bound."""
+        data, self._carried = self._carried + piece, b""
+        at = self._skip_string(data, 0) if self._in_string else 0
+        while (token := _TOKEN.search(data, at)) is not None:
+            self._count_commas(data.count(b",", at, token.start()))
+            at = token.end()
+            character = token.group()
+            if character == b'"':
+                self._count(1)
+                self._in_string = True
+                at = self._skip_string(data, at)
+            elif character in b"[{":
+                self._open()
+            elif self._num_commas:
+                self._num_commas.pop()
+        self._count_commas(data.count(b",", at))
+
+    def _skip_string(self, data: bytes, begin: int) -> int:
+        """Returns where the string ends whose characters begin at `begin`, or its part here."""
+        rest = _STRING_REST.match(data, begin)
+        assert rest is not None, "the pattern matches nothing, too"
+        end = rest.end()
+        if self._expects_key:
+            self._key += data[begin : min(end, begin + _SHOWN_BYTES)]
+        if end < len(data) and data[end : end + 1] == b'"':
+            self._in_string = False
+            self._end_key()
+            return end + 1
+        self._carried = data[end:]
+        return len(data)
+
+    def _end_key(self) -> None:
+        if self._expects_key:
+            self._field = self._key[:_SHOWN_BYTES].decode(errors="replace")
+            self._key, self._expects_key = b"", False
+
+    def _open(self) -> None:
+        self._count(1)
+        if len(self._num_commas) == MAX_DEPTH:
+            raise StructureError(
+                "body", f"is nested too deeply; expected at most {MAX_DEPTH} levels"
+            )
+        self._expects_key = not self._num_commas
+        self._num_commas.append(0)
+
+    def _count_commas(self, num: int) -> None:
+        if not num or not self._num_commas:
+            return
+        self._num_commas[-1] += num
+        depth, num_items = len(self._num_commas), self._num_commas[-1] + 1
+        if depth == 1:
+            self._expects_key = True
+            if num_items > MAX_KEYS:
+                raise StructureError("body", f"has too many keys; expected at most {MAX_KEYS}")
+        elif self._field == "prompt":
+            if num_items > self._bounds.max_prompt_ids:
+                raise StructureError(
+                    "prompt",
+                    f"has too many items; expected at most {self._bounds.max_prompt_ids} token "
+                    "ids, the model's length: shorten the prompt",
+                )
+        elif depth == 2 and num_items > self._bounds.max_items.get(self._field, num_items):
+            raise StructureError(
+                self._field,
+                f"has too many items; expected at most {self._bounds.max_items[self._field]}",
+            )
+        self._count(num)
+
+    def _count(self, num: int) -> None:
+        """Counts elements of the current field."""
+        if self._field == "prompt":
+            self._num_prompt_elements += num
+            most, given = self._bounds.max_prompt_elements, self._num_prompt_elements
+        else:
+            self.num_elements += num
+            most, given = self._bounds.max_elements, self.num_elements
+        if given > most:
+            raise StructureError(
+                self._field or "body",
+                f"has too many elements; expected at most {most} strings, lists, objects and "
+                "commas: split the request",
+            )

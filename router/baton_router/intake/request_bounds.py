@@ -1,0 +1,7 @@
+"""Bounds of what one request may hold, over gRPC and HTTP."""
+
+DEFAULT_MAX_MESSAGES = 4096
+# Of HTTP bodies.
+DEFAULT_MAX_ELEMENTS = 65_536
+DEFAULT_MAX_PROMPT_IDS = 262_144
+DEFAULT_MAX_TOOLS = 512
