@@ -16,6 +16,7 @@ import grpc
 from grpc_status import rpc_status
 
 from baton.serving.errors import status_of
+from baton.serving.large_messages import LargeMessages, Unparsed
 from baton.serving.malformed import Malformed, tolerant
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -69,6 +70,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     text of an unexpected exception appears in that log only.
     """
 
+    def __init__(self, large: LargeMessages | None = None) -> None:
+        """Parses messages in the event loop if `large` is None."""
+        self._large = large
+
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
@@ -76,10 +81,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        return guarded(_parsing(handler), lambda context: _mapping_errors(context, method))
+        return guarded(
+            _parsing(handler, self._large), lambda context: _mapping_errors(context, method)
+        )
 
 
-def _parsing(handler: Handler) -> Handler:
+def _parsing(handler: Handler, large: LargeMessages | None) -> Handler:
     """Returns the handler with `tolerant` parsing; unchanged if it takes a stream of requests."""
     if handler.request_streaming or handler.request_deserializer is None:
         return handler
@@ -90,9 +97,19 @@ def _parsing(handler: Handler) -> Handler:
             raise request.error
         return behavior(request, context)
 
+    async def parse_and_run(request: Any, context: Context, large: LargeMessages) -> Any:
+        result = check_and_run(await large.parse(request), context)
+        return await result if inspect.isawaitable(result) else result
+
+    def run(request: Any, context: Context) -> Any:
+        if large is not None and isinstance(request, Unparsed):
+            return parse_and_run(request, context, large)
+        return check_and_run(request, context)
+
     make = _MAKERS[False, handler.response_streaming]
-    deserializer = tolerant(handler.request_deserializer)
-    return make(check_and_run, deserializer, handler.response_serializer)
+    deserialize = handler.request_deserializer
+    wrapped = tolerant(deserialize) if large is None else large.deferring(deserialize)
+    return make(run, wrapped, handler.response_serializer)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ request, and the interceptor raises its error. Independent of message types.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
@@ -29,10 +29,9 @@ class Malformed:
 
 def tolerant(deserialize: Deserializer) -> Deserializer:
     """Wraps `deserialize` to return a `Malformed` for a message that cannot be parsed."""
-    message_class = getattr(deserialize, "__self__", None)
-    if not (isinstance(message_class, type) and issubclass(message_class, Message)):
+    descriptor = descriptor_of(deserialize)
+    if descriptor is None:
         return deserialize
-    descriptor: Any = message_class.DESCRIPTOR
 
     def parse(data: bytes) -> Any:
         try:
@@ -41,6 +40,15 @@ def tolerant(deserialize: Deserializer) -> Deserializer:
             return Malformed(_explain(data, descriptor))
 
     return parse
+
+
+def descriptor_of(deserialize: Deserializer) -> Descriptor | None:
+    """Returns the descriptor of the messages that it makes; None if it makes others."""
+    message_class = getattr(deserialize, "__self__", None)
+    if not (isinstance(message_class, type) and issubclass(message_class, Message)):
+        return None
+    descriptor: Any = message_class.DESCRIPTOR
+    return cast("Descriptor", descriptor)
 
 
 def _explain(data: bytes, descriptor: Descriptor) -> InvalidArgumentError:
@@ -58,7 +66,7 @@ def _bad_text(data: bytes, descriptor: Descriptor) -> str | None:
         if field is None:
             continue
         index = seen[number] = seen.get(number, -1) + 1
-        path = _name(field) + (f"[{index}]" if field.is_repeated else "")
+        path = field_name(field) + (f"[{index}]" if field.is_repeated else "")
         if field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(content):
             return path
         if field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type is not None:
@@ -68,7 +76,7 @@ def _bad_text(data: bytes, descriptor: Descriptor) -> str | None:
     return None
 
 
-def _name(field: FieldDescriptor) -> str:
+def field_name(field: FieldDescriptor) -> str:
     """Returns the name that the router's errors use: the oneof's name precedes its member's."""
     group = field.containing_oneof
     if group is None or group.name.startswith("_"):

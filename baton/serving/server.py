@@ -17,6 +17,7 @@ from baton.serving.access import Access, AccessInterceptor
 from baton.serving.certificates import watched
 from baton.serving.channels import server_options
 from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
+from baton.serving.large_messages import LargeMessages
 from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
@@ -51,15 +52,16 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         by_token: Sequence[str] = (),
         health_names: Sequence[str] = (),
+        large: LargeMessages | None = None,
     ) -> None:
         """Runs `interceptors` inside the server's own, in their order. Services `by_token`
         authenticate callers by a token: over TLS no client is then asked for a certificate, except
         for administration, and all other services of `add` refuse their callers. `health_names`
-        have the health of "readiness"."""
+        have the health of "readiness". `large` parses large messages; None: the event loop does."""
         self._settings = settings
         self._readiness_names = ("", READINESS, *health_names)
         self._by_token = by_token
-        self._interceptors = [*trace_interceptors(), ErrorInterceptor(), *interceptors]
+        self._interceptors = [*trace_interceptors(), ErrorInterceptor(large), *interceptors]
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
         self._serving: set[str] = set()  # as the servicer has it, which cannot be asked

@@ -17,8 +17,10 @@ from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
 from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, Access
+from baton.serving.allocator import return_large_blocks
 from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
+from baton.serving.large_messages import LargeMessages
 from baton.serving.large_requests import LargeRequests
 from baton.serving.optional_dependencies import check_extra
 from baton.serving.process import main, settle
@@ -40,6 +42,7 @@ from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
 from baton_router.fleet.service_discovery import ServiceDiscovery
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
+from baton_router.intake.request_bounds import message_bounds
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.metrics import RateLimitMetrics, RouterMetrics
@@ -76,8 +79,10 @@ async def serve(settings: RouterSettings) -> None:
     limits = RateLimits(quotas.of)
     card = read_model_card(settings.model_path)
     card.warm_up()
+    return_large_blocks()
     large = LargeRequests(settings.large_request_budget_bytes)
-    server = Server(settings, by_token=settings.by_token)
+    bounds = message_bounds(card.max_model_len, settings.max_prompt_bytes, settings.max_messages)
+    server = Server(settings, by_token=settings.by_token, large=LargeMessages(large, bounds))
     async with AsyncExitStack() as stack:
         stack.callback(large.close)
         round_trips = RoundTrips()

@@ -5,10 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import httpx
 import pytest
 
-from tests.support.router.hostile_bodies import BODIES, assert_legal
+from baton.errors import InvalidArgumentError
+from baton.rpc_errors import error_of
+from tests.support.router.hostile_bodies import BODIES, MESSAGES, assert_legal
 from tests.support.router.lone_router import LoneRouter, lone_router
 
 JSON = {"content-type": "application/json"}
@@ -66,6 +69,25 @@ def test_hostile_body_is_legal_json(name):
     assert_legal(BODIES[name][2]())
 
 
+@pytest.mark.parametrize("name", MESSAGES)
+def test_router_refuses_hostile_message_and_answers_others(router, name):
+    field, make = MESSAGES[name]
+    message = make()
+    before = router.rss()
+    with router.channel() as channel, answers_others(router):
+        error = refusal_of(channel, message)
+    assert isinstance(error, InvalidArgumentError)
+    assert error.field == field
+    assert router.rss() - before < 20 * 10**6
+
+
+def refusal_of(channel: grpc.Channel, message: bytes) -> Exception:
+    generate = channel.unary_stream("/baton.v1.Inference/Generate")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(generate(message, timeout=60))
+    return error_of(caught.value)
+
+
 @pytest.mark.slow
 def test_router_memory_returns_after_hostile_bodies():
     requests = [(path, make()) for path, _, make in BODIES.values()]
@@ -76,4 +98,7 @@ def test_router_memory_returns_after_hostile_bodies():
             path, body = requests[at % len(requests)]
             url = f"{router.http_address}/v1/{path}"
             assert client.post(url, content=body, headers=JSON).status_code == 400
+        with router.channel() as channel:
+            for _, make in MESSAGES.values():
+                refusal_of(channel, make())
         assert router.rss() - before < 20 * 10**6

@@ -34,6 +34,10 @@ class LoneRouter:
         assert pid is not None, self._process.failure()
         return int(psutil.Process(pid).memory_info().rss)
 
+    def channel(self) -> grpc.Channel:
+        """Opens a channel to it that sends messages of any size."""
+        return grpc.insecure_channel(self.endpoint, [("grpc.max_send_message_length", -1)])
+
     def listens(self) -> bool:
         """Returns whether gRPC answers."""
         assert self._process.is_running, self._process.failure()
