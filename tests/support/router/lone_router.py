@@ -30,9 +30,12 @@ class LoneRouter:
 
     def rss(self) -> int:
         """Returns its resident memory in bytes."""
-        pid = self._process.pid
-        assert pid is not None, self._process.failure()
-        return int(psutil.Process(pid).memory_info().rss)
+        return int(psutil.Process(self._process.pid).memory_info().rss)
+
+    def cpu_seconds(self) -> float:
+        """Returns the time that its threads have computed."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def channel(self) -> grpc.Channel:
         """Opens a channel to it that sends messages of any size."""
