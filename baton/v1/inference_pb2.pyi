@@ -160,7 +160,9 @@ class ReceivedTokens(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
-    """Finish reason that came with the last token, if any."""
+    """Finish reason that came with the last token, if any. A value that is not listed is
+    INVALID_ARGUMENT.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids, each in [0, vocab_size)."""

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -30,6 +30,9 @@ _SHOWN_CHARS = 40
 
 _NAMED = re.compile(r"(missing required|unknown) field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+
+# What a message can hold; the vocabulary is checked with every request's.
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 _Schema = TypeVar("_Schema", bound=msgspec.Struct)
 
@@ -169,12 +172,13 @@ def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_prompt(prompt: str | list[Any]) -> None:
-    """Raises `InvalidArgumentError` unless all items are of the first one's type."""
+    """Raises `InvalidArgumentError` unless all items are of the first one's type: texts, token ids
+    or lists of them."""
     if not isinstance(prompt, list) or not prompt:
         return
-    kinds: dict[type, Any] = {str: list[str], list: list[list[int]]}
+    kinds: dict[type, Any] = {str: list[str], list: list[list[_TokenId]]}
     try:
-        msgspec.convert(prompt, kinds.get(type(prompt[0]), list[int]))
+        msgspec.convert(prompt, kinds.get(type(prompt[0]), list[_TokenId]))
     except msgspec.ValidationError as error:
         raise _explained(error, prompt, "prompt") from None
 

@@ -165,8 +165,7 @@ def _check_stream(body: GenerationRequest) -> None:
 
 
 def _prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
-    """Returns each prompt of a request that may have several. Raises `InvalidArgumentError` for
-    token ids that are no unsigned 32-bit integers, which no message can hold."""
+    """Returns each prompt of a request that may have several."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -180,9 +179,6 @@ def _prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
         raise InvalidArgumentError(
             "prompt", f"has {len(prompts)} prompts; at most {MAX_PROMPTS} are taken"
         )
-    for one in prompts:
-        if not isinstance(one, str) and not all(0 <= token_id < 2**32 for token_id in one):
-            raise InvalidArgumentError("prompt", "has what is no token id")
     return prompts
 
 
