@@ -12,6 +12,8 @@ import pytest
 
 from baton.errors import InvalidArgumentError
 from baton.rpc_errors import error_of
+from baton.v1 import inference_pb2 as pb
+from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.router.hostile_bodies import BODIES, MESSAGES, assert_legal
 from tests.support.router.lone_router import LoneRouter, lone_router
 
@@ -68,6 +70,21 @@ def refusal_of(channel: grpc.Channel, message: bytes) -> Exception:
     with pytest.raises(grpc.RpcError) as caught:
         list(generate(message, timeout=60))
     return error_of(caught.value)
+
+
+def test_router_reads_large_legal_message(router):
+    text = "word " * 20_000
+    with router.channel() as channel:
+        answer = InferenceStub(channel).Tokenize(pb.TokenizeRequest(text=text), timeout=60)
+    assert answer.text == text
+
+
+def test_router_names_field_of_large_malformed_message(router):
+    latin = pb.GenerateRequest(request_id="?" * 10, text="x" * 100_000).SerializeToString()
+    with router.channel() as channel:
+        error = refusal_of(channel, latin.replace(b"?", b"\xe9"))
+    assert isinstance(error, InvalidArgumentError)
+    assert (error.field, error.problem) == ("request_id", "is not valid UTF-8; text must be")
 
 
 @pytest.mark.slow

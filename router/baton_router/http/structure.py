@@ -24,8 +24,10 @@ MAX_DEPTH = 64
 PIECE_BYTES = 16 * 2**10
 
 _SHOWN_BYTES = 40
+_QUOTE = ord('"')
 
-_TOKEN = re.compile(rb'["\[\]{}]')
+# A string without escapes that ends in the same piece, as most do, or the character alone.
+_TOKEN = re.compile(rb'"[^"\\]*+"|["\[\]{}]')
 _STRING_REST = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
@@ -95,13 +97,15 @@ class Structure:
         at = self._skip_string(data, 0) if self._in_string else 0
         while (token := _TOKEN.search(data, at)) is not None:
             self._count_commas(data.count(b",", at, token.start()))
-            at = token.end()
-            character = token.group()
-            if character == b'"':
+            begin, at = token.span()
+            if at - begin > 1:  # a whole string
+                self._count(1)
+                self._end_key(data[begin + 1 : at - 1])
+            elif data[begin] == _QUOTE:
                 self._count(1)
                 self._in_string = True
                 at = self._skip_string(data, at)
-            elif character in b"[{":
+            elif data[begin] in b"[{":
                 self._open()
             elif self._num_commas:
                 self._num_commas.pop()
@@ -114,16 +118,17 @@ class Structure:
         end = rest.end()
         if self._expects_key:
             self._key += data[begin : min(end, begin + _SHOWN_BYTES)]
-        if end < len(data) and data[end : end + 1] == b'"':
+        if data[end : end + 1] == b'"':
             self._in_string = False
-            self._end_key()
+            self._end_key(self._key)
             return end + 1
         self._carried = data[end:]
         return len(data)
 
-    def _end_key(self) -> None:
+    def _end_key(self, key: bytes) -> None:
+        """Notes the field that begins, if the string `key` is a key of the body."""
         if self._expects_key:
-            self._field = self._key[:_SHOWN_BYTES].decode(errors="replace")
+            self._field = key[:_SHOWN_BYTES].decode(errors="replace")
             self._key, self._expects_key = b"", False
 
     def _open(self) -> None:
