@@ -70,13 +70,14 @@ class _Count:
     def _add_field(
         self, known: FieldDescriptor, kind: int, content: memoryview, path: str, depth: int
     ) -> None:
-        name = f"{path}.{field_name(known)}" if path else field_name(known)
+        name = _path_of(known, path)
         if kind != _BYTES:
             self._count(known.full_name, name, 1)
         elif known.message_type is not None:
             self._count(known.full_name, name, 1)
             if depth < _MAX_DEPTH:
-                self.add(content, known.message_type, name, depth + 1)
+                inner = f"{name}[]" if known.is_repeated else name
+                self.add(content, known.message_type, inner, depth + 1)
         elif known.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
             self._count(known.full_name, name, 1)
             self._check_text(name, len(content))
@@ -87,12 +88,24 @@ class _Count:
         self._counts[full_name] += num
         most = self._bounds.max_elements.get(full_name, self._bounds.max_others)
         if self._counts[full_name] > most:
-            raise InvalidArgumentError(name, f"has too many elements; expected at most {most}")
+            raise InvalidArgumentError(
+                name.rstrip("[]"), f"has too many elements; expected at most {most}"
+            )
 
     def _check_text(self, name: str, num_bytes: int) -> None:
         most = self._bounds.max_text_bytes
         if num_bytes > most:
-            raise InvalidArgumentError(name, f"has {num_bytes} bytes; at most {most} are taken")
+            raise InvalidArgumentError(
+                name.rstrip("[]"), f"has {num_bytes} bytes; at most {most} are taken"
+            )
+
+
+def _path_of(known: FieldDescriptor, path: str) -> str:
+    """Returns the path of a field in the message at `path`: that of the message, if it is a list of
+    ids or one of several, which have no index here."""
+    if not path:
+        return field_name(known)
+    return path if known.name == "ids" or path.endswith("[]") else f"{path}.{field_name(known)}"
 
 
 def _num_packed(known: FieldDescriptor, content: memoryview) -> int:

@@ -79,7 +79,7 @@ REFUSED = {
         "input.chat.messages",
         "1048576",
     ),
-    "2 million ids": (request(token_ids=ids(*[5] * 2 * 2**20)), "input.token_ids", "is 2048"),
+    "2 million ids": (request(token_ids=ids(*[5] * 2 * 2**20)), "input.token_ids", "at most 2048"),
     "a text not UTF-8": (with_bad(request(text="good")), "input.text", "UTF-8"),
     "a model not UTF-8": (with_bad(request(model="good")), "model", "UTF-8"),
     "a message not UTF-8": (

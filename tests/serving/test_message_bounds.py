@@ -46,11 +46,11 @@ WITHIN = {
     "others": message(text="x", sampling={"stop": ["a"] * 10}),
 }
 BEYOND = {
-    "ids": (message(token_ids=pb.TokenIds(ids=[300] * 6)), "input.token_ids.ids"),
-    "ids one by one": (UNPACKED, "input.token_ids.ids"),
+    "ids": (message(token_ids=pb.TokenIds(ids=[300] * 6)), "input.token_ids"),
+    "ids one by one": (UNPACKED, "input.token_ids"),
     "ids in several parts": (
         message(token_ids=pb.TokenIds(ids=[1] * 3)) * 2,
-        "input.token_ids.ids",
+        "input.token_ids",
     ),
     "entries": (message(text="x", continue_from=[ENTRY] * 3), "continue_from"),
     "empty entries": (b"\x42\x00" * 3, "continue_from"),
@@ -60,7 +60,7 @@ BEYOND = {
     "unknown fields": (b"\xf8\x01\x01" * 11, "request"),
     "groups": (b"\xfb\x01\xfc\x01" * 6, "request"),
     "bytes of a text": (message(text="123456789"), "input.text"),
-    "bytes of a content": (message(chat=chat(1, "123456789")), "input.chat.messages.content"),
+    "bytes of a content": (message(chat=chat(1, "123456789")), "input.chat.messages"),
 }
 
 

@@ -71,7 +71,7 @@ MESSAGES: dict[str, tuple[str, Callable[[], bytes]]] = {
         ).SerializeToString(),
     ),
     "8M prompt ids": (
-        "input.token_ids.ids",
+        "input.token_ids",
         lambda: pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * 8_000_000)).SerializeToString(),
     ),
     "4M unknown fields": ("request", lambda: b"\xf8\x01\x01" * 2_700_000),
