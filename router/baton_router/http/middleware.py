@@ -6,6 +6,7 @@ import logging
 import time
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton_router.http.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
@@ -71,6 +72,9 @@ class Failures:
 
         try:
             await self._app(scope, receiving, watched)
+        except ClientDisconnect:
+            # Without a traceback, which clients could fill the log with.
+            logger.info("%s %s: the client disconnected", scope["method"], scope["path"])
         except Exception as error:
             failure = _failure_of(error)
             if failure.is_bug:

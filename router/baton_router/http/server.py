@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from baton.serving.listening import cannot_listen
 from baton.tls import Tls
 from baton_router.http.connection import Connection, ConnectionLimits
+from baton_router.http.listener import Listener
 from baton_router.http.middleware import InFlight
 from baton_router.http.tls import server_context
 
@@ -25,11 +26,38 @@ _LIMITS = ConnectionLimits()
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn server that leaves signals to the process."""
+    """uvicorn server that leaves signals to the process, and whose TLS handshakes are bounded."""
+
+    def __init__(
+        self, config: uvicorn.Config, limits: ConnectionLimits, context: ssl.SSLContext | None
+    ) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._context = context
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None, "the caller listens"
+        listeners = [
+            Listener(
+                listening,
+                self._new_connection,
+                self._context,
+                self._limits.head_seconds,
+                self._limits.max_connections,
+            )
+            for listening in sockets
+        ]
+        self.servers = listeners  # type: ignore[assignment]
+        self.started = True
+
+    def _new_connection(self) -> Connection:
+        return Connection(
+            config=self.config, server_state=self.server_state, app_state={}, limits=self._limits
+        )
 
 
 class HttpServer:
@@ -52,8 +80,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             self._app,
-            http=partial(Connection, limits=limits),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=limits.max_header_bytes,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -65,9 +92,10 @@ class HttpServer:
             timeout_graceful_shutdown=1,
         )
         config.load()
+        context = None
         if tls is not None:
-            config.ssl = server_context(tls, asks_for_certificates=asks_for_certificates)
-        self._server = _Uvicorn(config)
+            context = server_context(tls, asks_for_certificates=asks_for_certificates)
+        self._server = _Uvicorn(config, limits, context)
 
     async def start(self, port: int) -> int:
         """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` if it
