@@ -51,13 +51,18 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 
 
 def server_options(
-    max_message_bytes: int, max_header_bytes: int, max_streams: int, max_idle_seconds: float
+    max_message_bytes: int,
+    max_header_bytes: int,
+    max_streams: int,
+    max_idle_seconds: float,
+    handshake_seconds: float,
 ) -> list[tuple[str, int]]:
     """Returns server options: they match `channel_options`, own the port alone, limit each client.
 
     Args:
         max_streams: max concurrent streams per connection; a client queues further calls.
         max_idle_seconds: idle timeout of a connection without calls, in seconds.
+        handshake_seconds: timeout of a connection's handshake, TLS and HTTP/2 together.
     """
     return [
         *_message_limits(max_message_bytes),
@@ -67,6 +72,7 @@ def server_options(
         ("grpc.absolute_max_metadata_size", max_header_bytes),
         ("grpc.max_concurrent_streams", max_streams),
         ("grpc.max_connection_idle_ms", math.ceil(1000 * max_idle_seconds)),
+        ("grpc.server_handshake_timeout_ms", math.ceil(1000 * handshake_seconds)),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         # Pings tolerated that came too early while this side sent nothing. The default is two; a

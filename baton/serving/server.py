@@ -210,6 +210,7 @@ class Server:
             settings.max_header_bytes,
             settings.max_concurrent_streams,
             settings.max_connection_idle_s,
+            settings.handshake_timeout_s,
         )
         server = grpc.aio.server(interceptors=interceptors, options=options)
         return _Listener(server, self._health, has_reflection=settings.reflection)

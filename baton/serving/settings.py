@@ -142,6 +142,13 @@ class ServingSettings(BaseSettings):
         "next call.",
     )
 
+    handshake_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Timeout in seconds for the handshake of a gRPC connection, from its first "
+        "byte to the client's settings.",
+    )
+
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:
         files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}

@@ -62,6 +62,18 @@ async def test_server_closes_idle_connection_and_client_reconnects():
         assert (await running.inference.GetModel(pb.GetModelRequest())).name
 
 
+@pytest.mark.parametrize("first", [b"", b"PRI * HTTP/2.0\r\n"], ids=["silent", "begun"])
+async def test_server_closes_connection_without_handshake(first):
+    async with serving(get_model=name, handshake_timeout_s=0.3) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
+        writer.write(first)
+        async with asyncio.timeout(10.0):
+            while await reader.read(1024):
+                pass
+        writer.close()
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+
+
 async def test_server_names_limit_when_message_is_too_large():
     async with serving(get_model=name, max_message_bytes=4096) as running:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
