@@ -194,6 +194,7 @@ def _http_server(
     exposition: Exposition,
     large: LargeRequests,
 ) -> "HttpServer":
+    from baton_router.http.allowed_hosts import allowed_hosts
     from baton_router.http.app import Routes
     from baton_router.http.body import Bodies
     from baton_router.http.connection import ConnectionLimits
@@ -215,8 +216,18 @@ def _http_server(
     )
     bodies = Bodies(settings.http_max_body_bytes, bounds, large)
     access = None if settings.tls is None else Access(settings.by_token)
+    hosts = allowed_hosts(settings.http_allowed_hosts, settings.host)
     routes = Routes(
-        inference, generations, requests, readiness, tenants, limits, render, bodies, access
+        inference,
+        generations,
+        requests,
+        readiness,
+        tenants,
+        limits,
+        render,
+        bodies,
+        access,
+        hosts,
     )
     asks = settings.client_auth == "certificate"
     connections = ConnectionLimits(

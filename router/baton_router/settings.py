@@ -80,13 +80,24 @@ class RouterSettings(PickerSettings):
         16 * 2**10, ge=1024, description="Maximum bytes of the head of an HTTP request."
     )
     http_head_timeout_s: float = Field(
-        20.0, gt=0, description="Timeout in seconds for the head of an HTTP request to arrive."
+        20.0,
+        gt=0,
+        description="Timeout in seconds for the head of an HTTP request to arrive, and before that "
+        "for a TLS handshake.",
     )
     http_max_connections: int = Field(
         1024,
         ge=1,
         description="Maximum HTTP connections. Beyond it the router closes the longest idle one, "
-        "or, if none is idle, answers a new one with 503.",
+        "or, if none is idle, answers a new one with 503. As many TLS handshakes may be in "
+        "progress beside them; beyond that the oldest is dropped.",
+    )
+    http_allowed_hosts: str | None = Field(
+        None,
+        description="Names that the Host header of an HTTP request may have, separated by commas "
+        "and without ports, as in `baton.example.org,*.baton.example.org`; `*` is any. Others are "
+        "rejected with 403. Unset: `localhost,127.0.0.1,::1` if --host is a loopback address, so "
+        "that no web page reaches the router by DNS rebinding; else any.",
     )
     model: str = Field(
         DEFAULT_MODEL,

@@ -5,7 +5,7 @@ Requests become the same messages as those over gRPC, and are served by the same
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -25,6 +25,7 @@ from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness
+from baton_router.http.allowed_hosts import AllowedHosts
 from baton_router.http.body import Bodies
 from baton_router.http.caller import HttpCaller
 from baton_router.http.errors import limit_headers
@@ -68,6 +69,7 @@ class Routes:
     Args:
         render_metrics: None if metrics are turned off.
         bodies: reads the bodies of requests.
+        hosts: names in host headers that are served; see `AllowedHosts`.
         access: checks client certificates; None: none are required.
     """
 
@@ -82,6 +84,7 @@ class Routes:
         render_metrics: Render | None,
         bodies: Bodies,
         access: Access | None = None,
+        hosts: Collection[str] = ("*",),
     ) -> None:
         self._inference = inference
         self._generations = generations
@@ -92,6 +95,7 @@ class Routes:
         self._render_metrics = render_metrics
         self._bodies = bodies
         self._access = access
+        self._hosts = hosts
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -107,9 +111,8 @@ class Routes:
         if self._render_metrics is not None:
             routes.append(Route(METRICS_PATH, self.metrics))
         handlers = {HTTPException: _raise}
-        return Starlette(
-            routes=routes, middleware=[Middleware(Failures)], exception_handlers=handlers
-        )
+        middleware = [Middleware(Failures), Middleware(AllowedHosts, self._hosts)]
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, CompletionRequest, self._generations.complete)
