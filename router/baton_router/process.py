@@ -99,7 +99,12 @@ async def serve(settings: RouterSettings) -> None:
             settings.max_workers,
         )
         stack.push_async_callback(fleet.stop)
-        intake = Intake(card, settings.max_prompt_bytes, settings.max_messages)
+        intake = Intake(
+            card,
+            settings.max_prompt_bytes,
+            settings.max_messages,
+            allow_special_tokens=settings.allow_special_tokens_in_chat,
+        )
         rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
         placer = Placer(fleet, rules, recorder)

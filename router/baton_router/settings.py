@@ -110,6 +110,12 @@ class RouterSettings(PickerSettings):
     max_prompt_bytes: int = Field(
         2**20, ge=1, description="Maximum bytes of a prompt's text, before it is tokenized."
     )
+    allow_special_tokens_in_chat: bool = Field(
+        False,
+        description="Let special tokens of the model that are written in messages of a chat, such "
+        "as `<|im_end|>`, act as such. Off: they are text. Prompts of completions may always have "
+        "them.",
+    )
     coalesce_ms: float = Field(
         1000 * INTERVAL_SECONDS,
         ge=0,

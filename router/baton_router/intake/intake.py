@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto
@@ -22,6 +22,7 @@ from baton.sampling import (
 from baton.serving.tenant import Tenant
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
+from baton_router.intake.chat import ChatTokenizer, RenderedChat
 from baton_router.intake.model_card import ModelCard
 from baton_router.intake.request_bounds import DEFAULT_MAX_MESSAGES
 from baton_router.request import ANONYMOUS, Request
@@ -38,17 +39,24 @@ _REPORTED_FINISH_REASONS = (
     pb.FINISH_REASON_LENGTH,
 )
 
-_Encode = Callable[[str], list[int]]
+_Text = TypeVar("_Text", str, RenderedChat)
 
 
 class Intake:
     """Validator and tokenizer of requests for one model."""
 
     def __init__(
-        self, card: ModelCard, max_prompt_bytes: int, max_messages: int = DEFAULT_MAX_MESSAGES
+        self,
+        card: ModelCard,
+        max_prompt_bytes: int,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        *,
+        allow_special_tokens: bool = False,
     ) -> None:
-        """Limits texts to `max_prompt_bytes` and conversations to `max_messages`."""
+        """Limits texts to `max_prompt_bytes` and conversations to `max_messages`.
+        `allow_special_tokens`: see `ChatTokenizer`."""
         self._card = card
+        self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
         self._max_prompt_bytes = max_prompt_bytes
         self._max_messages = min(max_messages, card.max_model_len)
 
@@ -92,11 +100,11 @@ class Intake:
         text. The arguments are those of `ModelCard.render`."""
         self._check_model(model)
         self._check_messages(len(messages))
-        render = partial(self._card.render, messages, tools, variables)
+        render = partial(self._chat.render, messages, tools, variables)
         is_long = len(messages) > _THREAD_FROM_MESSAGES or tools
-        text = await asyncio.to_thread(render) if is_long else render()
-        self._check_size("input.chat.messages", text)
-        return await _off_loop(self._card.encode_rendered, text)
+        chat = await asyncio.to_thread(render) if is_long else render()
+        self._check_size("input.chat.messages", chat.text)
+        return await _off_loop(self._chat.encode, chat, len(chat.text))
 
     async def tokens_of(
         self, message: "pb.GenerateRequest | admin_pb2.FlushCacheRequest"
@@ -148,10 +156,11 @@ class Intake:
         kind = message.WhichOneof("input")
         if kind == "text":
             self._check_size("input.text", message.text)
-            return await _off_loop(self._card.encode, message.text), message.text
+            text = message.text
+            return await _off_loop(self._card.encode, text, len(text)), text
         if kind == "chat":
-            text = await self._render(message.chat)
-            return await _off_loop(self._card.encode_rendered, text), text
+            chat = await self._render(message.chat)
+            return await _off_loop(self._chat.encode, chat, len(chat.text)), chat.text
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     def _without_words(self, params: SamplingParams) -> SamplingParams:
@@ -174,12 +183,12 @@ class Intake:
                 )
         return found
 
-    async def _render(self, chat: pb.Chat) -> str:
+    async def _render(self, chat: pb.Chat) -> RenderedChat:
         self._check_messages(len(chat.messages))
         self._check_size("input.chat.messages", "".join(m.role + m.content for m in chat.messages))
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         is_long = len(messages) > _THREAD_FROM_MESSAGES
-        render = self._card.render
+        render = self._chat.render
         return await asyncio.to_thread(render, messages) if is_long else render(messages)
 
     def _check_messages(self, num: int) -> None:
@@ -206,9 +215,9 @@ class Intake:
             )
 
 
-async def _off_loop(encode: _Encode, text: str) -> list[int]:
+async def _off_loop(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
     """Tokenizes long texts in a thread, so that other requests' tokens keep flowing."""
-    return encode(text) if len(text) < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
+    return encode(text) if num_chars < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
 
 
 def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:

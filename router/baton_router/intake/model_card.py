@@ -39,6 +39,12 @@ class ModelCard:
     chat_template: str | None
     special_tokens: dict[str, str]
 
+    @property
+    def control_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer, and those that chat templates have names for."""
+        named = map(self.tokenizer.token_to_id, self.special_tokens.values())
+        return self.eos_token_ids | {token_id for token_id in named if token_id is not None}
+
     def encode(self, text: str) -> list[int]:
         """Returns the text's tokens, with the special tokens the tokenizer adds by default."""
         return self._encode(text, add_special_tokens=True)

@@ -1,0 +1,111 @@
+"""Control tokens in texts of users: their strings are found and cut.
+
+A control token is one that the tokenizer marks as special, or that ends an answer. A text that is
+cut within such a token's string and tokenized in parts has only ordinary tokens, which decode to
+the same text. Knows nothing about chats.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+
+_START_CHARS = 4
+
+
+class ControlTokens:
+    """Control tokens of one tokenizer.
+
+    Args:
+        ids: of control tokens that the tokenizer may not mark as special.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ids: Collection[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        # A token of one character cannot be cut; such ones are text.
+        tokens = [
+            token
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if (token.special or token_id in ids) and len(token.content) > 1
+        ]
+        self._contents = frozenset(token.content for token in tokens)
+        # Models have hundreds of control tokens that begin alike.
+        self._by_start: dict[str, list[str]] = {}
+        for content in self._contents:
+            self._by_start.setdefault(content[:_START_CHARS], []).append(content)
+        self._joined = "\n".join(self._contents)
+        self._max_chars = max(map(len, self._contents), default=0)
+        ends = [(text[:at], text[at:]) for text in self._contents for at in range(1, len(text))]
+        self._beginnings = frozenset(beginning for beginning, _ in ends)
+        self._rests = frozenset(rest for _, rest in ends)
+        is_normalized = tokenizer.normalizer is not None and any(t.normalized for t in tokens)
+        self._finder = _finder(tokenizer, tokens) if is_normalized else None
+        self._barrier = next(
+            (t.content for t in tokens if not (t.rstrip or t.normalized or t.single_word)), None
+        )
+
+    def cuts(self, text: str) -> set[int]:
+        """Returns the positions at which `text` must be cut so that it has no control token."""
+        found = set()
+        for beginning, contents in self._by_start.items():
+            for content in contents if beginning in text else ():
+                at = text.find(content)
+                while at >= 0:
+                    found.add(at + 1)
+                    at = text.find(content, at + 1)
+        if self._finder is not None:
+            encoding = self._finder.encode(text)
+            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                token = text[start:end]
+                if token_id != 0 and len(token.strip()) > 1:
+                    found.add(start + len(token) - len(token.lstrip()) + 1)
+        return found
+
+    def is_within(self, text: str, at: int) -> bool:
+        """Returns whether position `at` of `text` is within a control token."""
+        sizes = range(1, min(at, self._max_chars) + 1)
+        begins = [at - size for size in sizes if text[at - size : at] in self._beginnings]
+        return any(
+            text[begin : at + size] in self._contents
+            for begin in begins
+            for size in range(1, self._max_chars)
+        )
+
+    def may_complete(self, text: str) -> bool:
+        """Returns whether `text`, without spaces around it, and a text beside it may be one."""
+        bare = text.strip()
+        sizes = range(1, min(len(bare), self._max_chars) + 1)
+        return any(
+            bare[:size] in self._rests or bare[-size:] in self._beginnings for size in sizes
+        ) or (0 < len(bare) < self._max_chars and bare in self._joined)
+
+    def encode(self, text: str, cuts: Iterable[int]) -> list[int]:
+        """Returns the tokens of `text`, tokenized in parts, without those that the tokenizer adds
+        by default."""
+        first, *others = _parts(text, cuts)
+        # After a token a part is tokenized as within a text: some tokenizers add a space to a text.
+        barrier = self._barrier or ""
+        batch = list(dict.fromkeys(barrier + part for part in others))
+        head, *encodings = self._tokenizer.encode_batch_fast(
+            [first, *batch], add_special_tokens=False
+        )
+        skipped = 1 if barrier else 0
+        ids_of = {text: found.ids[skipped:] for text, found in zip(batch, encodings, strict=True)}
+        ids: list[int] = head.ids
+        for part in others:
+            ids += ids_of[barrier + part]
+        return ids
+
+
+def _finder(tokenizer: Tokenizer, tokens: Sequence[AddedToken]) -> Tokenizer:
+    """Returns a tokenizer whose tokens are `tokens`, and 0 for any text between them."""
+    finder = Tokenizer(WordLevel({"": 0}, unk_token=""))
+    if tokenizer.normalizer is not None:
+        finder.normalizer = tokenizer.normalizer
+    finder.add_special_tokens(list(tokens))
+    return finder
+
+
+def _parts(text: str, cuts: Iterable[int]) -> list[str]:
+    return [text[start:end] for start, end in pairwise([0, *sorted(cuts), len(text)])]
