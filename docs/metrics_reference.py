@@ -29,7 +29,7 @@ def families() -> dict[str, list[Metric]]:
     """Returns the metrics of each process and those that router and worker share, by title."""
     router = [
         *RouterMetrics(*(MagicMock() for _ in range(8))).collect(),
-        *RateLimitMetrics(MagicMock(), []).collect(),
+        *RateLimitMetrics(MagicMock(), [], MagicMock()).collect(),
     ]
     worker = [
         *WorkerMetrics(MagicMock()).collect(),

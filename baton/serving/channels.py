@@ -15,6 +15,9 @@ from baton.tls import Pem, PemFiles, Tls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_EARLY_PINGS = 100
+# Calls that wait for the event loop to take them, of all connections: above what clients that
+# stay within their limits send while it is late, below what memory allows (some 10 KB each).
+_MAX_PENDING_CALLS = 10_000
 
 # For channels that carry KV blocks: one HTTP/2 frame per payload instead of one per 16 KiB.
 LARGE_FRAMES = [("grpc.http2.max_frame_size", 2**24 - 1)]
@@ -53,6 +56,7 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 def server_options(
     max_message_bytes: int,
     max_header_bytes: int,
+    max_connections: int,
     max_streams: int,
     max_idle_seconds: float,
     handshake_seconds: float,
@@ -60,6 +64,7 @@ def server_options(
     """Returns server options: they match `channel_options`, own the port alone, limit each client.
 
     Args:
+        max_connections: max connections per port; further ones are closed at once.
         max_streams: max concurrent streams per connection; a client queues further calls.
         max_idle_seconds: idle timeout of a connection without calls, in seconds.
         handshake_seconds: timeout of a connection's handshake, TLS and HTTP/2 together.
@@ -70,7 +75,12 @@ def server_options(
         # Equal: between the soft and the hard limit gRPC rejects some calls at random.
         ("grpc.max_metadata_size", max_header_bytes),
         ("grpc.absolute_max_metadata_size", max_header_bytes),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_concurrent_streams", max_streams),
+        # Equal, as above. By default gRPC cancels calls at random from 1,000 on, and so calls of
+        # others where one client resets thousands (docs/known-issues.md).
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.max_connection_idle_ms", math.ceil(1000 * max_idle_seconds)),
         ("grpc.server_handshake_timeout_ms", math.ceil(1000 * handshake_seconds)),
         ("grpc.so_reuseport", 0),

@@ -16,6 +16,7 @@ from baton.errors import FailedPreconditionError
 from baton.serving.access import Access, AccessInterceptor
 from baton.serving.certificates import watched
 from baton.serving.channels import server_options
+from baton.serving.connection_guard import ConnectionGuard, ConnectionLimits
 from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.large_messages import LargeMessages
 from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port
@@ -53,11 +54,14 @@ class Server:
         by_token: Sequence[str] = (),
         health_names: Sequence[str] = (),
         large: LargeMessages | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Runs `interceptors` inside the server's own, in their order. Services `by_token`
         authenticate callers by a token: over TLS no client is then asked for a certificate, except
         for administration, and all other services of `add` refuse their callers. `health_names`
-        have the health of "readiness". `large` parses large messages; None: the event loop does."""
+        have the health of "readiness". `large` parses large messages; None: the event loop does.
+        Connections to services of `add` that exceed `connection_limits` are dropped; None: no
+        limits."""
         self._settings = settings
         self._readiness_names = ("", READINESS, *health_names)
         self._by_token = by_token
@@ -69,6 +73,7 @@ class Server:
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._draining = False
+        self._guard = None if connection_limits is None else ConnectionGuard(connection_limits)
 
     @property
     def port(self) -> int:
@@ -88,6 +93,11 @@ class Server:
         if host is None or host in WILDCARDS:
             host = settings.advertise_host or settings.host
         return host_and_port(host, self._admin.port)
+
+    @property
+    def num_dropped_connections(self) -> int:
+        """Connections dropped since they exceeded the limits of one."""
+        return 0 if self._guard is None else self._guard.num_dropped
 
     @property
     def is_draining(self) -> bool:
@@ -140,6 +150,8 @@ class Server:
             self._admin.bind(host, settings.admin_port, "--admin-port", credentials)
         for listener in self._listeners:
             await listener.grpc.start()
+        if self._guard is not None:
+            self._guard.start(self.port)
         return self.port
 
     async def set_ready(self, ready: bool) -> None:
@@ -173,6 +185,8 @@ class Server:
         """
         await self._set_health(LIVENESS, False)
         await self.set_ready(False)
+        if self._guard is not None:
+            self._guard.stop()
         try:
             async with asyncio.timeout(grace + _CLOSING_SECONDS):
                 await asyncio.gather(*(one.grpc.stop(grace) for one in self._listeners))
@@ -208,6 +222,7 @@ class Server:
         options = server_options(
             settings.max_message_bytes,
             settings.max_header_bytes,
+            settings.max_connections,
             settings.max_concurrent_streams,
             settings.max_connection_idle_s,
             settings.handshake_timeout_s,

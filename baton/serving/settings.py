@@ -130,6 +130,11 @@ class ServingSettings(BaseSettings):
     max_header_bytes: int = Field(
         16 * 2**10, ge=8192, description="Maximum bytes of a gRPC call's metadata."
     )
+    max_connections: int = Field(
+        1024,
+        ge=1,
+        description="Maximum gRPC connections of each port; further ones are closed at once.",
+    )
     max_concurrent_streams: int = Field(
         1024,
         ge=1,

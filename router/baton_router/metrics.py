@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from prometheus_client.core import Metric
 
 from baton.cluster.round_trips import RoundTrips
+from baton.serving.server import Server
 from baton.serving.telemetry.families import counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
 from baton_router.admission.controller import AdmissionController
@@ -172,12 +173,14 @@ class RouterMetrics:
 
 
 class RateLimitMetrics:
-    """Rate limit metrics: rejections by tenant and limit. A tenant has its own label if it is
-    `named` in the file of quotas, which bounds the number of labels; the others share "*"."""
+    """Rate limit metrics: rejections by tenant and limit, and connections that `server` dropped. A
+    tenant has its own label if it is `named` in the file of quotas, which bounds the number of
+    labels; the others share "*"."""
 
-    def __init__(self, limits: RateLimits, named: Collection[str]) -> None:
+    def __init__(self, limits: RateLimits, named: Collection[str], server: Server) -> None:
         self._limits = limits
         self._named = named
+        self._server = server
 
     def collect(self) -> Iterable[Metric]:
         tenants = (*self._named, OTHERS)
@@ -189,4 +192,10 @@ class RateLimitMetrics:
             "Requests rejected by a tenant's rate limit of requests, or tokens, per minute.",
             refused,
             ("tenant", "limit"),
+        )
+        yield counter(
+            "baton_dropped_connections_total",
+            "gRPC connections of clients dropped since they opened, or opened and reset, too many "
+            "calls a second.",
+            self._server.num_dropped_connections,
         )

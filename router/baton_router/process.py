@@ -82,7 +82,12 @@ async def serve(settings: RouterSettings) -> None:
     return_large_blocks()
     large = LargeRequests(settings.large_request_budget_bytes)
     bounds = message_bounds(card.max_model_len, settings.max_prompt_bytes, settings.max_messages)
-    server = Server(settings, by_token=settings.by_token, large=LargeMessages(large, bounds))
+    server = Server(
+        settings,
+        by_token=settings.by_token,
+        large=LargeMessages(large, bounds),
+        connection_limits=settings.connection_limits(),
+    )
     async with AsyncExitStack() as stack:
         stack.callback(large.close)
         round_trips = RoundTrips()
@@ -161,7 +166,7 @@ async def serve(settings: RouterSettings) -> None:
                 round_trips,
             )
         )
-        exposition.add(RateLimitMetrics(limits, quotas.named))
+        exposition.add(RateLimitMetrics(limits, quotas.named, server))
         admin = RouterAdmin(fleet, requests, readiness, tenants, intake, placer, rebalancer)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
@@ -171,7 +176,17 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(rebalancer.stop)
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
         if settings.http_port is not None:
-            parts = inference, intake, requests, readiness, tenants, limits, placer, exposition, large
+            parts = (
+                inference,
+                intake,
+                requests,
+                readiness,
+                tenants,
+                limits,
+                placer,
+                exposition,
+                large,
+            )
             http = _http_server(settings, *parts)
             await http.start(settings.http_port)
             stack.push_async_callback(http.stop)

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.coalescer import INTERVAL_SECONDS
+from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
@@ -115,6 +116,19 @@ class RouterSettings(PickerSettings):
         description="Let special tokens of the model that are written in messages of a chat, such "
         "as `<|im_end|>`, act as such. Off: they are text. Prompts of completions may always have "
         "them.",
+    )
+    max_new_streams_per_s: int = Field(
+        2000,
+        ge=1,
+        description="Maximum calls that one gRPC connection opens in a second: more than a router "
+        "serves. A connection beyond it is dropped.",
+    )
+    max_resets_per_s: int = Field(
+        200,
+        ge=1,
+        description="Maximum calls that one gRPC connection opens and resets in a second, since "
+        "thousands of them delay all other clients. A connection beyond it is dropped. A client "
+        "may still cancel all that it has in flight at once.",
     )
     coalesce_ms: float = Field(
         1000 * INTERVAL_SECONDS,
@@ -280,6 +294,9 @@ class RouterSettings(PickerSettings):
         if self.allowances is None:
             return Quotas(default=default)
         return Quotas.read(Path(self.allowances), default)
+
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(self.max_new_streams_per_s, self.max_resets_per_s)
 
     def objectives(self) -> Objectives:
         return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)

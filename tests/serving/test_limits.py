@@ -8,10 +8,12 @@ import pytest
 from baton.rpc_errors import error_of
 from baton.serving.channels import MAX_EARLY_PINGS
 from baton.v1 import inference_pb2 as pb
+from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.serving.fakes import chunk, serving
+from tests.support.serving.stream_resets import GOAWAY, PING, PREFACE, SETTINGS, frame
 
-# Of HTTP/2.
-SETTINGS, PING, GOAWAY = 4, 6, 7
+# A connection that no other channel of this process shares.
+ONE_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 ENHANCE_YOUR_CALM = (11).to_bytes(4, "big")
 
 
@@ -74,6 +76,16 @@ async def test_server_closes_connection_without_handshake(first):
         assert (await running.inference.GetModel(pb.GetModelRequest())).name
 
 
+async def test_server_closes_connections_beyond_their_limit():
+    async with serving(get_model=name, max_connections=1) as running:
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+        async with grpc.aio.insecure_channel(running.server.endpoint, ONE_CONNECTION) as second:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await InferenceStub(second).GetModel(pb.GetModelRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+
+
 async def test_server_names_limit_when_message_is_too_large():
     async with serving(get_model=name, max_message_bytes=4096) as running:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -85,7 +97,7 @@ async def test_server_names_limit_when_message_is_too_large():
 async def test_server_closes_connection_that_only_pings():
     async with serving(get_model=name) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS))
+        writer.write(PREFACE + frame(SETTINGS))
         num_answered, kind = 0, SETTINGS
         async with asyncio.timeout(10.0):
             while kind != GOAWAY:
@@ -99,11 +111,6 @@ async def test_server_closes_connection_that_only_pings():
         assert content[4:8] == ENHANCE_YOUR_CALM
         writer.close()
         assert (await running.inference.GetModel(pb.GetModelRequest())).name
-
-
-def frame(kind: int, content: bytes = b"") -> bytes:
-    """Of HTTP/2 (RFC 9113, section 4.1), without flags, of the connection itself."""
-    return len(content).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + content
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from baton.serving.channels import Channels
+from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import inference_pb2 as pb
@@ -48,9 +49,12 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    generate: Stream | None = None, get_model: Unary | None = None, **settings: Any
+    generate: Stream | None = None,
+    get_model: Unary | None = None,
+    connection_limits: ConnectionLimits | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
-    server = Server(ServingSettings(**settings))
+    server = Server(ServingSettings(**settings), connection_limits=connection_limits)
     server.add(add_InferenceServicer_to_server, ScriptedInference(generate, get_model))
     await server.start()
     channels = Channels()

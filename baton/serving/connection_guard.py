@@ -1,0 +1,248 @@
+"""Connection guard: drops gRPC connections that open, or open and reset, too many calls a second.
+
+gRPC queues new calls for Python, of all connections in one queue, and neither limits how fast one
+connection fills it nor takes out calls that were reset meanwhile (docs/known-issues.md). The guard
+reads gRPC's own counters of each connection (channelz) in a thread, as the event loop is late
+exactly when it is needed. Independent of services and of TLS.
+"""
+
+import base64
+import json
+import logging
+import math
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any
+
+# grpcio-channelz, the public interface of these functions, follows grpcio's releases late.
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from baton.serving.listening import host_and_port
+
+# Seconds between two looks at the counters.
+_INTERVAL_SECONDS = 0.05
+# Maximum part of the time that looks take, however many connections there are.
+_MAX_LOAD = 0.1
+# Connections asked for at once.
+_PAGE = 100
+# Minimum seconds between two log lines, since a client may connect again and again.
+_LOG_SECONDS = 60.0
+
+Peer = tuple[str, int]
+"""Remote address of a connection: IP address and port."""
+
+_Counters = dict[str, Any]
+"""One object of channelz, as its JSON has it."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of one gRPC connection. A second's worth may come at once.
+
+    Attributes:
+        new_streams_per_s: calls that it opens per second.
+        resets_per_s: calls that it opens and resets per second. Resets without as many new calls
+            do not count: a client may cancel all that it has in flight.
+    """
+
+    new_streams_per_s: int
+    resets_per_s: int
+
+
+@dataclass(slots=True)
+class _Level:
+    """Leaky bucket of `rate` per second, as large as one second's worth."""
+
+    rate: int
+    level: float = 0.0
+
+    def add(self, amount: int, seconds: float) -> None:
+        self.level = max(0.0, self.level + amount - self.rate * seconds)
+
+    @property
+    def is_over(self) -> bool:
+        return self.level > self.rate
+
+
+class CallRates:
+    """Recent calls of a connection or a server, from counters that only grow. Pure."""
+
+    def __init__(self, limits: ConnectionLimits, num_opened: int, num_reset: int) -> None:
+        """Takes the counters of now: earlier calls do not count."""
+        self._num_opened = num_opened
+        self._num_reset = num_reset
+        self._limits = limits
+        self._new_streams = _Level(limits.new_streams_per_s)
+        self._opened = _Level(limits.resets_per_s)
+        self._reset = _Level(limits.resets_per_s)
+
+    def update(self, num_opened: int, num_reset: int, seconds: float) -> str | None:
+        """Counts the calls of the last `seconds`. Returns what is over a limit; None: nothing."""
+        for level in (self._new_streams, self._opened):
+            level.add(num_opened - self._num_opened, seconds)
+        self._reset.add(num_reset - self._num_reset, seconds)
+        self._num_opened, self._num_reset = num_opened, num_reset
+        if self._new_streams.is_over:
+            return f"opens more than {self._limits.new_streams_per_s} calls a second"
+        if self._opened.is_over and self._reset.is_over:
+            return f"opens and resets more than {self._limits.resets_per_s} calls a second"
+        return None
+
+
+class _ServerRates:
+    """Rates of one server. Those of its connections are kept while their sum is over a limit,
+    since only then can one of them be: reading them costs 0.1 ms each."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._all = CallRates(limits, 0, 0)
+        self._of: dict[str, CallRates] = {}
+
+    def update(self, server: _Counters, seconds: float) -> Iterator[tuple[_Counters, str]]:
+        """Yields each connection that is over a limit, and which."""
+        data = server["data"]
+        num_opened, num_failed = _count(data, "callsStarted"), _count(data, "callsFailed")
+        if self._all.update(num_opened, num_failed, seconds) is None:
+            self._of.clear()
+            return
+        before, self._of = self._of, {}
+        for connection in _connections(int(server["ref"]["serverId"])):
+            name, data = connection["ref"]["socketId"], connection["data"]
+            counts = _count(data, "streamsStarted"), _count(data, "streamsFailed")
+            rates = self._of[name] = before.get(name) or CallRates(self._limits, *counts)
+            excess = rates.update(*counts, seconds)
+            if excess is not None:
+                yield connection, excess
+
+
+class ConnectionGuard:
+    """Guard of the connections to one port of this process.
+
+    Attributes:
+        num_dropped: connections that it has dropped.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.num_dropped = 0
+        self._limits = limits
+        self._port = 0
+        self._servers: dict[str, _ServerRates] = {}
+        self._num_unlogged = 0
+        self._next_log_at = -math.inf
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, port: int) -> None:
+        """Starts the guard's thread, for connections to `port`."""
+        self._port = port
+        self._thread = threading.Thread(target=self._run, name="connection-guard", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops the guard. Idempotent."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        now, pause = time.monotonic(), _INTERVAL_SECONDS
+        while not self._stopped.wait(pause):
+            before, now = now, time.monotonic()
+            try:
+                self._look(now - before)
+            except Exception:
+                logger.exception("the connection guard failed; it continues in a minute")
+                self._stopped.wait(_LOG_SECONDS)
+            pause = max(_INTERVAL_SECONDS, (time.monotonic() - now) / _MAX_LOAD)
+
+    def _look(self, seconds: float) -> None:
+        for server in json.loads(cygrpc.channelz_get_servers(0))["server"]:
+            name = server["ref"]["serverId"]
+            rates = self._servers.setdefault(name, _ServerRates(self._limits))
+            for connection, excess in rates.update(server, seconds):
+                self._drop(connection, excess)
+
+    def _drop(self, connection: _Counters, excess: str) -> None:
+        peer = _address(connection["remote"])
+        local = _address(connection["local"])
+        if peer is None or local is None or local[1] != self._port:
+            return
+        if _shut_down(peer, self._port):
+            self.num_dropped += 1
+            self._num_unlogged += 1
+        if self._num_unlogged and time.monotonic() >= self._next_log_at:
+            logger.warning(
+                "dropped the connection of %s, which %s (%d dropped since the last such line)",
+                host_and_port(*peer),
+                excess,
+                self._num_unlogged,
+            )
+            self._num_unlogged = 0
+            self._next_log_at = time.monotonic() + _LOG_SECONDS
+
+
+def _count(data: _Counters, name: str) -> int:
+    return int(data.get(name, 0))  # absent while it is 0
+
+
+def _connections(server: int) -> Iterator[_Counters]:
+    """Yields the connections of a server."""
+    first, is_end = 0, False
+    while not is_end:
+        page = json.loads(cygrpc.channelz_get_server_sockets(server, first, _PAGE))
+        is_end = page.get("end", False)
+        for ref in page.get("socketRef", ()):
+            number = int(ref["socketId"])
+            first = number + 1
+            with suppress(ValueError):  # closed meanwhile
+                yield json.loads(cygrpc.channelz_get_socket(number))["socket"]
+
+
+def _address(address: _Counters) -> Peer | None:
+    """Returns the IP address and port of a channelz address; None for a Unix socket."""
+    tcp = address.get("tcpipAddress")
+    if tcp is None:
+        return None
+    return _plain(ip_address(base64.b64decode(tcp["ipAddress"]))), int(tcp["port"])
+
+
+def _plain(address: IPv4Address | IPv6Address) -> str:
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+def _shut_down(peer: Peer, port: int) -> bool:
+    """Shuts down the connection of `peer` to `port`; gRPC then closes it, as if the peer had left.
+    Returns whether it was there. gRPC has no call for it, so the descriptors of this process are
+    searched."""
+    for path in Path("/dev/fd").iterdir():
+        # Closed meanwhile, no socket, or not connected. A duplicate, since gRPC may close its
+        # descriptor meanwhile and another take the number.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            remote, local = connection.getpeername(), connection.getsockname()
+            if (_plain(ip_address(remote[0])), remote[1]) == peer and local[1] == port:
+                _reset(connection)
+                return True
+    return False
+
+
+def _reset(connection: socket.socket) -> None:
+    # Without a reset, which follows once gRPC closes it, a peer that sends on blocks for minutes.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.shutdown(socket.SHUT_RDWR)
+    # What has arrived already is thousands of calls.
+    with suppress(OSError):
+        while connection.recv(2**20, socket.MSG_DONTWAIT):
+            pass
