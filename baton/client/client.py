@@ -5,7 +5,8 @@
             print(chunk.text, end="", flush=True)
 
 Every failed call raises a type of `baton.errors`. A generation whose router is lost resumes on
-another one; of several routers the first that answers is used. No other call is retried.
+another one, or on the same if gRPC dropped its call; of several routers the first that answers is
+used. No other call is retried.
 The two clients differ only in how they wait.
 """
 

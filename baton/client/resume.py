@@ -11,7 +11,7 @@ import grpc
 from baton.backoff import Backoff
 from baton.client.progress import Progress
 from baton.client.wire import resumed_request
-from baton.rpc_errors import error_of, is_from_server
+from baton.rpc_errors import error_of, is_cancelled_here, is_from_server
 from baton.v1 import inference_pb2 as pb
 
 # Consecutive calls without a new token after which a generation fails.
@@ -64,6 +64,13 @@ def is_connection_error(error: grpc.RpcError) -> bool:
     return error.code() in lost and not is_from_server(error)
 
 
+def _is_dropped(error: grpc.RpcError) -> bool:
+    """Returns whether a server dropped the call: cancelled by neither this process nor a router.
+    gRPC drops new calls of all clients where one opens too many (docs/known-issues.md)."""
+    is_by_grpc = not (is_from_server(error) or is_cancelled_here(error))
+    return is_by_grpc and error.code() is grpc.StatusCode.CANCELLED
+
+
 class Failover:
     """Retry policy of one unary call: each router is called once, until one answers.
 
@@ -108,8 +115,9 @@ class Resumption:
     Before acceptance, each router is tried once; several are tried again for `_RECONNECT_SECONDS`
     after a connection error, since one may be back unnoticed; with `wait_for_ready`, until one
     answers. Those of a name are tried again for `_RESOLVE_SECONDS`, also after UNAVAILABLE of a
-    router that drains, since the name may lead to others by now. After acceptance, it resumes on
-    any router that answers, with the tokens received, unless a running router has ended it.
+    router that drains, since the name may lead to others by now. A call that gRPC dropped is made
+    again, up to `MAX_FAILURES` times. After acceptance, it resumes on any router that answers, with
+    the tokens received, unless a running router has ended it.
     """
 
     def __init__(
@@ -166,6 +174,8 @@ class Resumption:
                 return False
             if self._wait_for_ready and is_connection_error(error):
                 return True
+            if _is_dropped(error):
+                return self._num_failures <= MAX_FAILURES
             return self._num_failures < self._routers.num_routers or self._may_be_reconnecting()
         if self._num_failures > MAX_FAILURES:
             return False

@@ -21,6 +21,7 @@ from tests.support.router.fake_router import (
     running,
     tokens,
 )
+from tests.support.serving.fakes import serving
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -34,6 +35,9 @@ class Failed(grpc.RpcError):
 
     def code(self) -> grpc.StatusCode:
         return self._code
+
+    def details(self) -> str:
+        return ""
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
         return self._metadata
@@ -86,6 +90,39 @@ def test_resumption_moves_on_when_a_router_shuts_down(is_begun):
     accept(progress)
     aborted = Failed(grpc.StatusCode.CANCELLED, is_said=True)
     assert resumption.next_attempt(aborted, progress) is None
+
+
+def test_resumption_repeats_dropped_call_within_its_budget():
+    resumption, progress = begun()
+    dropped = Failed(grpc.StatusCode.CANCELLED)
+    attempts = [resumption.next_attempt(dropped, progress) for _ in range(MAX_FAILURES)]
+    assert all(attempt.router == 0 and attempt.pause > 0 for attempt in attempts)
+    assert resumption.next_attempt(dropped, progress) is None
+
+
+@pytest.mark.parametrize("num_dropped", [1, 2])
+async def test_generation_repeats_call_that_server_cancelled(num_dropped):
+    seen = []
+
+    async def generate(request, context):
+        seen.append(request.text)
+        if len(seen) <= num_dropped:
+            await context.abort(grpc.StatusCode.CANCELLED)
+        for event in (accepted(), tokens(0, [5, 6], "Hel"), finished()):
+            yield event
+
+    async with serving(generate) as server:
+        endpoint = server.server.endpoint
+        async with AsyncClient(endpoint) as client:
+            assert await client.generate("Hi").text() == "Hel"
+        seen.clear()
+        with Client(endpoint) as client:
+            assert await asyncio.to_thread(client.generate("Hi").text) == "Hel"
+        seen.clear()
+        async with AsyncClient(endpoint, resume=False) as client:
+            with pytest.raises(errors.CancelledError):
+                await client.generate("Hi").text()
+    assert seen == ["Hi"]
 
 
 def test_resumption_cycles_through_routers_with_wait_for_ready():
