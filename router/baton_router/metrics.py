@@ -189,7 +189,7 @@ class RateLimitMetrics:
             refused[tenant if tenant in self._named else OTHERS, kind] += number
         yield counter(
             "baton_rate_limited_total",
-            "Requests rejected by a tenant's rate limit of requests, or tokens, per minute.",
+            "Requests rejected by a tenant's rate limit of requests, tokens or bytes per minute.",
             refused,
             ("tenant", "limit"),
         )

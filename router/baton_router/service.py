@@ -29,11 +29,14 @@ class InferenceService(pb_grpc.InferenceServicer):
     def Generate(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
         deadline = Deadline.of(context, self._timeout)
         return self._inference.generate(request, context, deadline)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        self._limits.count_request(self._tenants.of(context).name)
+        tenant = self._tenants.of(context).name
+        self._limits.count_bytes(tenant, request.ByteSize())
+        self._limits.count_request(tenant)
         token_ids, text = await self._inference.tokenize(request)
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 

@@ -196,21 +196,30 @@ class RouterSettings(PickerSettings):
     allowances: str | None = Field(
         None,
         description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000 "
-        "requests_per_minute=60 tokens_per_minute=60000`: each tenant's weight in the admission "
-        "queue, its quota and its rate limits; `*` is for all others. Requests beyond a limit per "
-        "minute are rejected, beyond another one they wait.",
+        "requests_per_minute=60 tokens_per_minute=60000 bytes_per_minute=1000000`: each tenant's "
+        "weight in the admission queue, its quota and its rate limits; `*` is for all others. "
+        "Requests beyond a limit per minute are rejected, beyond another one they wait.",
     )
-    requests_per_minute: int | None = Field(
-        None,
-        ge=1,
+    requests_per_minute: int = Field(
+        60_000,
+        ge=0,
         description="Rate limit of each router: requests per tenant and minute, for tenants to "
-        "which --allowances gives no other. Unset: no limit.",
+        "which --allowances gives no other. 0: no limit. The default, a thousand a second, is "
+        "about what one router serves: it refuses floods only.",
     )
-    tokens_per_minute: int | None = Field(
-        None,
-        ge=1,
+    tokens_per_minute: int = Field(
+        60_000_000,
+        ge=0,
         description="Rate limit of each router: tokens of prompts and answers per tenant and "
-        "minute, as --requests-per-minute. A request in flight counts with its maximum answer.",
+        "minute, as --requests-per-minute. A request in flight counts with its maximum answer. The "
+        "default, a million a second, is more than one router tokenizes.",
+    )
+    bytes_per_minute: int = Field(
+        256 * 2**20,
+        ge=0,
+        description="Rate limit of each router: bytes of requests per tenant and minute, valid or "
+        "not, as --requests-per-minute. The default is 32 of the largest HTTP bodies, or the text "
+        "of --tokens-per-minute.",
     )
     elastic: bool = Field(
         False,
@@ -289,7 +298,9 @@ class RouterSettings(PickerSettings):
     def all_quotas(self) -> Quotas:
         """Reads the quotas. Raises `FailedPreconditionError` if the file cannot be read."""
         default = Quota(
-            requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute
+            requests_per_minute=self.requests_per_minute or None,
+            tokens_per_minute=self.tokens_per_minute or None,
+            bytes_per_minute=self.bytes_per_minute or None,
         )
         if self.allowances is None:
             return Quotas(default=default)

@@ -24,11 +24,12 @@ from tests.support.cluster.watch import until_nothing_is_held
 pytestmark = pytest.mark.e2e
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-TENANTS = ("few", "clumsy", "thrifty", "free", "fired")
+TENANTS = ("few", "clumsy", "thrifty", "terse", "free", "fired")
 ALLOWANCES = """
 few      requests_per_minute=1
 clumsy   requests_per_minute=1
 thrifty  tokens_per_minute=100
+terse    bytes_per_minute=1500
 """
 
 
@@ -172,13 +173,30 @@ async def test_token_rate_limit_refunds_unused_tokens(guarded, tenant_files):
     await until_nothing_is_held(guarded)
 
 
+async def test_byte_rate_limit_rejects_until_the_window_has_room(guarded, tenant_files):
+    token = tenant_files.tokens["terse"]
+    long = {"model": "tiny", "prompt": "def " * 250, "max_tokens": 1}
+    async with client_of(guarded, token) as client, http_of(guarded, token) as http:
+        answer = await http.post("/v1/completions", json=long)
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-limit-bytes"] == "1500"
+        answer = await http.post("/v1/completions", json=long)
+        assert answer.status_code == 429
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        for call in (client.generate("def " * 250, SHORT).text, lambda: client.tokenize("a" * 999)):
+            with pytest.raises(OverloadedError, match="1500 bytes in a minute") as caught:
+                await call()
+            assert 0 < caught.value.retry_after <= 60.0
+    await until_nothing_is_held(guarded)
+
+
 def test_rate_limit_metric_names_only_configured_tenants(guarded):
     """Behind the tests of limits: those have refused some."""
     metrics = f"http://{guarded.metrics_endpoints['router']}/metrics"
     with urllib.request.urlopen(metrics, timeout=10) as response:
         lines = response.read().decode().splitlines()
     found = {line.split(" ")[0] for line in lines if line.startswith("baton_rate_limited_total{")}
-    named = ("few", "clumsy", "thrifty", "*")
-    assert len(found) == 2 * len(named)
+    named = ("few", "clumsy", "thrifty", "terse", "*")
+    assert len(found) == 3 * len(named)
     assert all(any(f'tenant="{who}"' in line for line in found) for who in named)
     assert not any("free" in line for line in found)

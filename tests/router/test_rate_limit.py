@@ -10,6 +10,7 @@ from baton_router.admission.quotas import Quota
 from baton_router.admission.rate_limit import RateLimitedError, RateLimits
 from baton_router.admission.token_bucket import TokenBucket
 from baton_router.request import Request, RequestOutcome
+from baton_router.settings import RouterSettings
 from baton_router.usage import Account, Timings
 from tests.support.clock import Clock
 
@@ -125,6 +126,59 @@ def test_rate_limit_lets_request_over_limit_run_into_debt():
         limited.reserve("acme", 5000)
     clock.now += caught.value.retry_after
     limited.reserve("acme", 5000)
+
+
+def test_rate_limit_rejects_excess_bytes_with_retry_after():
+    clock = Clock(1000.0)
+    limited = limits(clock, bytes_per_minute=600)
+    limited.count_bytes("acme", 500)
+    with pytest.raises(RateLimitedError, match="600 bytes in a minute") as caught:
+        limited.count_bytes("acme", 200)
+    assert caught.value.retry_after == pytest.approx(10.0)
+    limited.check("acme")
+    limited.count_bytes("acme", 100)
+    with pytest.raises(RateLimitedError, match="600 bytes in a minute"):
+        limited.check("acme")
+    clock.now += 60.0
+    limited.count_bytes("acme", 10**9)
+
+
+# All at once, where the whole of `make demo` sends some dozens.
+LAPTOP = {"requests": 5_000, "prompt_bytes": 4_000, "tokens": 1_000 + 1_000}
+
+
+def test_default_rate_limits_never_reject_a_laptop():
+    clock = Clock(1000.0)
+    limited = RateLimits(RouterSettings().all_quotas().of, clock)
+    for _ in range(LAPTOP["requests"]):
+        limited.check("default")
+        limited.count_bytes("default", LAPTOP["prompt_bytes"])
+        limited.count_request("default")
+        limited.reserve("default", LAPTOP["tokens"])
+    assert not limited.num_refused
+
+
+@pytest.mark.parametrize("kind", ["requests", "tokens", "bytes"])
+def test_default_rate_limits_reject_a_flood_with_retry_after(kind):
+    limited = RateLimits(RouterSettings().all_quotas().of, Clock(1000.0))
+
+    def flood() -> None:
+        for _ in range(100_000):
+            if kind == "requests":
+                limited.count_request("default")
+            elif kind == "bytes":
+                limited.count_bytes("default", 8 * 2**20)
+            else:
+                limited.reserve("default", 100_000)
+
+    with pytest.raises(RateLimitedError, match=f"{kind} in a minute") as caught:
+        flood()
+    assert 0 < caught.value.retry_after <= 60.0
+
+
+def test_rate_limit_settings_of_zero_set_no_limit():
+    none = RouterSettings(requests_per_minute=0, tokens_per_minute=0, bytes_per_minute=0)
+    assert none.all_quotas().of("default") == Quota()
 
 
 def test_request_that_no_worker_takes_costs_no_tokens():

@@ -38,7 +38,7 @@ class Quota:
         weight: share of the tokens relative to other tenants with queued requests.
         max_concurrent: maximum requests in flight; None: unlimited.
         tokens_per_second: long-term rate of prompt and output tokens; None: unlimited.
-        requests_per_minute, tokens_per_minute: rate limits; None: unlimited.
+        requests_per_minute, tokens_per_minute, bytes_per_minute: rate limits; None: unlimited.
     """
 
     weight: float = 1.0
@@ -46,6 +46,7 @@ class Quota:
     tokens_per_second: float | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    bytes_per_minute: int | None = None
 
 
 class _Usage:
@@ -166,7 +167,7 @@ class Quotas:
         self._most_usages = max(_FEW, 2 * len(self._usages))
 
 
-_WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute"}
+_WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute", "bytes_per_minute"}
 _NAMES = [field.name for field in fields(Quota)]
 
 

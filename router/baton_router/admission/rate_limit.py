@@ -1,10 +1,11 @@
-"""Per-tenant rate limits, in requests and tokens per minute, as token buckets. Over a limit:
+"""Per-tenant rate limits, in requests, bytes and tokens per minute, as token buckets. Over a limit:
 `RateLimitedError` with a retry-after.
 
-Each request takes one from the request limit. From the token limit it reserves its prompt and its
-longest possible output; the unused rest is returned at its end. A request that may exceed a
-minute's tokens reserves all of them, and what it uses beyond is a debt. Awaits nothing; the caller
-passes the clock. Limits that queue requests instead are in `baton_router.admission.quotas`.
+Each request takes one from the request limit, and its size from the byte limit. From the token
+limit it reserves its prompt and its longest possible output; the unused rest is returned at its
+end. A request that may exceed a minute's tokens reserves all of them, and what it uses beyond is a
+debt. Awaits nothing; the caller passes the clock. Limits that queue requests instead are in
+`baton_router.admission.quotas`.
 """
 
 import time
@@ -23,8 +24,8 @@ MINUTE = 60.0
 # Number of buckets below which full ones are not looked for and evicted.
 _FEW = 1024
 
-Kind = Literal["requests", "tokens"]
-KINDS: tuple[Kind, ...] = ("requests", "tokens")
+Kind = Literal["requests", "tokens", "bytes"]
+KINDS: tuple[Kind, ...] = ("requests", "tokens", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class RateLimitStatus:
     """Status of one limit of a tenant.
 
     Attributes:
-        limit: requests or tokens per minute, also the burst after an idle period.
-        remaining: requests or tokens that may be taken now.
+        limit: requests, tokens or bytes per minute, also the burst after an idle period.
+        remaining: requests, tokens or bytes that may be taken now.
         reset_seconds: seconds until the whole limit is available again.
     """
 
@@ -84,10 +85,13 @@ class RateLimits:
         self._most_buckets = _FEW
 
     def check(self, tenant: str) -> None:
-        """Raises `RateLimitedError` if the request limit allows no request now. Takes nothing."""
-        bucket = self._bucket(tenant, "requests")
-        if bucket is not None:
-            self._check(bucket, tenant, "requests", 1)
+        """Raises `RateLimitedError` if the limit of requests, or that of bytes, allows no request
+        now. Takes nothing."""
+        kinds: tuple[Kind, ...] = ("requests", "bytes")
+        for kind in kinds:
+            bucket = self._bucket(tenant, kind)
+            if bucket is not None:
+                self._check(bucket, tenant, kind, 1)
 
     def count_request(self, tenant: str) -> None:
         """Takes one from the request limit. Raises `RateLimitedError` if it is exceeded."""
@@ -95,6 +99,15 @@ class RateLimits:
         bucket = self._bucket(tenant, "requests")
         if bucket is not None:
             bucket.take(1)
+
+    def count_bytes(self, tenant: str, num_bytes: int) -> None:
+        """Takes the size of a request, a minute's worth at most, from the byte limit. Raises
+        `RateLimitedError` if it is exceeded."""
+        bucket = self._bucket(tenant, "bytes")
+        if bucket is not None:
+            taken = min(num_bytes, bucket.capacity)
+            self._check(bucket, tenant, "bytes", taken)
+            bucket.take(taken)
 
     def reserve(self, tenant: str, num_tokens: int) -> "TokenReservation":
         """Reserves `num_tokens`, the most that a request may use; the reservation returns the
@@ -134,7 +147,11 @@ class RateLimits:
     def _bucket(self, tenant: str, kind: Kind) -> TokenBucket | None:
         """Returns the tenant's bucket, made on first use; None if it has no limit of this kind."""
         quota = self._quota_of(tenant)
-        most = quota.requests_per_minute if kind == "requests" else quota.tokens_per_minute
+        most = {
+            "requests": quota.requests_per_minute,
+            "tokens": quota.tokens_per_minute,
+            "bytes": quota.bytes_per_minute,
+        }[kind]
         if most is None:
             return None
         found = self._buckets.get((tenant, kind))

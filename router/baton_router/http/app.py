@@ -6,6 +6,7 @@ Requests become the same messages as those over gRPC, and are served by the same
 
 import time
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -170,7 +171,8 @@ class Routes:
         self, request: Request, schema: type[_Body], make: "_Make[_Body]", caller: Caller
     ) -> Exchange:
         """Makes the exchange for the request in the body."""
-        async with self._bodies.read(request, schema) as parsed:
+        count_bytes = partial(self._limits.count_bytes, self._tenants.of(caller).name)
+        async with self._bodies.read(request, schema, count_bytes) as parsed:
             try:
                 return await make(parsed, caller)
             except InvalidArgumentError as error:

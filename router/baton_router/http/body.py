@@ -6,7 +6,7 @@ An error names the path of the first invalid field, as in `messages[0].role`.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
@@ -52,8 +52,11 @@ class Bodies:
         self._large = large
 
     @asynccontextmanager
-    async def read(self, request: Request, schema: type[_Schema]) -> AsyncIterator[_Schema]:
+    async def read(
+        self, request: Request, schema: type[_Schema], count_bytes: Callable[[int], None]
+    ) -> AsyncIterator[_Schema]:
         """Reads and parses the body. A large one has its share of the budget within the block.
+        Calls `count_bytes` with its size before it is parsed.
 
         Raises the errors of `read_body` and `parse`.
         """
@@ -65,6 +68,7 @@ class Bodies:
                 Structure(self._bounds),
                 share,
             )
+            count_bytes(len(body))
             if len(body) <= LARGE_BYTES:
                 parsed = parse(body, schema)
             else:
