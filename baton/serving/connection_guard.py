@@ -28,7 +28,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from baton.serving.listening import host_and_port
 
 # Seconds between two looks at the counters.
-_INTERVAL_SECONDS = 0.05
+_INTERVAL_SECONDS = 0.1
 # Maximum part of the time that looks take, however many connections there are.
 _MAX_LOAD = 0.1
 # Connections asked for at once.
