@@ -1,6 +1,7 @@
 # Two images, `--target router` (no torch) and `--target worker`; `make images` builds both.
 # Each step is one of helm/image/build.sh, which the tests run as well, without a container engine.
 
+# By its digest: --build-arg PYTHON_IMAGE=docker.io/library/python@sha256:DIGEST.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS python

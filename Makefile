@@ -140,9 +140,10 @@ lock: $(VENV)/.dev  ## resolve the images' dependencies anew; LOCK=--upgrade: th
 audit: $(VENV)/.dev  ## SBOMs of the images in dist/, and known vulnerabilities
 	$(BIN)/python helm/image/audit.py
 
-images:  ## both images, by docker or CONTAINER=podman; REGISTRY=registry.example/
-	$(CONTAINER) build --target router --tag $(REGISTRY)baton-router:$(VERSION) .
-	$(CONTAINER) build --target worker --tag $(REGISTRY)baton-worker:$(VERSION) $(WORKER_ARGS) .
+images: IMAGE_ARGS := $(if $(PYTHON_IMAGE),--build-arg PYTHON_IMAGE=$(PYTHON_IMAGE))
+images:  ## both images; CONTAINER=podman REGISTRY=registry.example/ PYTHON_IMAGE=NAME@sha256:DIGEST
+	$(CONTAINER) build --target router --tag $(REGISTRY)baton-router:$(VERSION) $(IMAGE_ARGS) .
+	$(CONTAINER) build --target worker --tag $(REGISTRY)baton-worker:$(VERSION) $(IMAGE_ARGS) $(WORKER_ARGS) .
 
 bench: $(VENV)/.dev  ## every benchmark this machine can run
 	$(BIN)/python -m bench all
