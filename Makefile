@@ -83,7 +83,7 @@ soak: export BATON_DEFERRED := 1
 endif
 soak: $(VENV)/.dev  ## random faults: nothing lost, wrong or held; MINUTES=10, NO_FAULTS=1, DEFERRED=1
 	$(BIN)/python -m tests.support.cluster.soak --minutes $(or $(MINUTES),10) \
-	  $(if $(NO_FAULTS),--no-faults) --charts dist/soak.html
+	  $(if $(NO_FAULTS),--no-faults) --charts dist/soak.svg
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync \

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
-import pygal
+from matplotlib.figure import Figure
 
 _MIB = 2**20
 MEASURES: dict[str, Callable[[psutil.Process], float]] = {
@@ -48,18 +48,18 @@ class Samples:
         }
 
     def write_charts(self, path: Path) -> None:
-        """Writes an HTML page with a chart for each measure."""
-        charts = []
-        for measure, series in self._series.items():
-            chart = pygal.XY(
-                title=measure, x_title="minutes", dots_size=1, js=[], width=1200, height=480
-            )
+        """Writes a picture (SVG) with a chart for each measure."""
+        figure = Figure(figsize=(12, 5 * len(MEASURES)), layout="constrained")
+        for axes, (measure, series) in zip(
+            figure.subplots(len(MEASURES)), self._series.items(), strict=True
+        ):
+            axes.set(title=measure, xlabel="minutes")
             for name, points in sorted(series.items()):
-                chart.add(name, points)
-            charts.append(chart.render(is_unicode=True, disable_xml_declaration=True))
+                axes.plot(*zip(*points, strict=True), label=name)
+            axes.set_ylim(bottom=0)
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = "<!doctype html><meta charset=utf-8><title>Soak</title>"
-        path.write_text(head + "".join(f"<figure>{chart}</figure>" for chart in charts))
+        figure.savefig(path, format="svg")
 
 
 def _median(points: list[tuple[float, float]], start: float, end: float) -> float:

@@ -387,7 +387,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
     parser.add_argument("--no-faults", action="store_true", help="steady load alone")
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="requests at once")
-    parser.add_argument("--charts", type=Path, help="HTML file for charts of the processes")
+    parser.add_argument("--charts", type=Path, help="SVG file for charts of the processes")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all that is chance")
     arguments = parser.parse_args()
     deferred_stream.check_installed()
