@@ -28,7 +28,7 @@ def test_base_image_is_pinned():
 
 def test_make_images_passes_digest_of_base():
     base = f"registry.example/python@sha256:{'0' * 64}"
-    command = ["make", "-n", "images", f"PYTHON_IMAGE={base}"]
+    command = ["make", "-n", "--no-print-directory", "images", f"PYTHON_IMAGE={base}"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == len(IMAGES)
     assert all(f"--build-arg PYTHON_IMAGE={base} " in line for line in lines)
