@@ -148,8 +148,10 @@ def test_fork_server_skips_child_killed_before_its_fork(
 def test_failed_start_ends_no_other_forked_process(start: Nursery, num_left: int) -> None:
     """One without a socket, a log, or a descriptor of the process."""
     other = start(seconds=60.0)
-    server = psutil.Process(other.pid).ppid()
-    with descriptors_left(server, num_left):
+    server = psutil.Process(psutil.Process(other.pid).ppid())
+    # It closes the log of a child after it has named the child.
+    wait_until(lambda: server.status() == psutil.STATUS_SLEEPING)
+    with descriptors_left(server.pid, num_left):
         failed = start()
         assert failed.wait(60.0) == os.EX_OSERR
         assert failed.pid == 0

@@ -255,4 +255,4 @@ def test_process_with_certificate_of_another_role_exits(process, tmp_path):
     )
     assert ended.returncode == 1
     assert "this process needs one that is for a URI" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    assert len(ended.stderr.splitlines()) == 2  # the first line of every process, and the error

@@ -13,6 +13,7 @@ from baton.envoy import external_processor_pb2 as pb
 from baton.envoy import external_processor_pb2_grpc as pb_grpc
 from baton.envoy.processing_mode_pb2 import ProcessingMode
 from baton.models import locate
+from baton_router.endpoint_picker.metrics import PickerMetrics
 from baton_router.endpoint_picker.process import EndpointPickerServer
 from baton_router.intake.model_card import read_model_card
 from baton_router.placement.decision import Rules
@@ -20,6 +21,7 @@ from baton_router.placement.record.record_file import RecordFile
 from baton_router.placement.record.record_format import RecordReader
 from baton_router.placement.record.recorder import Recorder
 from baton_router.settings import RouterSettings
+from tests.support.cluster.scraped import documented_metrics
 from tests.support.gateway.model_servers import ModelServer, serving
 from tests.support.gateway.picker_process import health_of
 from tests.support.waiting import until
@@ -329,6 +331,19 @@ async def test_picker_picks_by_every_placement_policy(servers, policy):
         picked = [await picked_for(stub, LONG, servers) for _ in range(4)]
         assert set(picked) <= set(servers)
         assert policy != "round-robin" or set(Counter(picked).values()) == {2}
+
+
+async def test_picker_metrics_are_exactly_the_documented_ones(servers):
+    async with picking() as (running, stub):
+        await picked_for(stub, LONG, servers)
+        collector = PickerMetrics(running.picker, running.service, running.held)
+        served = {
+            sample.name: ("picker", metric.type, set(sample.labels), metric.documentation)
+            for metric in collector.collect()
+            for sample in metric.samples
+        }
+    rows = documented_metrics().items()
+    assert {name: row for name, row in rows if row[0] == "picker"} == served
 
 
 async def test_picker_records_decisions_for_replay(servers, tmp_path):

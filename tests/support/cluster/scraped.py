@@ -1,5 +1,6 @@
 """Metrics of real processes, as a monitoring system reads them."""
 
+import re
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from baton.cli.local_cluster import LocalCluster
+from tests.support.repository import ROOT
 
 _ACCEPT = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
@@ -61,3 +63,15 @@ def total(
         for families in scraped.values()
         if name in families
     )
+
+
+def documented_metrics() -> dict[str, tuple[str, str, set[str], str]]:
+    """Metrics by name, as docs/telemetry.md lists them: where each is served, its kind, its labels
+    and its text."""
+    rows = {}
+    for line in (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8").splitlines():
+        row = re.fullmatch(r"\| `(\w+)` \| (\w+) \| (\w+) \| (.*?) \| (\w+) \| (.*) \|", line)
+        if row is not None:
+            name, where, kind, labels, _unit, text = row.groups()
+            rows[name] = where, kind, set(re.findall(r"`(\w+)`", labels)), text
+    return rows
