@@ -132,7 +132,9 @@ def test_worker_ends_at_sigterm_while_it_loads_its_model(tmp_path):
         large = LlamaForCausalLM(config).to(torch.bfloat16)
     large.to_empty(device="cpu").save_pretrained(model)
     with first_process([*PROCESSES["decode"], "--model", str(model)], tmp_path) as process:
-        wait_until(lambda: process.says(LISTENING), 120.0)
+        # Its signal handlers are set after it has said where it listens.
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_until(lambda: "model.safetensors" in maps.read_text(), 120.0)
         assert process.terminate() == 0
         assert process.says("ended while the model was being loaded")
         assert not process.says(READY)

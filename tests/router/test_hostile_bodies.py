@@ -136,7 +136,8 @@ class Upload:
     def __init__(self, connection: socket.socket, num_bytes: int) -> None:
         self._connection = connection
         self._left = b'{"user":"' + b"a" * (num_bytes - 11) + b'"}'
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        head += f"content-length: {num_bytes}\r\n"
         connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n")
 
     def send(self, num_bytes: int) -> None:

@@ -21,6 +21,7 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from baton.cli import ports
 from baton.cluster.embedded import _server_binary
 from baton.cluster.keys import KEY_TAG
 from baton.cluster.parent_death import dying_with_parent
@@ -34,14 +35,11 @@ _until = partial(wait_until, within=20.0, ignoring=(RedisError, OSError))
 
 
 def free_port() -> int:
-    """One whose cluster bus port, 10,000 above, can be one."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
-        if port < 55_000:
-            return port
-    raise AssertionError("no free port below 55000")
+    """Returns a free port whose cluster bus port, 10,000 above, is free too."""
+    seen: set[int] = set()
+    while not ports.is_free((port := ports.free_port(seen)) + 10_000):
+        seen.add(port)
+    return port
 
 
 def oldest_redis() -> Path:

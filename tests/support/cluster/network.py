@@ -7,6 +7,7 @@ what is between router and worker is told from what is between two workers.
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,7 +18,6 @@ from tests.support.proxy import Link, Proxy
 # Where others are told to look; the processes themselves listen on 127.0.0.1.
 HOST = "127.0.0.2"
 REDIS = "redis"
-_LISTENING = "0A"  # state in /proc/net/tcp
 
 
 class Network:
@@ -81,25 +81,25 @@ class Network:
 
     async def _listen(self, name: str, port: int) -> None:
         async def link_of(peer: int) -> Link:
-            owner = self._owner(peer)
+            owner = self._owner(peer, port)
             # The kernel's list may leave out an entry while it changes. A process that finds no
             # Redis tries again and again, and has gone by now.
             if not owner and name != REDIS:
                 await asyncio.sleep(0.02)
-                owner = self._owner(peer)
+                owner = self._owner(peer, port)
             return self.link(owner, name)
 
         proxy = Proxy(port, link_of)
         proxy.open(HOST, port)
         self._proxies.append(proxy)
 
-    def _owner(self, port: int) -> str:
-        """The name of the process whose end of a connection has this port; "" for another.
+    def _owner(self, port: int, proxy_port: int) -> str:
+        """The name of the process that is connected from `port` to a proxy; "" for another.
 
-        Reads the kernel's list once, and not once for each process: workers that come back open
+        Reads the kernel's lists once, and not once for each process: workers that come back open
         dozens of connections together.
         """
-        inode = _inode_of(port)
+        inode = _inode_of(port, proxy_port)
         for process in self._cluster.processes if inode else []:
             with contextlib.suppress(OSError, AssertionError):
                 for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -112,12 +112,13 @@ class Network:
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))
 
 
-def _inode_of(port: int) -> str:
-    """Returns the socket whose own port of 127.0.0.1 this is; "" if none is connected."""
-    local = f" 0100007F:{port:04X} "
-    for line in Path("/proc/net/tcp").read_text().splitlines():
-        if local in line[:24]:
-            fields = line.split()
-            if fields[3] != _LISTENING:
-                return fields[9]
+def _inode_of(port: int, proxy_port: int) -> str:
+    """Returns the socket that is connected from `port` to a proxy; "" if none is."""
+    # Both ends: connections of other processes to other addresses may have the same port. The
+    # sockets of gRPC are of IPv6, with the same addresses at the end of longer ones.
+    ends = re.compile(f"0100007F:{port:04X} [0-9A-F]*0200007F:{proxy_port:04X} ")
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines():
+            if ends.search(line):
+                return line.split()[9]
     return ""
