@@ -21,6 +21,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """Unspecified: TOOL_CHOICE_AUTO."""
+    TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
+    """The model decides whether to call tools."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
+    """No calls; tools are not described to the model."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
+    """At least one call."""
+    TOOL_CHOICE_NAMED: _ToolChoice.ValueType  # 4
+    """A call of `tool_name`."""
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """Calls that a model may or must make."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""Unspecified: TOOL_CHOICE_AUTO."""
+TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
+"""The model decides whether to call tools."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
+"""No calls; tools are not described to the model."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
+"""At least one call."""
+TOOL_CHOICE_NAMED: ToolChoice.ValueType  # 4
+"""A call of `tool_name`."""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
 class _WorkerRole:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -95,6 +127,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CONTINUE_FROM_FIELD_NUMBER: _builtins.int
+    PARSING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model as `GetModel` reports it. Empty: the served model. Any other name is
     INVALID_ARGUMENT.
@@ -129,6 +162,12 @@ class GenerateRequest(_message.Message):
         that was lost. `sampling.seed` must be the seed that the earlier call was `accepted` with.
         """
 
+    @_builtins.property
+    def parsing(self) -> Global___OutputParsing:
+        """Tools of the model, and parsing of the output into reasoning, text and tool calls. Unset: the
+        output is text alone.
+        """
+
     def __init__(
         self,
         *,
@@ -140,16 +179,109 @@ class GenerateRequest(_message.Message):
         sampling: _sampling_pb2.SamplingParams | None = ...,
         priority: _builtins.int = ...,
         continue_from: _abc.Iterable[Global___ReceivedTokens] | None = ...,
+        parsing: Global___OutputParsing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "parsing", b"parsing", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "continue_from", b"continue_from", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "continue_from", b"continue_from", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class OutputParsing(_message.Message):
+    """Tools of the model, and parsing of its output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    ONE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    tool_choice: Global___ToolChoice.ValueType
+    """Calls that the model may or must make."""
+    tool_name: _builtins.str
+    """Name of the tool that must be called, for TOOL_CHOICE_NAMED."""
+    one_tool_call: _builtins.bool
+    """True: at most one call."""
+    reasoning: _builtins.bool
+    """True: reasoning becomes parts of its own. False: it is text, as the model wrote it."""
+    max_reasoning_tokens: _builtins.int
+    """Maximum number of tokens of reasoning, after which it is ended. Unset: no limit but
+    `sampling.max_tokens`.
+    """
+    template_variables: _builtins.str
+    """Further variables of the chat template, as a JSON object, such as {"enable_thinking": false}.
+    Empty: none.
+    """
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Tools that the model may call. The chat template describes them to it where the input is a
+        `chat`; INVALID_ARGUMENT if it cannot.
+        """
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        tool_name: _builtins.str = ...,
+        one_tool_call: _builtins.bool = ...,
+        reasoning: _builtins.bool = ...,
+        max_reasoning_tokens: _builtins.int | None = ...,
+        template_variables: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens", "max_reasoning_tokens", b"max_reasoning_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens", "max_reasoning_tokens", b"max_reasoning_tokens", "one_tool_call", b"one_tool_call", "reasoning", b"reasoning", "template_variables", b"template_variables", "tool_choice", b"tool_choice", "tool_name", b"tool_name", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_reasoning_tokens: _TypeAlias = _typing.Literal["max_reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_reasoning_tokens: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_reasoning_tokens) -> _WhichOneofReturnType__max_reasoning_tokens | None: ...
+
+Global___OutputParsing: _TypeAlias = OutputParsing  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """Tool that the model may call: a function."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name, of letters, digits, underscores, dots and hyphens."""
+    description: _builtins.str
+    """Description for the model."""
+    parameters_json_schema: _builtins.str
+    """JSON schema of the arguments, an object. Empty: any object."""
+    strict: _builtins.bool
+    """True: the arguments of each call are valid under the schema. Else they are any JSON object,
+    except where a call is required.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json_schema: _builtins.str = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json_schema", b"parameters_json_schema", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class ReceivedTokens(_message.Message):
@@ -237,23 +369,71 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Role of the author, one that the chat template knows: usually "system", "user" or "assistant"."""
     content: _builtins.str
     """Text of the message."""
+    tool_call_id: _builtins.str
+    """Id of the call whose result this message is."""
+    name: _builtins.str
+    """Name of the author, or of the tool whose result this is."""
+    reasoning: _builtins.str
+    """Reasoning of the model before `content`."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Tool calls that the model made in this message."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """Tool call that the model made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the call."""
+    name: _builtins.str
+    """Name of the tool."""
+    arguments: _builtins.str
+    """Arguments, a JSON object."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -522,6 +702,7 @@ class TokenChunk(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Index of the sequence in the request, from 0."""
     position: _builtins.int
@@ -551,6 +732,12 @@ class TokenChunk(_message.Message):
         `sampling.top_logprobs` is set.
         """
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPart]:
+        """Parts of the output that these tokens complete, if `parsing` is set; `text` is then what the
+        model wrote, with the special tokens of its format. May lag behind `text`.
+        """
+
     def __init__(
         self,
         *,
@@ -561,14 +748,111 @@ class TokenChunk(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        parts: _abc.Iterable[Global___OutputPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "parts", b"parts", "position", b"position", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenChunk: _TypeAlias = TokenChunk  # noqa: Y015
+
+@_typing.final
+class OutputPart(_message.Message):
+    """Part of a parsed output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_START_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text for the user, which continues the text before it."""
+    reasoning: _builtins.str
+    """Reasoning, which continues the reasoning before it."""
+    @_builtins.property
+    def tool_call_start(self) -> Global___ToolCallStart:
+        """Beginning of a tool call."""
+
+    @_builtins.property
+    def tool_call_arguments(self) -> Global___ToolCallArguments:
+        """Piece of the arguments of a tool call."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call_start: Global___ToolCallStart | None = ...,
+        tool_call_arguments: Global___ToolCallArguments | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call_arguments", b"tool_call_arguments", "tool_call_start", b"tool_call_start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call_arguments", b"tool_call_arguments", "tool_call_start", b"tool_call_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "reasoning", "tool_call_start", "tool_call_arguments"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___OutputPart: _TypeAlias = OutputPart  # noqa: Y015
+
+@_typing.final
+class ToolCallStart(_message.Message):
+    """Beginning of a tool call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the call in the output of its sequence, from 0."""
+    id: _builtins.str
+    """Id of the call: the same for the same request, also after a migration."""
+    name: _builtins.str
+    """Name of the tool."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallStart: _TypeAlias = ToolCallStart  # noqa: Y015
+
+@_typing.final
+class ToolCallArguments(_message.Message):
+    """Piece of the arguments of a tool call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the call in the output of its sequence, from 0."""
+    json: _builtins.str
+    """JSON text, which continues the arguments before it."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "json", b"json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallArguments: _TypeAlias = ToolCallArguments  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

@@ -34,6 +34,7 @@ class SequenceDelta:
         tokens: empty unless log-probabilities were asked for; `text` may lag behind them.
         finish_reason: set on the choice's last piece.
         stop_reason: stop string or stop token that ended the choice, if one did.
+        parts: of the parsed output; empty unless parsing was asked for.
     """
 
     index: int
@@ -41,6 +42,7 @@ class SequenceDelta:
     tokens: tuple[ScoredToken, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parts: tuple[pb.OutputPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,8 @@ class Reader:
 
     def _written(self, chunk: pb.TokenChunk) -> SequenceDelta:
         index = self.indices[chunk.sequence_index]
-        if not chunk.logprobs:
-            return SequenceDelta(index, chunk.text)
-        return SequenceDelta(index, chunk.text, _scored(chunk.token_ids, chunk))
+        tokens = _scored(chunk.token_ids, chunk) if chunk.logprobs else ()
+        return SequenceDelta(index, chunk.text, tokens, parts=tuple(chunk.parts))
 
     def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[SequenceDelta]:
         if self._echo is None:
