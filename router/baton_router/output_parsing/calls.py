@@ -1,0 +1,148 @@
+"""Reading of tool calls that are JSON objects with a name and arguments."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from baton_router.output_parsing.json_scanner import JsonScanner, json_value
+from baton_router.output_parsing.lark import Lark
+from baton_router.output_parsing.output_format import Tool
+from baton_router.output_parsing.parser import PartCollector
+from baton_router.output_parsing.reader import NotACall, Reader, Steps
+
+_ARGUMENT_KEYS: Final = ("arguments", "parameters")
+_HEADER: Final = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+)
+_STRING_END: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def read_call_object(reader: Reader, parts: PartCollector) -> Steps[None]:
+    """Reads the object of one call, which comes next, and adds the call. Raises `NotACall`."""
+    if not parts.is_forced:
+        call = call_of((yield from json_value(reader)), parts)
+        reader.keep()
+        parts.call(*call)
+        return
+    for text in ("{", '"name"', ":"):
+        yield from reader.literal(text)
+        yield from reader.spaces()
+    name = yield from _string(reader)
+    yield from reader.spaces()
+    yield from reader.literal(",")
+    yield from reader.spaces()
+    key = yield from reader.begins_with([f'"{key}"' for key in _ARGUMENT_KEYS])
+    yield from reader.literal(key or _ARGUMENT_KEYS[0])
+    yield from reader.spaces()
+    yield from reader.literal(":")
+    yield from reader.spaces()
+    yield from read_arguments(reader, parts, name)
+    yield from reader.spaces()
+    yield from reader.literal("}")
+    reader.keep()
+
+
+def read_arguments(reader: Reader, parts: PartCollector, name: str) -> Steps[None]:
+    """Reads the object of the arguments, which comes next, and adds a call of the tool `name`.
+    Raises `NotACall`."""
+    if name not in parts.tools:
+        raise NotACall
+    if not parts.is_forced:
+        arguments = _object_text((yield from json_value(reader)))
+        reader.keep()
+        parts.call(name, arguments)
+        return
+    while not reader.rest:
+        yield from reader.more()
+    if reader.rest[0] != "{":
+        raise NotACall
+    reader.release()
+    parts.start_call(name)
+    scanner = JsonScanner()
+    end = None
+    while end is None:
+        end = scanner.end(reader.rest)
+        parts.arguments(reader.take(len(reader.rest) if end is None else end))
+        if end is None:
+            yield from reader.more()
+    reader.keep()
+
+
+def call_rule(lark: Lark, tools: Sequence[Tool], key: str) -> str:
+    """Adds a rule that matches the object of a call of one of `tools`, and returns its name.
+
+    Args:
+        key: of the arguments.
+    """
+    calls = [
+        lark.literal(json.dumps(tool.name, ensure_ascii=False)[1:] + f', "{key}": ')
+        + " "
+        + arguments_rule(lark, tool, f"arguments_{index}")
+        for index, tool in enumerate(tools)
+    ]
+    beginning, end = lark.literal('{"name": "'), lark.literal("}")
+    return lark.rule("call", f"{beginning} ({' | '.join(calls)}) {end}")
+
+
+def arguments_rule(lark: Lark, tool: Tool, name: str) -> str:
+    """Adds a rule that matches the arguments of a call of `tool`, and returns its name."""
+    return lark.rule(name, lark.schema({**(tool.parameters or {}), "type": "object"}))
+
+
+def call_of(text: str, parts: PartCollector) -> tuple[str, str]:
+    """Returns name and arguments of a call from its object. Raises `NotACall`."""
+    call = _loaded(text)
+    if not isinstance(call, dict) or not _is_known(call.get("name"), parts):
+        raise NotACall
+    key = next((key for key in _ARGUMENT_KEYS if key in call), None)
+    if key is None:
+        raise NotACall
+    return call["name"], _as_written(text, call[key])
+
+
+def _is_known(name: Any, parts: PartCollector) -> bool:
+    return isinstance(name, str) and name in parts.tools
+
+
+def _as_written(text: str, arguments: Any) -> str:
+    """Returns the arguments as they are in the text of a call, where they are an object."""
+    if isinstance(arguments, str):
+        return _object_text(arguments)
+    if not isinstance(arguments, dict):
+        raise NotACall
+    header = _HEADER.match(text)
+    if header is not None and text.startswith("{", header.end()):
+        end = JsonScanner().end(text[header.end() :])
+        if end is not None and text[header.end() + end :].strip() == "}":
+            return _object_text(text[header.end() :][:end])
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _object_text(text: str) -> str:
+    """Returns the text of an object as valid JSON. Raises `NotACall`."""
+    value = _loaded(text)
+    if not isinstance(value, dict):
+        raise NotACall
+    try:
+        json.loads(text)
+    except ValueError:
+        return json.dumps(value, ensure_ascii=False)
+    return text
+
+
+def _loaded(text: str) -> Any:
+    """Returns the value of a JSON text, in which strings may contain line breaks as such."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise NotACall from error
+
+
+def _string(reader: Reader) -> Steps[str]:
+    while (match := _STRING_END.match(reader.rest)) is None:
+        if reader.rest and reader.rest[0] != '"':
+            raise NotACall
+        yield from reader.more()
+    value = _loaded(reader.take(match.end()))
+    return str(value)

@@ -1,0 +1,80 @@
+"""Output format that is made of a syntax for reasoning and one for tool calls."""
+
+import json
+from collections.abc import Mapping
+
+from baton.errors import InvalidArgumentError
+from baton_router.output_parsing.lark import TEXT, Lark
+from baton_router.output_parsing.output_format import Choice, ParsingOptions
+from baton_router.output_parsing.parser import (
+    CallSyntax,
+    ReasoningSyntax,
+    SequenceParser,
+    is_forced,
+)
+
+
+class ComposedFormat:
+    """Output format of a syntax for reasoning and one for tool calls.
+
+    Args:
+        token_ids: special tokens of the model's tokenizer, by their content.
+        hidden_tokens: those that are not in the text of an output unless they are asked for.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningSyntax | None,
+        calls: CallSyntax | None,
+        token_ids: Mapping[str, int],
+        hidden_tokens: frozenset[str],
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._token_ids = token_ids
+        syntaxes = [syntax for syntax in (reasoning, calls) if syntax is not None]
+        tokens = frozenset(token for syntax in syntaxes for token in syntax.tokens)
+        self.kept_tokens = tokens & hidden_tokens
+
+    def parser(self, options: ParsingOptions) -> SequenceParser:
+        """Returns a parser of one sequence."""
+        return SequenceParser(options, self._reasoning, self._calls)
+
+    def grammar(self, options: ParsingOptions, inner: str | None = None) -> str | None:
+        """Returns a grammar (llguidance's dialect of Lark) that outputs must match; None: any.
+
+        Args:
+            inner: JSON schema that the text for the user must match; None: any text.
+
+        Raises `InvalidArgumentError`, also where the format has no calls that could be forced.
+        """
+        if inner is None and options.max_reasoning_tokens is None and not is_forced(options):
+            return None
+        lark = Lark(self._token_ids)
+        text = TEXT if inner is None else lark.schema(json.loads(inner))
+        body = self._body(lark, options, text)
+        if self._reasoning is not None:
+            body = f"{self._reasoning.lark(lark, options)} ({body})"
+        return lark.text(body)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Returns whether a rendered prompt ends within reasoning."""
+        return self._reasoning is not None and self._reasoning.opens(prompt)
+
+    def _body(self, lark: Lark, options: ParsingOptions, text: str) -> str:
+        """Returns an expression for what comes after the reasoning."""
+        if not options.tools or options.choice is Choice.NONE:
+            return text
+        if self._calls is None:
+            raise InvalidArgumentError(
+                "parsing.tools",
+                "the model's format of tool calls is unknown, so none can be forced",
+            )
+        tools = options.tools
+        if options.choice is Choice.NAMED:
+            tools = [tool for tool in tools if tool.name == options.tool_name]
+        is_one = options.one_tool_call or options.choice is Choice.NAMED
+        if options.choice is Choice.AUTO and text == TEXT:
+            return self._calls.among_text(lark, tools, is_one=is_one)
+        calls = self._calls.alone(lark, tools, is_one=is_one)
+        return calls if options.choice is not Choice.AUTO else f"{calls} | {text}"

@@ -1,0 +1,91 @@
+"""Writer of grammars in llguidance's dialect of Lark."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import MAX_GRAMMAR_BYTES
+
+# Whitespace as models are trained to write it, or none. Any whitespace would let a model write it
+# without end.
+_COMPACT: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+TEXT: Final = "TEXT"
+
+
+class Lark:
+    """Grammar that is being written.
+
+    Args:
+        token_ids: special tokens, which text never matches, by their content.
+    """
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        self._token_ids = token_ids
+        self._rules: list[str] = ["TEXT: /(?s:.*)/"]
+        tokens = sorted(token_ids, key=len, reverse=True)
+        self._tokens = re.compile("(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """Adds a rule, and returns its name."""
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def literal(self, text: str) -> str:
+        """Returns an expression that matches `text`, with its special tokens as tokens."""
+        pieces = self._tokens.split(text) if self._tokens is not None else [text]
+        return " ".join(self._piece(piece) for piece in pieces if piece)
+
+    def is_token(self, text: str) -> bool:
+        """Returns whether `text` is a special token."""
+        return text in self._token_ids
+
+    def until(self, mark: str, name: str, most_tokens: int | None = None) -> str:
+        """Returns an expression that matches any text that ends with `mark`.
+
+        Args:
+            name: of the rules that this adds.
+            most_tokens: maximum number of tokens before the mark.
+        """
+        limit = "" if most_tokens is None else f"max_tokens={most_tokens}"
+        if self.is_token(mark):
+            text = self.rule(name, "/(?s:.*)/", f"[{limit}]") if limit else TEXT
+            return f"{text} {self.literal(mark)}"
+        options = f"[lazy,{limit}]" if limit else "[lazy]"
+        ended = self.rule(name, f"/(?s:.*){_escaped(mark)}/", options)
+        if not limit:
+            return ended
+        cut = self.rule(f"{name}_cut", "/(?s:.*)/", f"[{limit}]")
+        return f"({ended} | {cut} {self.literal(mark)})"
+
+    def schema(self, schema: Mapping[str, Any]) -> str:
+        """Returns an expression that matches JSON by a schema."""
+        return "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False)
+
+    def text(self, start: str) -> str:
+        """Returns the grammar, with `start` as the body of its first rule. Raises
+        `InvalidArgumentError` if it is too long for a worker."""
+        text = "\n".join([f"start: {start}", *self._rules])
+        num_bytes = len(text.encode())
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            raise InvalidArgumentError(
+                "parsing.tools",
+                f"their schemas need a grammar of {num_bytes} bytes; expected at most "
+                f"{MAX_GRAMMAR_BYTES}. Send fewer or smaller tools",
+            )
+        return text
+
+    def _piece(self, piece: str) -> str:
+        if piece in self._token_ids:
+            return f"<[{self._token_ids[piece]}]>"
+        return json.dumps(piece, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """Returns a regular expression for `text`, without slashes, which would end it in Lark."""
+    return re.escape(text).replace("/", r"\/")
