@@ -10,12 +10,15 @@ from baton_router.output_parsing.lark import Lark
 from baton_router.output_parsing.output_format import Tool
 from baton_router.output_parsing.parser import PartCollector
 from baton_router.output_parsing.reader import NotACall, Reader, Steps
+from baton_router.output_parsing.schemas import arguments_schema
 
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 _HEADER: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
 _STRING_END: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_MAX_NAME_LENGTH: Final = 512
 
 
 def read_call_object(reader: Reader, parts: PartCollector) -> Steps[None]:
@@ -49,7 +52,7 @@ def read_arguments(reader: Reader, parts: PartCollector, name: str) -> Steps[Non
     if name not in parts.tools:
         raise NotACall
     if not parts.is_forced:
-        arguments = _object_text((yield from json_value(reader)))
+        arguments = object_text((yield from json_value(reader)))
         reader.keep()
         parts.call(name, arguments)
         return
@@ -69,6 +72,25 @@ def read_arguments(reader: Reader, parts: PartCollector, name: str) -> Steps[Non
     reader.keep()
 
 
+def read_name(reader: Reader, ends: Sequence[str]) -> Steps[str]:
+    """Reads a name up to one of `ends`. Raises `NotACall`."""
+    while not (found := [at for end in ends if (at := reader.rest.find(end)) >= 0]):
+        if len(reader.rest) > _MAX_NAME_LENGTH:
+            raise NotACall
+        yield from reader.more()
+    return reader.take(min(found)).strip()
+
+
+def to_json(value: Any) -> str:
+    """Returns a value as JSON text, which can be encoded in UTF-8. Raises `NotACall` for infinity,
+    as which numbers are read that are too large."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise NotACall from error
+    return json.dumps(value) if _SURROGATE.search(text) else text
+
+
 def call_rule(lark: Lark, tools: Sequence[Tool], key: str) -> str:
     """Adds a rule that matches the object of a call of one of `tools`, and returns its name.
 
@@ -78,21 +100,36 @@ def call_rule(lark: Lark, tools: Sequence[Tool], key: str) -> str:
     calls = [
         lark.literal(json.dumps(tool.name, ensure_ascii=False)[1:] + f', "{key}": ')
         + " "
-        + arguments_rule(lark, tool, f"arguments_{index}")
+        + arguments_rule(lark, tool, index)
         for index, tool in enumerate(tools)
     ]
     beginning, end = lark.literal('{"name": "'), lark.literal("}")
     return lark.rule("call", f"{beginning} ({' | '.join(calls)}) {end}")
 
 
-def arguments_rule(lark: Lark, tool: Tool, name: str) -> str:
-    """Adds a rule that matches the arguments of a call of `tool`, and returns its name."""
-    return lark.rule(name, lark.schema({**(tool.parameters or {}), "type": "object"}))
+def arguments_rule(lark: Lark, tool: Tool, index: int) -> str:
+    """Adds a rule that matches the arguments of a call of `tool`, and returns its name.
+
+    Args:
+        index: of the tool among all.
+    """
+    return lark.rule(f"arguments_{index}", lark.schema(arguments_schema(tool)))
+
+
+def calls_of(text: str, parts: PartCollector) -> list[tuple[str, str]]:
+    """Returns names and arguments of the calls in an array. Raises `NotACall`."""
+    calls = _loaded(text)
+    if not isinstance(calls, list) or not calls:
+        raise NotACall
+    return [_checked(call, to_json(call), parts) for call in calls]
 
 
 def call_of(text: str, parts: PartCollector) -> tuple[str, str]:
     """Returns name and arguments of a call from its object. Raises `NotACall`."""
-    call = _loaded(text)
+    return _checked(_loaded(text), text, parts)
+
+
+def _checked(call: Any, text: str, parts: PartCollector) -> tuple[str, str]:
     if not isinstance(call, dict) or not _is_known(call.get("name"), parts):
         raise NotACall
     key = next((key for key in _ARGUMENT_KEYS if key in call), None)
@@ -108,18 +145,18 @@ def _is_known(name: Any, parts: PartCollector) -> bool:
 def _as_written(text: str, arguments: Any) -> str:
     """Returns the arguments as they are in the text of a call, where they are an object."""
     if isinstance(arguments, str):
-        return _object_text(arguments)
+        return object_text(arguments)
     if not isinstance(arguments, dict):
         raise NotACall
     header = _HEADER.match(text)
     if header is not None and text.startswith("{", header.end()):
         end = JsonScanner().end(text[header.end() :])
         if end is not None and text[header.end() + end :].strip() == "}":
-            return _object_text(text[header.end() :][:end])
-    return json.dumps(arguments, ensure_ascii=False)
+            return object_text(text[header.end() :][:end])
+    return to_json(arguments)
 
 
-def _object_text(text: str) -> str:
+def object_text(text: str) -> str:
     """Returns the text of an object as valid JSON. Raises `NotACall`."""
     value = _loaded(text)
     if not isinstance(value, dict):
@@ -127,7 +164,7 @@ def _object_text(text: str) -> str:
     try:
         json.loads(text)
     except ValueError:
-        return json.dumps(value, ensure_ascii=False)
+        return to_json(value)
     return text
 
 
@@ -144,5 +181,4 @@ def _string(reader: Reader) -> Steps[str]:
         if reader.rest and reader.rest[0] != '"':
             raise NotACall
         yield from reader.more()
-    value = _loaded(reader.take(match.end()))
-    return str(value)
+    return str(_loaded(reader.take(match.end())))

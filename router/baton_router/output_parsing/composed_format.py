@@ -4,14 +4,19 @@ import json
 from collections.abc import Mapping
 
 from baton.errors import InvalidArgumentError
-from baton_router.output_parsing.lark import TEXT, Lark
+from baton_router.output_parsing.lark import Lark
 from baton_router.output_parsing.output_format import Choice, ParsingOptions
 from baton_router.output_parsing.parser import (
     CallSyntax,
+    PartCollector,
     ReasoningSyntax,
     SequenceParser,
-    is_forced,
+    needs_grammar,
+    read_calls,
+    read_text,
+    tools_to_call,
 )
+from baton_router.output_parsing.reader import Reader, Steps
 
 
 class ComposedFormat:
@@ -38,7 +43,7 @@ class ComposedFormat:
 
     def parser(self, options: ParsingOptions) -> SequenceParser:
         """Returns a parser of one sequence."""
-        return SequenceParser(options, self._reasoning, self._calls)
+        return SequenceParser(options, self._read)
 
     def grammar(self, options: ParsingOptions, inner: str | None = None) -> str | None:
         """Returns a grammar (llguidance's dialect of Lark) that outputs must match; None: any.
@@ -48,33 +53,39 @@ class ComposedFormat:
 
         Raises `InvalidArgumentError`, also where the format has no calls that could be forced.
         """
-        if inner is None and options.max_reasoning_tokens is None and not is_forced(options):
+        if not needs_grammar(options, inner):
             return None
         lark = Lark(self._token_ids)
-        text = TEXT if inner is None else lark.schema(json.loads(inner))
+        text = lark.text if inner is None else lark.schema(json.loads(inner))
         body = self._body(lark, options, text)
         if self._reasoning is not None:
             body = f"{self._reasoning.lark(lark, options)} ({body})"
-        return lark.text(body)
+        return lark.grammar(body)
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends within reasoning."""
         return self._reasoning is not None and self._reasoning.opens(prompt)
 
+    def _read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
+        if self._reasoning is not None:
+            yield from self._reasoning.read(reader, parts, options)
+        if self._calls is not None and parts.tools:
+            yield from read_calls(self._calls, reader, parts)
+        else:
+            yield from read_text(reader, parts)
+
     def _body(self, lark: Lark, options: ParsingOptions, text: str) -> str:
         """Returns an expression for what comes after the reasoning."""
-        if not options.tools or options.choice is Choice.NONE:
+        tools = tools_to_call(options)
+        if not tools:
             return text
         if self._calls is None:
             raise InvalidArgumentError(
                 "parsing.tools",
                 "the model's format of tool calls is unknown, so none can be forced",
             )
-        tools = options.tools
-        if options.choice is Choice.NAMED:
-            tools = [tool for tool in tools if tool.name == options.tool_name]
         is_one = options.one_tool_call or options.choice is Choice.NAMED
-        if options.choice is Choice.AUTO and text == TEXT:
+        if options.choice is Choice.AUTO and text == lark.text:
             return self._calls.among_text(lark, tools, is_one=is_one)
         calls = self._calls.alone(lark, tools, is_one=is_one)
         return calls if options.choice is not Choice.AUTO else f"{calls} | {text}"

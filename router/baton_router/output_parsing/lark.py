@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from baton.errors import InvalidArgumentError
@@ -15,7 +15,6 @@ _COMPACT: Final = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-TEXT: Final = "TEXT"
 
 
 class Lark:
@@ -23,17 +22,22 @@ class Lark:
 
     Args:
         token_ids: special tokens, which text never matches, by their content.
+
+    Attributes:
+        text: expression that matches any text.
     """
+
+    text: Final = "TEXT"
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
         self._token_ids = token_ids
-        self._rules: list[str] = ["TEXT: /(?s:.*)/"]
+        self._rules = {self.text: f"{self.text}: /(?s:.*)/"}
         tokens = sorted(token_ids, key=len, reverse=True)
         self._tokens = re.compile("(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """Adds a rule, and returns its name."""
-        self._rules.append(f"{name}{options}: {body}")
+        """Adds a rule unless there is one of that name, and returns its name."""
+        self._rules.setdefault(name, f"{name}{options}: {body}")
         return name
 
     def literal(self, text: str) -> str:
@@ -46,31 +50,41 @@ class Lark:
         return text in self._token_ids
 
     def until(self, mark: str, name: str, most_tokens: int | None = None) -> str:
-        """Returns an expression that matches any text that ends with `mark`.
+        """Returns an expression that matches any text that ends with `mark`. Raises
+        `InvalidArgumentError` if the text cannot be limited.
 
         Args:
-            name: of the rules that this adds.
+            name: of the rule that this may add.
             most_tokens: maximum number of tokens before the mark.
         """
-        limit = "" if most_tokens is None else f"max_tokens={most_tokens}"
         if self.is_token(mark):
-            text = self.rule(name, "/(?s:.*)/", f"[{limit}]") if limit else TEXT
+            text = self.text
+            if most_tokens is not None:
+                text = self.rule(name, "/(?s:.*)/", f"[max_tokens={most_tokens}]")
             return f"{text} {self.literal(mark)}"
-        options = f"[lazy,{limit}]" if limit else "[lazy]"
-        ended = self.rule(name, f"/(?s:.*){_escaped(mark)}/", options)
-        if not limit:
-            return ended
-        cut = self.rule(f"{name}_cut", "/(?s:.*)/", f"[{limit}]")
-        return f"({ended} | {cut} {self.literal(mark)})"
+        if most_tokens is not None:
+            # llguidance takes what it has cut off for complete, also without the mark.
+            raise InvalidArgumentError(
+                "parsing.max_reasoning_tokens",
+                f"is {most_tokens}, but the mark {mark!r} that ends reasoning is no token of the "
+                "model's tokenizer; expected none. Limit `max_tokens` instead",
+            )
+        return self.rule(name, f"/(?s:.*){_escaped(mark)}/", "[lazy]")
+
+    def text_without_first(self, characters: Sequence[str]) -> str:
+        """Returns an expression that matches text that does not begin with one of `characters`,
+        but for whitespace."""
+        others = "".join(map(_escaped, characters))
+        return rf"/\s*[^\s{others}](?s:.*)/"
 
     def schema(self, schema: Mapping[str, Any]) -> str:
         """Returns an expression that matches JSON by a schema."""
         return "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False)
 
-    def text(self, start: str) -> str:
+    def grammar(self, start: str) -> str:
         """Returns the grammar, with `start` as the body of its first rule. Raises
         `InvalidArgumentError` if it is too long for a worker."""
-        text = "\n".join([f"start: {start}", *self._rules])
+        text = "\n".join([f"start: {start}", *self._rules.values()])
         num_bytes = len(text.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise InvalidArgumentError(

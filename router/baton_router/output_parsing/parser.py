@@ -1,7 +1,7 @@
 """Parser of outputs: reasoning first, then text with tool calls in it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from baton_router.output_parsing.lark import Lark
 from baton_router.output_parsing.output_format import Choice, ParsingOptions, Tool
@@ -26,6 +26,21 @@ def is_forced(options: ParsingOptions) -> bool:
     )
 
 
+def needs_grammar(options: ParsingOptions, inner: str | None) -> bool:
+    """Returns whether outputs have to match a grammar."""
+    return inner is not None or options.max_reasoning_tokens is not None or is_forced(options)
+
+
+def tools_to_call(options: ParsingOptions) -> Sequence[Tool]:
+    """Returns the tools that may be called."""
+    match options.choice:
+        case Choice.NONE:
+            return ()
+        case Choice.NAMED:
+            return [tool for tool in options.tools if tool.name == options.tool_name]
+    return options.tools
+
+
 class PartCollector:
     """Collector of the parts of one output.
 
@@ -38,8 +53,7 @@ class PartCollector:
     """
 
     def __init__(self, options: ParsingOptions) -> None:
-        may_call = options.choice is not Choice.NONE
-        self.tools: Mapping[str, Tool] = {t.name: t for t in options.tools if may_call}
+        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools_to_call(options)}
         self.is_forced = is_forced(options)
         self._parts: list[Part] = []
         self._spaces: list[str] = []
@@ -140,27 +154,28 @@ class CallSyntax(Protocol):
         """Returns an expression that matches any text in which all calls are valid."""
 
 
-class SequenceParser:
-    """Parser of the output of one sequence, in one syntax for reasoning and one for calls."""
+ReadOutput: TypeAlias = Callable[[Reader, PartCollector, ParsingOptions], Steps[None]]
 
-    def __init__(
-        self,
-        options: ParsingOptions,
-        reasoning: ReasoningSyntax | None,
-        calls: CallSyntax | None,
-    ) -> None:
+
+class SequenceParser:
+    """Parser of the output of one sequence.
+
+    Args:
+        read: reads a whole output.
+    """
+
+    def __init__(self, options: ParsingOptions, read: ReadOutput) -> None:
         self._reader = Reader()
         self._parts = PartCollector(options)
-        self._options = options
-        self._reasoning = reasoning
-        self._calls = calls if self._parts.tools else None
-        self._steps = self._read()
+        self._steps = read(self._reader, self._parts, options)
+        # Until it waits for text.
         next(self._steps)
 
     def push(self, text: str) -> list[Part]:
         """Returns the parts that are certain now."""
-        self._reader.rest += text
-        next(self._steps)
+        if text:
+            self._reader.rest += text
+            next(self._steps)
         return self._parts.drain()
 
     def finish(self) -> list[Part]:
@@ -170,50 +185,44 @@ class SequenceParser:
         self._parts.finish()
         return self._parts.drain()
 
-    def _read(self) -> Steps[None]:
+
+def read_text(reader: Reader, parts: PartCollector) -> Steps[None]:
+    """Reads text without calls."""
+    while True:
+        parts.text(reader.take(len(reader.rest)))
+        if reader.has_ended:
+            return
         yield
-        if self._reasoning is not None:
-            yield from self._reasoning.read(self._reader, self._parts, self._options)
-        if self._calls is None:
-            yield from self._read_text()
-        else:
-            yield from self._read_calls(self._calls)
 
-    def _read_text(self) -> Steps[None]:
-        while True:
-            self._parts.text(self._reader.take(len(self._reader.rest)))
-            if self._reader.has_ended:
-                return
-            yield
 
-    def _read_calls(self, syntax: CallSyntax) -> Steps[None]:
-        reader, parts = self._reader, self._parts
-        parts.text((yield from reader.spaces()))
-        if (yield from reader.begins_with(syntax.first_marks)):
-            yield from self._read_call(syntax)
-        while True:
-            found = [at for mark in syntax.marks if (at := reader.rest.find(mark)) >= 0]
-            if found:
-                parts.text(reader.take(min(found)))
-                yield from self._read_call(syntax)
-                continue
-            length = len(reader.rest)
-            if not reader.has_ended:
-                length -= held_back(reader.rest, syntax.marks)
-            parts.text(reader.take(length))
-            if reader.has_ended:
-                return
-            yield
+def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:
+    """Reads text with calls in it."""
+    parts.text((yield from reader.spaces()))
+    if (yield from reader.begins_with(syntax.first_marks)):
+        yield from _read_block(syntax, reader, parts)
+    while True:
+        found = [at for mark in syntax.marks if (at := reader.rest.find(mark)) >= 0]
+        if found:
+            parts.text(reader.take(min(found)))
+            yield from _read_block(syntax, reader, parts)
+            continue
+        length = len(reader.rest)
+        if not reader.has_ended:
+            length -= held_back(reader.rest, syntax.marks)
+        parts.text(reader.take(length))
+        if reader.has_ended:
+            return
+        yield
 
-    def _read_call(self, syntax: CallSyntax) -> Steps[None]:
-        """Reads calls. What is none is text, but for marks in it."""
-        reader = self._reader
-        reader.keep()
-        try:
-            yield from syntax.read(reader, self._parts)
-            reader.release()
-        except NotACall:
-            if reader.has_ended:
-                self._parts.text(reader.release())
-            elif reader.put_back():
-                self._parts.text(reader.take(1))
+
+def _read_block(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:
+    """Reads calls from their mark on. What is none is text, but for marks in it."""
+    reader.keep()
+    try:
+        yield from syntax.read(reader, parts)
+        reader.release()
+    except NotACall:
+        if reader.has_ended:
+            parts.text(reader.release())
+        elif reader.put_back():
+            parts.text(reader.take(1))

@@ -79,10 +79,3 @@ def _skip_line_breaks(reader: Reader) -> Steps[None]:
         if reader.rest or reader.has_ended:
             return
         yield
-
-
-REASONING_SYNTAXES = {
-    "think": MarkedReasoning("<think>", "</think>"),
-    "deepseek-r1": MarkedReasoning("<think>", "</think>", is_always_open=True),
-    "mistral": MarkedReasoning("[THINK]", "[/THINK]"),
-}
