@@ -1,0 +1,388 @@
+"""Parsers of tool calls: what was written comes back, wherever the output is cut."""
+
+import functools
+import itertools
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from baton.errors import InvalidArgumentError
+from baton_router.output_parsing.formats import (
+    FormatNames,
+    detect,
+    output_format,
+    takes_tools,
+    tool_format_names,
+)
+from baton_router.output_parsing.output_format import (
+    Choice,
+    OutputFormat,
+    ParsingOptions,
+    Tool,
+)
+from baton_router.output_parsing.parts import Text, ToolCallArguments, ToolCallStart
+from tests.support.model_outputs import (
+    WRITTEN,
+    Written,
+    calls_of,
+    parse,
+    plain_tokenizer,
+    special_tokenizer,
+    text_of,
+)
+
+TOKENIZER = special_tokenizer()
+# Two whose names begin alike, and one whose parameters have any type.
+TOOLS = (
+    Tool("get", {"type": "object", "properties": {"city": {"type": "string"}}}),
+    Tool("get_weather", {"type": "object", "properties": {"city": {"type": "string"}}}),
+    Tool("any.tool-1"),
+)
+AUTO = ParsingOptions(tools=TOOLS)
+REQUIRED = ParsingOptions(tools=TOOLS, choice=Choice.REQUIRED)
+NASTY: list[Any] = [
+    ("get_weather", {"city": 'Rome "</tool_call>" }]) \\ \n[TOOL_CALLS] é 🎉 \u2028'}),
+    ("get", {}),
+    ("any.tool-1", {"a": {"b": [1, -2.5e3, True, None, {"c": "}"}]}, "d": "<|call|>", "e": ""}),
+]
+every_way = pytest.mark.parametrize("way", WRITTEN.values(), ids=WRITTEN)
+every_format = pytest.mark.parametrize("name", tool_format_names())
+
+
+@functools.cache
+def format_of(name: str) -> OutputFormat:
+    return output_format(name, None, TOKENIZER)
+
+
+def parts_of(way: Written, text: str, *cuts: int, options: ParsingOptions = AUTO):
+    parser = format_of(way.format_name).parser(options)
+    places = [0, *sorted(cuts), len(text)]
+    return parse(parser, [text[a:b] for a, b in itertools.pairwise(places)])
+
+
+def sample(way: Written) -> tuple[list[Any], str]:
+    """Calls that are hard to parse, and what a model writes for them."""
+    calls = NASTY
+    if not way.keeps_strings:
+        calls = [("get_weather", {"city": 'Rome "</tool_call>" }]) é'}), *NASTY[1:]]
+    return calls, way.write(calls, "Sure [1] <b>." if way.takes_text else "")
+
+
+@every_way
+@pytest.mark.parametrize("options", [AUTO, REQUIRED], ids=["auto", "required"])
+def test_parser_returns_calls_when_cut_at_every_place(way, options):
+    calls, text = sample(way)
+    for cut in range(len(text) + 1):
+        parts = parts_of(way, text, cut, options=options)
+        assert calls_of(parts) == calls, text[:cut]
+        assert text_of(parts) == ("Sure [1] <b>." if way.takes_text else "")
+
+
+@every_way
+def test_parser_returns_calls_character_by_character(way):
+    calls, text = sample(way)
+    for options in (AUTO, REQUIRED):
+        assert calls_of(parts_of(way, text, *range(len(text)), options=options)) == calls
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    | st.sampled_from(["</tool_call>", '"}', "<|call|>", "[ARGS]", "\\", "; {", "```", "'\""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text("ab\"'}é", max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+written_calls = st.lists(
+    st.tuples(
+        st.sampled_from([tool.name for tool in TOOLS]),
+        st.dictionaries(st.sampled_from(["a", "b_1", "city2"]), values, max_size=3),
+    ),
+    min_size=1,
+    max_size=3,
+)
+# Ends without whitespace, which separates text from calls.
+texts = st.text("ab <[{tool_\n|é", max_size=12).map(lambda text: f"x{text}.")
+
+
+@every_way
+@settings(max_examples=25, deadline=None)
+@given(calls=written_calls, text=texts, cuts=st.lists(st.integers(0, 2000), max_size=9))
+def test_parser_returns_any_calls_in_any_pieces(way, calls, text, cuts):
+    if not way.keeps_strings:
+        calls = [(name, {"a": [json.dumps(arguments)]}) for name, arguments in calls]
+        calls = [call for call in calls if "</parameter>" not in json.dumps(call)]
+    text = text if way.takes_text else ""
+    written = way.write(calls, text)
+    cuts = [cut % (len(written) + 1) for cut in cuts]
+    for options in (AUTO, REQUIRED):
+        parts = parts_of(way, written, *cuts, options=options)
+        assert calls_of(parts) == calls
+        assert text_of(parts) == text
+
+
+@every_way
+def test_parser_never_returns_half_a_call_unless_forced(way):
+    calls, text = sample(way)
+    for end in range(len(text)):
+        found = calls_of(parts_of(way, text[:end], end // 2))
+        assert found == calls[: len(found)]
+
+
+@every_way
+def test_parser_accepts_truncation_when_forced(way):
+    _, text = sample(way)
+    for end in range(len(text)):
+        parts = parts_of(way, text[:end], end // 2, options=REQUIRED)
+        starts = [part.name for part in parts if isinstance(part, ToolCallStart)]
+        assert starts == [name for name, _ in sample(way)[0]][: len(starts)]
+
+
+@every_way
+def test_parser_streams_arguments_of_a_forced_call(way):
+    text = way.write([("get_weather", {"city": "a" * 50, "days": list(range(50))})], "")
+    parser = format_of(way.format_name).parser(REQUIRED)
+    shown = [parser.push(character) for character in text]
+    began = next(i for i, parts in enumerate(shown) if parts)
+    assert began < len(text) - 200
+    assert sum(bool(parts) for parts in shown) >= 3
+    assert isinstance(shown[began][0], ToolCallStart)
+
+
+@every_way
+def test_parser_holds_back_a_call_that_is_not_forced(way):
+    text = way.write([("get_weather", {"city": "Rome"})], "")
+    parser = format_of(way.format_name).parser(AUTO)
+    shown = [part for character in text for part in parser.push(character)] + parser.finish()
+    assert shown == [
+        ToolCallStart(0, "get_weather"),
+        ToolCallArguments(0, '{"city": "Rome"}'),
+    ]
+
+
+@every_way
+def test_parser_returns_text_of_unknown_tools_unchanged(way):
+    text = way.write([("unknown", {"city": "Rome"})], "")
+    parts = parts_of(way, text, *range(len(text)))
+    assert text_of(parts) == text
+    assert calls_of(parts) == []
+
+
+@every_way
+def test_parser_returns_truncated_call_as_text(way):
+    text = way.write([("get_weather", {"city": "Rome"})], "")
+    end = text.index("Rome")
+    assert text_of(parts_of(way, text[:end], 3)) == text[:end]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": [1]}\n</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 01}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": ["get"], "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("hermes", "<tool_call>[]</tool_call>"),
+        ("hermes", '<tool_call>{"name": "get", "arguments": ' + '{"a":' * 5000),
+        ("hermes", '<tool_call>{"name": "get", "arguments": ' + '{"a":' * 999 + "1" + "}" * 1000),
+        ("json", '[{"name": "get", "arguments": {}}, 5]'),
+        ("json", '{"name": "get"}'),
+        ("llama3-json", '{"answer": 42}'),
+        ("mistral", "[TOOL_CALLS]get[ARGS]5"),
+        ("mistral", "[TOOL_CALLS]" + "x" * 1000),
+        ("pythonic", "[link](https://example.org)"),
+        ("pythonic", "[get(city=Rome)]"),
+        ("pythonic", "[get(1)]"),
+        ("pythonic", "[get(a=" + "[" * 100 + "]" * 100 + ")]"),
+        ("pythonic", "[get(a='x\\uzzzz')]"),
+        ("qwen3-coder", "<tool_call>\n<function=get>\n<parameter=a>\n1\n</function>"),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>nothing"),
+        ("harmony", "<|channel|>commentary to=functions.get<|message|>nothing<|end|>"),
+        ("harmony", "<|channel|>" + "x" * 1000),
+    ],
+)
+def test_parser_returns_malformed_calls_as_text(name, text):
+    for cuts in ((), range(0, len(text), 7)):
+        parts = parts_of(Written(name, lambda *_: ""), text, *cuts)
+        assert text_of(parts) == text
+        assert calls_of(parts) == []
+
+
+def test_parser_returns_calls_after_a_malformed_one():
+    broken = '<tool_call>{"name": get}</tool_call>'
+    text = f'{broken} and <tool_call>{{"name": "get", "arguments": {{}}}}</tool_call> done'
+    parts = parts_of(WRITTEN["hermes"], text, *range(len(text)))
+    assert text_of(parts) == f"{broken} and  done"
+    assert calls_of(parts) == [("get", {})]
+
+
+def test_parser_keeps_text_between_and_after_calls():
+    call = '<tool_call>{"name": "get", "arguments": {}}</tool_call>'
+    parts = parts_of(WRITTEN["hermes"], f"One\n{call}\nTwo {call}\n\n{call}\n")
+    order = [part.text if isinstance(part, Text) else "" for part in parts]
+    assert [text for text in order if text] == ["One", "\n\nTwo"]
+    assert len(calls_of(parts)) == 3
+
+
+def test_parser_keeps_whitespace_of_text_without_calls():
+    parts = parts_of(WRITTEN["hermes"], " \n One \n\n", 2, 8)
+    assert text_of(parts) == " \n One \n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"name": "get", "arguments": "{\\"a\\": 1}"}', {"a": 1}),
+        ('{"arguments": {"a": 1.50}, "name": "get"}', {"a": 1.5}),
+        ('{"name": "get", "parameters": {"a": 1}, "id": "x"}', {"a": 1}),
+        ('{"name": "get", "arguments": {"a": "line\nbreak"}}', {"a": "line\nbreak"}),
+    ],
+)
+def test_parser_takes_variants_of_objects(text, arguments):
+    parts = parts_of(WRITTEN["hermes"], f"<tool_call>{text}</tool_call>")
+    assert calls_of(parts) == [("get", arguments)]
+
+
+def test_parser_keeps_arguments_as_the_model_wrote_them():
+    arguments = '{"a": 1.50,"b":1e5, "c":"\\u00e9"}'
+    text = f'<tool_call>{{"name": "get", "arguments": {arguments}}}</tool_call>'
+    assert ToolCallArguments(0, arguments) in parts_of(WRITTEN["hermes"], text)
+
+
+def test_pythonic_takes_literals_of_json_and_python():
+    text = "[get(a=true, b=False, c=None, d=('x', \"it's\"), e={'k': [1,]}, f='\\x41\\u00e9\\/',)]"
+    assert calls_of(parts_of(WRITTEN["pythonic"], text)) == [
+        (
+            "get",
+            {
+                "a": True,
+                "b": False,
+                "c": None,
+                "d": ["x", "it's"],
+                "e": {"k": [1]},
+                "f": "Aé/",
+            },
+        )
+    ]
+
+
+def test_qwen3_coder_converts_values_by_their_schema():
+    text = (
+        "<tool_call>\n<function=get>\n<parameter=city>\n42\n</parameter>\n"
+        "<parameter=days>\n42\n</parameter>\n<parameter=ok>\nTrue\n</parameter>\n"
+        "<parameter=note>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert calls_of(parts_of(WRITTEN["qwen3-coder"], text)) == [
+        ("get", {"city": "42", "days": 42, "ok": True, "note": "two\nlines"})
+    ]
+
+
+MARKS = "".join(way.write([("get", {"city": "x"})], "y") for way in WRITTEN.values())
+
+
+@every_format
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_parser_survives_random_text(name, data):
+    fragment = st.builds(
+        lambda at, length: MARKS[at : at + length],
+        st.integers(0, len(MARKS)),
+        st.integers(0, 40),
+    )
+    pieces = data.draw(st.lists(fragment | st.text(max_size=5), max_size=12))
+    for options in (AUTO, REQUIRED, ParsingOptions(splits_reasoning=True)):
+        parts = parse(format_of(name).parser(options), pieces)
+        if name != "harmony" and not any(isinstance(part, ToolCallStart) for part in parts):
+            assert text_of(parts) == "".join(pieces)
+
+
+@every_format
+def test_parser_returns_text_alone_where_no_tool_may_be_called(name):
+    text = "<tool_call>{}</tool_call>[TOOL_CALLS]"
+    options = ParsingOptions(tools=TOOLS, choice=Choice.NONE)
+    assert parse(format_of(name).parser(options), [text]) == [Text(text)]
+
+
+def test_kept_tokens_are_the_special_tokens_of_the_format():
+    kept = output_format("hermes", "think", TOKENIZER).kept_tokens
+    assert kept == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
+    assert output_format("hermes", "think", plain_tokenizer()).kept_tokens == frozenset()
+    assert "<|channel|>" in output_format("harmony", "harmony", TOKENIZER).kept_tokens
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (("nothing", None), "tool-call-parser: is 'nothing'; expected one of deepseek, harmony"),
+        ((None, "nothing"), "reasoning-parser: is 'nothing'; expected one of deepseek-r1"),
+        (("harmony", "think"), "reasoning-parser: is 'think' where tool-call-parser is 'harmony'"),
+    ],
+)
+def test_output_format_names_what_is_wrong(names, problem):
+    with pytest.raises(InvalidArgumentError, match=problem):
+        output_format(*names, TOKENIZER)
+
+
+QWEN = (
+    "{%- if tools %}{{- '# Tools' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    '{{- "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
+    '\\n</tool_call>" }}{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}'
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "model_type", "expected"),
+    [
+        (None, "llama", FormatNames(None, None)),
+        ("{{ messages }}", "llama", FormatNames(None, None)),
+        (QWEN, "qwen2", FormatNames("hermes", None)),
+        (QWEN + "<think></think>", "qwen3", FormatNames("hermes", "think")),
+        ("<tool_call>\n<function=f>\n<parameter=", "qwen3_moe", FormatNames("qwen3-coder", None)),
+        ("<tool_call>{name}\n<arg_key>arguments", "glm4_moe", FormatNames(None, None)),
+        ("[TOOL_CALLS] [THINK]", "mistral", FormatNames("mistral", "mistral")),
+        (
+            "{'<｜tool▁calls▁begin｜>' .split('</think>')",
+            "deepseek_v3",
+            FormatNames("deepseek", "deepseek-r1"),
+        ),
+        ("<|python_tag|>", "llama", FormatNames("llama3-json", None)),
+        (
+            'Respond in the format {"name": function name, "parameters": dictionary}',
+            "llama",
+            FormatNames("llama3-json", None),
+        ),
+        ("Use [func_name1(param1=value1)]", "llama4", FormatNames("pythonic", None)),
+        ("<|channel|>analysis<|message|>", "other", FormatNames("harmony", "harmony")),
+        (None, "gpt_oss", FormatNames("harmony", "harmony")),
+        ("Here is my thought process:", "granite", FormatNames(None, "granite")),
+    ],
+)
+def test_detect_recognizes_templates(template, model_type, expected):
+    assert detect(template, model_type, TOKENIZER) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (None, False),
+        ("{{ messages }}", False),
+        (QWEN, True),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{# tools #}{{ 'tools' }}{{ message.tools }}", False),
+        ("{% for tools in messages %}{{ tools }}{% endfor %}", False),
+        ("{% for m in messages %}{% generation %}{{ tools }}{% endgeneration %}"
+         "{% break %}{% endfor %}", True),
+        ("{% if %}", False),
+    ],
+)  # fmt: skip
+def test_takes_tools_reads_the_template(template, expected):
+    assert takes_tools(template) is expected
