@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton_router.output_parsing.lark import Lark
@@ -56,8 +57,7 @@ class ComposedFormat:
         if not needs_grammar(options, inner):
             return None
         lark = Lark(self._token_ids)
-        text = lark.text if inner is None else lark.schema(json.loads(inner))
-        body = self._body(lark, options, text)
+        body = self._body(lark, options, None if inner is None else json.loads(inner))
         if self._reasoning is not None:
             body = f"{self._reasoning.lark(lark, options)} ({body})"
         return lark.grammar(body)
@@ -74,8 +74,9 @@ class ComposedFormat:
         else:
             yield from read_text(reader, parts)
 
-    def _body(self, lark: Lark, options: ParsingOptions, text: str) -> str:
+    def _body(self, lark: Lark, options: ParsingOptions, inner: Mapping[str, Any] | None) -> str:
         """Returns an expression for what comes after the reasoning."""
+        text = lark.text() if inner is None else lark.schema(inner)
         tools = tools_to_call(options)
         if not tools:
             return text
@@ -85,7 +86,7 @@ class ComposedFormat:
                 "the model's format of tool calls is unknown, so none can be forced",
             )
         is_one = options.one_tool_call or options.choice is Choice.NAMED
-        if options.choice is Choice.AUTO and text == lark.text:
+        if options.choice is Choice.AUTO and inner is None:
             return self._calls.among_text(lark, tools, is_one=is_one)
         calls = self._calls.alone(lark, tools, is_one=is_one)
         return calls if options.choice is not Choice.AUTO else f"{calls} | {text}"

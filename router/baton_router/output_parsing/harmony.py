@@ -55,20 +55,22 @@ class HarmonyFormat:
             return None
         lark = Lark(self._token_ids)
         next_message = lark.literal(f"{_START}assistant")
-        reasoning = f"{lark.until('<|end|>', 'reasoning', options.max_reasoning_tokens)} "
+        reasoning = f"{lark.until('<|end|>', most_tokens=options.max_reasoning_tokens)} "
         reasoning += next_message
         if not options.is_reasoning_open:
             reasoning = f"({lark.literal(_REASONING)} {reasoning})?"
-        text = lark.text if inner is None else lark.schema(json.loads(inner))
+        text = lark.text(_BEGINNINGS) if inner is None else lark.schema(json.loads(inner))
         answers = []
         if options.choice in (Choice.AUTO, Choice.NONE) or not options.tools:
             answers.append(f"{lark.literal(f'{_CHANNEL}final{_MESSAGE}')} {text}")
+        # The token ends an output, so that no grammar may ask for it.
+        end = "" if lark.is_token("<|call|>") else f"{lark.literal('<|call|>')}?"
         for index, tool in enumerate(tools_to_call(options)):
             header = f"{_CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{_MESSAGE}"
-            answers.append(f"{lark.literal(header)} {arguments_rule(lark, tool, index)}")
+            answers.append(f"{lark.literal(header)} {arguments_rule(lark, tool, index)} {end}")
         preamble = (
             f"({lark.literal(f'{_CHANNEL}commentary{_MESSAGE}')} "
-            f"{lark.until('<|end|>', 'preamble')} {next_message})?"
+            f"{lark.until('<|end|>')} {next_message})?"
         )
         if inner is not None:
             preamble = ""

@@ -22,16 +22,12 @@ class Lark:
 
     Args:
         token_ids: special tokens, which text never matches, by their content.
-
-    Attributes:
-        text: expression that matches any text.
     """
-
-    text: Final = "TEXT"
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
         self._token_ids = token_ids
-        self._rules = {self.text: f"{self.text}: /(?s:.*)/"}
+        self._rules: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
         tokens = sorted(token_ids, key=len, reverse=True)
         self._tokens = re.compile("(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
 
@@ -49,18 +45,33 @@ class Lark:
         """Returns whether `text` is a special token."""
         return text in self._token_ids
 
-    def until(self, mark: str, name: str, most_tokens: int | None = None) -> str:
-        """Returns an expression that matches any text that ends with `mark`. Raises
+    def text(self, without: Sequence[str] = (), first: Sequence[str] = ()) -> str:
+        """Returns an expression that matches text.
+
+        Args:
+            without: marks that the text does not contain, also not spelled out.
+            first: characters that it does not begin with, but for whitespace.
+        """
+        text = f"/{_text_regex(first)}/"
+        if without:
+            text += f" & ~/(?s:.*)({'|'.join(map(_escaped, without))})(?s:.*)/"
+        return self._terminals.setdefault(text, f"TEXT{len(self._terminals)}")
+
+    def until(self, mark: str, first: Sequence[str] = (), most_tokens: int | None = None) -> str:
+        """Returns an expression that matches text and the first `mark` in it. Raises
         `InvalidArgumentError` if the text cannot be limited.
 
         Args:
-            name: of the rule that this may add.
-            most_tokens: maximum number of tokens before the mark.
+            first: characters that the text does not begin with, but for whitespace.
+            most_tokens: maximum number of tokens of the text.
         """
+        name = f"until_{len(self._rules)}"
         if self.is_token(mark):
-            text = self.text
+            if most_tokens == 0:
+                return self.literal(mark)
+            text = self.text([mark], first)
             if most_tokens is not None:
-                text = self.rule(name, "/(?s:.*)/", f"[max_tokens={most_tokens}]")
+                text = self.rule(name, text, f"[max_tokens={most_tokens}]")
             return f"{text} {self.literal(mark)}"
         if most_tokens is not None:
             # llguidance takes what it has cut off for complete, also without the mark.
@@ -69,13 +80,7 @@ class Lark:
                 f"is {most_tokens}, but the mark {mark!r} that ends reasoning is no token of the "
                 "model's tokenizer; expected none. Limit `max_tokens` instead",
             )
-        return self.rule(name, f"/(?s:.*){_escaped(mark)}/", "[lazy]")
-
-    def text_without_first(self, characters: Sequence[str]) -> str:
-        """Returns an expression that matches text that does not begin with one of `characters`,
-        but for whitespace."""
-        others = "".join(map(_escaped, characters))
-        return rf"/\s*[^\s{others}](?s:.*)/"
+        return self.rule(name, f"/{_text_regex(first)}{_escaped(mark)}/", "[lazy]")
 
     def schema(self, schema: Mapping[str, Any]) -> str:
         """Returns an expression that matches JSON by a schema."""
@@ -84,7 +89,8 @@ class Lark:
     def grammar(self, start: str) -> str:
         """Returns the grammar, with `start` as the body of its first rule. Raises
         `InvalidArgumentError` if it is too long for a worker."""
-        text = "\n".join([f"start: {start}", *self._rules.values()])
+        terminals = [f"{name}: {body}" for body, name in self._terminals.items()]
+        text = "\n".join([f"start: {start}", *self._rules.values(), *terminals])
         num_bytes = len(text.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise InvalidArgumentError(
@@ -98,6 +104,12 @@ class Lark:
         if piece in self._token_ids:
             return f"<[{self._token_ids[piece]}]>"
         return json.dumps(piece, ensure_ascii=False)
+
+
+def _text_regex(first: Sequence[str]) -> str:
+    if not first:
+        return "(?s:.*)"
+    return rf"(\s*[^\s{''.join(map(_escaped, first))}](?s:.*))?"
 
 
 def _escaped(text: str) -> str:

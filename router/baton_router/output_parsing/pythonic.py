@@ -86,8 +86,8 @@ class PythonicCalls:
         calls = self._calls(lark, tools, is_one=is_one)
         beginning, end = self.tokens
         return (
-            f"({calls} | {lark.text_without_first(self.first_marks)} | "
-            f"{lark.until(beginning, 'before_calls')} {calls} {lark.literal(end)})?"
+            f"{calls} | {lark.text(self.marks, self.first_marks)} | "
+            f"{lark.until(beginning, self.first_marks)} {calls} {lark.literal(end)}"
         )
 
     def _calls(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:

@@ -57,8 +57,10 @@ class Qwen3CoderCalls:
 
     def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches any text in which all calls are valid."""
-        call = f"{lark.until('<tool_call>', 'before_calls')} {self._call(lark, tools)}"
-        return f"{call} | {lark.text}" if is_one else f"({call})* {lark.text}"
+        call = f"{lark.until('<tool_call>')} {self._call(lark, tools)}"
+        return (
+            f"{call} | {lark.text(self.marks)}" if is_one else f"({call})* {lark.text(self.marks)}"
+        )
 
     def _call(self, lark: Lark, tools: Sequence[Tool]) -> str:
         """Returns an expression that matches a call, but for the mark before it."""
@@ -133,21 +135,20 @@ def _arguments(lark: Lark, tool: Tool, index: int) -> str:
     rules = []
     for number, parameter in enumerate(known):
         body = (
-            f"{lark.literal(f'<parameter={parameter.name}>' + chr(10))} "
-            f"{_value(lark, parameter, f'value_{index}_{number}')}"
+            f"{lark.literal(f'<parameter={parameter.name}>' + chr(10))} {_value(lark, parameter)}"
         )
         rule = lark.rule(f"parameter_{index}_{number}", body)
         rules.append(rule if parameter.is_required else f"{rule}?")
     return " ".join(rules)
 
 
-def _value(lark: Lark, parameter: Parameter, name: str) -> str:
+def _value(lark: Lark, parameter: Parameter) -> str:
     """Returns an expression that matches the value of a parameter and its end."""
     schema = parameter.schema
     end = lark.literal(f"\n{_END}\n")
     if not _is_text(schema) or not _is_any_text(schema):
         return f"{lark.schema(schema)} {end}"
-    return f'{lark.until(_END, name)} "\\n"'
+    return f'{lark.until(_END)} "\\n"'
 
 
 def _is_text(schema: Any) -> bool:

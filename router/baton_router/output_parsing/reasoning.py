@@ -67,7 +67,7 @@ class MarkedReasoning:
 
     def lark(self, lark: Lark, options: ParsingOptions) -> str:
         """Returns an expression that matches the reasoning, if there is any."""
-        body = lark.until(self.closing, "reasoning_text", options.max_reasoning_tokens)
+        body = lark.until(self.closing, most_tokens=options.max_reasoning_tokens)
         if options.is_reasoning_open:
             return f'{body} ("\\n" | "\\n\\n")?'
         return f'({lark.literal(self.opening)} {body} ("\\n" | "\\n\\n")?)?'

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from baton_router.output_parsing.calls import (
     arguments_rule,
@@ -17,8 +16,6 @@ from baton_router.output_parsing.lark import Lark
 from baton_router.output_parsing.output_format import Tool
 from baton_router.output_parsing.parser import PartCollector
 from baton_router.output_parsing.reader import Reader, Steps
-
-_BEFORE: Final = "before_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,10 @@ class HermesCalls:
 
     def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches any text in which all calls are valid."""
-        call = f"{lark.until('<tool_call>', _BEFORE)} {self._call(lark, tools)}"
-        return f"{call} | {lark.text}" if is_one else f"({call})* {lark.text}"
+        call = f"{lark.until('<tool_call>')} {self._call(lark, tools)}"
+        return (
+            f"{call} | {lark.text(self.marks)}" if is_one else f"({call})* {lark.text(self.marks)}"
+        )
 
     def _call(self, lark: Lark, tools: Sequence[Tool]) -> str:
         """Returns an expression that matches a call, but for the mark before it."""
@@ -82,8 +81,8 @@ class LlamaCalls:
         """Returns an expression that matches any text in which all calls are valid."""
         calls = lark.rule("calls", self._calls(lark, tools, is_one=is_one))
         return (
-            f"({calls} | {lark.text_without_first(self.first_marks)} | "
-            f"{lark.until(self.marks[0], _BEFORE)} {calls})?"
+            f"{calls} | {lark.text(self.marks, self.first_marks)} | "
+            f"{lark.until(self.marks[0], self.first_marks)} {calls}"
         )
 
     def _calls(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
@@ -114,7 +113,7 @@ class JsonCalls:
     def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches any text in which all calls are valid."""
         calls = self.alone(lark, tools, is_one=is_one)
-        return f"({calls} | {lark.text_without_first(self.first_marks)})?"
+        return f"{calls} | {lark.text(first=self.first_marks)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +148,10 @@ class MistralCalls:
 
     def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches any text in which all calls are valid."""
-        calls = f"{lark.until('[TOOL_CALLS]', _BEFORE)} {self._calls(lark, tools, is_one=is_one)}"
+        calls = f"{lark.until('[TOOL_CALLS]')} {self._calls(lark, tools, is_one=is_one)}"
         if is_one or not lark.is_token("[ARGS]"):
-            return f"{calls} | {lark.text}"
-        return f"({calls})* {lark.text}"
+            return f"{calls} | {lark.text(self.marks)}"
+        return f"({calls})* {lark.text(self.marks)}"
 
     def _calls(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches what follows the mark."""
@@ -219,7 +218,7 @@ class DeepSeekCalls:
     def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches any text in which all calls are valid."""
         calls = self._calls(lark, tools, is_one=is_one)
-        return f"{lark.until(self.tokens[0], _BEFORE)} {calls} | {lark.text}"
+        return f"{lark.until(self.tokens[0])} {calls} | {lark.text(self.marks)}"
 
     def _calls(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches what follows the first mark."""
