@@ -86,6 +86,8 @@ class Generations:
         _check_stream(body)
         for name in _RESERVED & body.chat_template_kwargs.keys():
             raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
+        if body.tool_choice not in ("auto", "none"):
+            raise InvalidArgumentError("tool_choice", "is a call; expected 'auto' or 'none'")
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools

@@ -141,12 +141,24 @@ class ChatMessage(_Schema, frozen=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # Part of OpenAI's own answers, which clients send back.
+    # The name under which some other servers take it.
+    reasoning: str | None = None
+    # Parts of OpenAI's own answers, which clients send back.
+    refusal: str | None = None
     annotations: Annotated[list[JsonObject], Meta(max_length=0)] = []
+
+    @property
+    def thought(self) -> str:
+        """Reasoning of the model before `content`."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 class Function(_Schema, frozen=True):
-    """Function of a tool, as the chat template shows it to the model."""
+    """Function of a tool.
+
+    Attributes:
+        strict: the arguments of each call are valid under `parameters`.
+    """
 
     name: str
     description: str | None = None
@@ -159,31 +171,62 @@ class Tool(_Schema, frozen=True):
     function: Function
 
 
+class FunctionName(_Schema, frozen=True):
+    name: str
+
+
+class NamedTool(_Schema, frozen=True, tag_field="type", tag="function"):
+    """Name of a tool, as a choice: the model must call it."""
+
+    function: FunctionName
+
+
+class SomeTools(_Schema, frozen=True):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(_Schema, frozen=True, tag_field="type", tag="allowed_tools"):
+    """Choice among some of the tools; the others are not described to the model."""
+
+    allowed_tools: SomeTools
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """Request body of `/v1/chat/completions`."""
+    """Request body of `/v1/chat/completions`.
+
+    Attributes:
+        reasoning_effort: variable of the chat template; "none" also turns thinking off.
+        thinking_token_budget: maximum tokens of reasoning, after which it is ended.
+    """
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     tools: list[Tool] = []
-    # Tool calls are part of the answer's text here; they are not parsed.
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
     chat_template_kwargs: JsonObject = {}
     modalities: list[Literal["text"]] = []
+
+    # Extension, under the name that other servers use.
+    thinking_token_budget: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
 
     # They change no answer.
     metadata: JsonObject = {}
     store: bool = False
     service_tier: Literal["auto", "default"] = "auto"
-    parallel_tool_calls: bool = True
     safety_identifier: str = ""
     prompt_cache_key: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_value("store", self.store, False)
-        _check_value("parallel_tool_calls", self.parallel_tool_calls, True)
 
 
 def plain(value: Any) -> Any:
