@@ -1,6 +1,7 @@
 """Router process: builds its components and serves until a signal."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -59,6 +60,8 @@ from baton_router.telemetry.request_meter import RequestMeter
 if TYPE_CHECKING:
     from baton_router.http.server import HttpServer
 
+logger = logging.getLogger(__name__)
+
 
 async def serve(settings: RouterSettings) -> None:
     """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL, unless it is to
@@ -77,11 +80,21 @@ async def serve(settings: RouterSettings) -> None:
         check_extra("http", "--http-port")
     tenants, quotas = settings.tenants(), settings.all_quotas()
     limits = RateLimits(quotas.of)
-    card = read_model_card(settings.model_path)
+    card = read_model_card(settings.model_path, *settings.format_names)
+    logger.info(
+        "tool calls are parsed in the format %s, reasoning in the format %s",
+        card.tool_format or "none",
+        card.reasoning_format or "none",
+    )
     card.warm_up()
     return_large_blocks()
     large = LargeRequests(settings.large_request_budget_bytes)
-    bounds = message_bounds(card.max_model_len, settings.max_prompt_bytes, settings.max_messages)
+    bounds = message_bounds(
+        card.max_model_len,
+        settings.max_prompt_bytes,
+        settings.max_messages,
+        settings.http_max_tools,
+    )
     server = Server(
         settings,
         by_token=settings.by_token,
@@ -108,6 +121,7 @@ async def serve(settings: RouterSettings) -> None:
             card,
             settings.max_prompt_bytes,
             settings.max_messages,
+            settings.http_max_tools,
             allow_special_tokens=settings.allow_special_tokens_in_chat,
         )
         rules = Rules(settings.placement, settings.conditional_disaggregation)

@@ -8,6 +8,7 @@ from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.failure import FailureKind
+from baton_router.output_parsing.request_parsing import RequestParsing
 from baton_router.usage import Account
 
 ANONYMOUS = Tenant()
@@ -47,6 +48,7 @@ class Request:
         token_ids: the prompt.
         received: output that the client already has, of each sequence; empty: no output of any.
         received_endings: finish reasons that the client was told with that output; empty: none.
+        parsing: None: the output is text alone.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Request:
     received: tuple[tuple[int, ...], ...] = ()
     received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
     tenant: Tenant = ANONYMOUS
+    parsing: RequestParsing | None = None
 
     @property
     def demand(self) -> Demand:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.coalescer import INTERVAL_SECONDS
@@ -21,11 +21,14 @@ from baton_router.intake.request_bounds import (
     DEFAULT_MAX_PROMPT_IDS,
     DEFAULT_MAX_TOOLS,
 )
+from baton_router.intake.model_card import AUTO
+from baton_router.output_parsing import formats
 from baton_router.picker_settings import PickerSettings
 from baton_router.placement.policy import PolicyName
 from baton_router.roles.pool_load import Objectives
 from baton_router.roles.role_balance import Hysteresis
 
+_NONE = "none"
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -64,7 +67,7 @@ class RouterSettings(PickerSettings):
         "takes one prompt of its length.",
     )
     http_max_tools: int = Field(
-        DEFAULT_MAX_TOOLS, ge=1, description="Maximum tools of an HTTP request."
+        DEFAULT_MAX_TOOLS, ge=1, description="Maximum tools of a request, over HTTP or gRPC."
     )
     max_messages: int = Field(
         DEFAULT_MAX_MESSAGES,
@@ -104,6 +107,18 @@ class RouterSettings(PickerSettings):
         DEFAULT_MODEL,
         description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "
         "'tiny', which ships with Baton.",
+    )
+    tool_call_parser: str = Field(
+        AUTO,
+        description="Format in which the model writes tool calls: "
+        f"{', '.join(formats.tool_format_names())}, {AUTO} or {_NONE}. auto: the one that its chat "
+        "template and model type tell. none: requests with tools are rejected.",
+    )
+    reasoning_parser: str = Field(
+        AUTO,
+        description="Format in which the model writes reasoning before its answer: "
+        f"{', '.join(formats.reasoning_format_names())}, {AUTO} or {_NONE}, as --tool-call-parser. "
+        "none: reasoning is text.",
     )
     default_timeout_s: float = Field(
         600.0, gt=0, description="Timeout in seconds of requests whose client sets no deadline."
@@ -272,6 +287,16 @@ class RouterSettings(PickerSettings):
         "ignored, with a warning.",
     )
 
+    @field_validator("tool_call_parser", "reasoning_parser")
+    @classmethod
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        is_of_tools = info.field_name == "tool_call_parser"
+        names = formats.tool_format_names() if is_of_tools else formats.reasoning_format_names()
+        known = (*names, AUTO, _NONE)
+        if name not in known:
+            raise ValueError(f"is {name!r}; expected one of {', '.join(known)}")
+        return name
+
     @model_validator(mode="after")
     def _can_tell_clients(self) -> Self:
         if self.client_auth == "token" and (self.tls is None or self.tenants_file is None):
@@ -308,6 +333,12 @@ class RouterSettings(PickerSettings):
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(self.max_new_streams_per_s, self.max_resets_per_s)
+
+    @property
+    def format_names(self) -> tuple[str | None, str | None]:
+        """Names of the formats of tool calls and of reasoning; None: none."""
+        calls, reasoning = self.tool_call_parser, self.reasoning_parser
+        return None if calls == _NONE else calls, None if reasoning == _NONE else reasoning
 
     def objectives(self) -> Objectives:
         return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)

@@ -61,10 +61,9 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format.type"),
     "a tool that must be called": ({"tool_choice": "required"}, "tool_choice"),
-    "one call at a time": ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     "to be stored": ({"store": True}, "store"),
     "audio": ({"modalities": ["text", "audio"]}, "modalities[1]"),
-    "an effort": ({"reasoning_effort": "high"}, "reasoning_effort"),
+    "a budget for thinking": ({"thinking_token_budget": 5}, "thinking_token_budget"),
     "what nobody knows": ({"flavour": "sweet"}, "flavour"),
     "usage without a stream": (
         {"stream": False, "stream_options": {"include_usage": True}},

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> ModelCard:
-    return read_model_card(str(folder))
+    return read_model_card(str(folder), tool_format="hermes")
 
 
 def client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
@@ -90,11 +90,3 @@ async def test_prompt_with_tools_is_that_of_transformers(folder, model, choice):
         )
     (asked,) = computing.requests
     assert list(asked.token_ids) == tokenizer(text, add_special_tokens=False).input_ids
-
-
-async def test_front_refuses_required_tool_choice_by_name(model):
-    async with front_of(prefill(), decode(), model=model) as front:
-        with pytest.raises(openai.BadRequestError, match="tool_choice"):
-            await client_of(front).chat.completions.create(
-                model=model.name, messages=MESSAGES[:1], tools=TOOLS, tool_choice="required"
-            )

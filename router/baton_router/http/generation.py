@@ -1,7 +1,6 @@
 """Conversion of completions and chat completions to requests of the router."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -10,16 +9,16 @@ from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
-from baton_router.http.exchange import Exchange, Extra
-from baton_router.http.openai_responses import ChatShape, CompletionShape, Json, Shape
-from baton_router.http.sampling import chat_sampling, completion_sampling
-from baton_router.http.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    plain,
+from baton_router.http.chat_tools import (
+    parsing_of,
+    template_tools,
+    template_turns,
+    template_variables,
 )
+from baton_router.http.exchange import Exchange, Extra
+from baton_router.http.openai_responses import ChatShape, CompletionShape, Shape
+from baton_router.http.sampling import chat_sampling, completion_sampling
+from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton_router.http.sequence_reader import Prompt, Reader
 from baton_router.http.structure import MAX_PROMPTS
 from baton_router.http.tokens import TokenBytes
@@ -28,18 +27,6 @@ from baton_router.lifecycle.inference import Inference
 
 # Conversations above which a thread makes what the template reads.
 _THREAD_FROM_MESSAGES = 16
-
-# Names of the renderer's own arguments.
-_RESERVED = {
-    "add_generation_prompt",
-    "chat_template",
-    "continue_final_message",
-    "conversations",
-    "documents",
-    "messages",
-    "return_assistant_tokens_mask",
-    "tools",
-}
 
 ExtraOf = Callable[[Caller], Extra]
 
@@ -84,16 +71,13 @@ class Generations:
     async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
         """Makes the exchange of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
         _check_stream(body)
-        for name in _RESERVED & body.chat_template_kwargs.keys():
-            raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
-        if body.tool_choice not in ("auto", "none"):
-            raise InvalidArgumentError("tool_choice", "is a call; expected 'auto' or 'none'")
+        variables = template_variables(body)
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
-        messages, tools = await asyncio.to_thread(_turns, body) if is_long else _turns(body)
+        turns = await asyncio.to_thread(template_turns, body) if is_long else template_turns(body)
         token_ids = await self._intake.tokenize_chat(
-            body.model, messages, tools, body.chat_template_kwargs
+            body.model, turns, template_tools(body), variables
         )
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
@@ -105,7 +89,12 @@ class Generations:
         request_id = _new_id()
         sampling = chat_sampling(body, num_left)
         request = self._request(body, request_id, sampling, token_ids)
-        shape, readers = ChatShape(self._tokens), [Reader(0, body.n)]
+        has_free_grammar = sampling.HasField("grammar") and not sampling.grammar.json_schema
+        parsing = parsing_of(body, self._inference.card, has_free_grammar=has_free_grammar)
+        if parsing is not None:
+            request.parsing.CopyFrom(parsing)
+        shape = ChatShape(self._tokens, is_parsed=parsing is not None)
+        readers = [Reader(0, body.n)]
         return self._exchange(body, caller, deadline, request_id, [request], readers, shape)
 
     def _exchange(
@@ -182,30 +171,3 @@ def _prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
             "prompt", f"has {len(prompts)} prompts; at most {MAX_PROMPTS} are taken"
         )
     return prompts
-
-
-def _turns(body: ChatRequest) -> tuple[list[Json], list[Json]]:
-    """Returns messages and tools for chat templates."""
-    tools = [] if body.tool_choice == "none" else body.tools
-    return [_message(message) for message in body.messages], [plain(tool) for tool in tools]
-
-
-def _message(message: ChatMessage) -> Json:
-    """Returns a turn for chat templates: content as plain text, arguments of calls as objects."""
-    turn: Json = plain(message)
-    del turn["annotations"]
-    if message.content is None:
-        turn["content"] = ""
-    elif not isinstance(message.content, str):
-        turn["content"] = "\n".join(part.text for part in message.content)
-    for call in turn.get("tool_calls", ()):
-        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
-    return turn
-
-
-def _arguments(written: str) -> object:
-    """Parses arguments that a model wrote as JSON; returns them unchanged if they are invalid."""
-    try:
-        return json.loads(written)
-    except (ValueError, RecursionError):
-        return written

@@ -7,6 +7,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from baton.v1 import inference_pb2 as pb
 from baton_router.http.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.http.tokens import TokenBytes
 
@@ -44,16 +45,21 @@ class ChatShape:
     whole_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, tokens: TokenBytes) -> None:
+    def __init__(self, tokens: TokenBytes, *, is_parsed: bool = False) -> None:
+        """`is_parsed`: choices are made of parts, else of text."""
         self._tokens = tokens
+        self._is_parsed = is_parsed
+        self._have_calls: set[int] = set()
 
     def opening(self, index: int) -> Json | None:
         return self._choice(index, {"role": "assistant", "content": ""}, [])
 
     def part(self, update: SequenceDelta) -> Json | None:
-        if not (update.text or update.tokens or update.finish_reason):
+        delta = self._message([update])
+        if not (delta or update.tokens or update.finish_reason):
             return None
-        delta = {"content": update.text} if update.text or update.tokens else {}
+        if update.tokens and not self._is_parsed:
+            delta.setdefault("content", "")
         choice = self._choice(update.index, delta, [update])
         if update.tokens:
             choice["logprobs"] = self._logprobs(update.tokens)
@@ -61,15 +67,40 @@ class ChatShape:
 
     def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
         scored = _tokens_of(updates)
+        message = self._message(updates)
+        for call in message.get("tool_calls", ()):
+            del call["index"]
+        content = None if "tool_calls" in message else ""
         return {
             "index": index,
-            "message": {"role": "assistant", "content": _text_of(updates), "refusal": None},
+            "message": {"role": "assistant", "content": content, "refusal": None, **message},
             "logprobs": self._logprobs(scored) if scored else None,
-            **_ending_of(updates),
+            **self._ending(index, updates),
         }
 
     def _choice(self, index: int, delta: Json, updates: Sequence[SequenceDelta]) -> Json:
-        return {"index": index, "delta": delta, "logprobs": None, **_ending_of(updates)}
+        return {"index": index, "delta": delta, "logprobs": None, **self._ending(index, updates)}
+
+    def _message(self, updates: Sequence[SequenceDelta]) -> Json:
+        """Returns what pieces of a choice add to its message; fields to which they add nothing are
+        left out."""
+        if not self._is_parsed:
+            text = _text_of(updates)
+            return {"content": text} if text else {}
+        parts = [part for update in updates for part in update.parts]
+        content = "".join(part.text for part in parts)
+        reasoning = "".join(part.reasoning for part in parts)
+        calls = _calls_of(parts)
+        if calls:
+            self._have_calls.add(updates[0].index)
+        message = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}
+        return {name: value for name, value in message.items() if value}
+
+    def _ending(self, index: int, updates: Iterable[SequenceDelta]) -> Json:
+        ending = _ending_of(updates)
+        if ending["finish_reason"] == "stop" and index in self._have_calls:
+            ending["finish_reason"] = "tool_calls"
+        return ending
 
     def _logprobs(self, scored: Iterable[ScoredToken]) -> Json:
         content = []
@@ -149,6 +180,27 @@ class _Offsets:
         if not self._tokens.is_special(token_id):
             self._num_characters += len(self._decoder.decode(self._tokens[token_id]))
         return begin
+
+
+def _calls_of(parts: Iterable[pb.OutputPart]) -> list[Json]:
+    """Returns the pieces of calls, one for each call; only the first piece of a call has a name."""
+    calls: dict[int, Json] = {}
+    for part in parts:
+        kind = part.WhichOneof("part")
+        if kind == "tool_call_start":
+            start = part.tool_call_start
+            function = {"name": start.name, "arguments": ""}
+            calls[start.index] = {
+                "index": start.index,
+                "id": start.id,
+                "type": "function",
+                "function": function,
+            }
+        elif kind == "tool_call_arguments":
+            piece = part.tool_call_arguments
+            empty = {"index": piece.index, "function": {"arguments": ""}}
+            calls.setdefault(piece.index, empty)["function"]["arguments"] += piece.json
+    return list(calls.values())
 
 
 def _text_of(updates: Iterable[SequenceDelta]) -> str:

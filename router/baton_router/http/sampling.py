@@ -26,6 +26,10 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of errors that have another name in OpenAI's API.
 _NAMES = {
     "sampling.grammar": "response_format",
+    "parsing.tools": "tools",
+    "parsing.tool_choice": "tool_choice",
+    "parsing.tool_name": "tool_choice",
+    "parsing.max_reasoning_tokens": "thinking_token_budget",
     "input.chat.messages": "messages",
     "input.chat": "messages",
     "input.text": "prompt",
@@ -117,6 +121,10 @@ def _their_name(field: str, body: GenerationRequest) -> str:
     for ours, theirs in _NAMES.items():
         if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
             rest = field.removeprefix(ours)
+            if theirs == "tools":
+                rest = rest.replace("].", "].function.").replace(
+                    "parameters_json_schema", "parameters"
+                )
             return theirs + (rest if rest.startswith("[") else "")
     name = field.removeprefix("sampling.")
     if isinstance(body, CompletionRequest) and name in ("top_logprobs", "prompt_logprobs"):

@@ -229,14 +229,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         _check_value("store", self.store, False)
 
 
-def plain(value: Any) -> Any:
-    """Returns a schema's value as JSON objects, without fields that are null."""
-    if isinstance(value, Struct):
-        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return {name: plain(given) for name, given in fields if given is not None}
-    return [plain(item) for item in value] if isinstance(value, list) else value
-
-
 def _check_value(name: str, value: bool, only: bool) -> None:
     if value is not only:
         raise InvalidArgumentError(name, f"is {value}; only {only} is supported here")

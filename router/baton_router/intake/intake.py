@@ -24,7 +24,17 @@ from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.chat import ChatTokenizer, RenderedChat
 from baton_router.intake.model_card import ModelCard
-from baton_router.intake.request_bounds import DEFAULT_MAX_MESSAGES
+from baton_router.intake.parsing import (
+    check_template_takes_tools,
+    constrained,
+    parsing_options,
+    request_parsing,
+    template_tools,
+    template_turns,
+    template_variables,
+    texts_of,
+)
+from baton_router.intake.request_bounds import DEFAULT_MAX_MESSAGES, DEFAULT_MAX_TOOLS
 from baton_router.request import ANONYMOUS, Request
 
 MAX_REQUEST_ID_BYTES = 128
@@ -32,6 +42,8 @@ MAX_REQUEST_ID_BYTES = 128
 _THREAD_FROM_BYTES = 4096
 # Conversations above which a thread renders them, as it does all with tools.
 _THREAD_FROM_MESSAGES = 16
+# Last tokens of a prompt that tell whether it ends within reasoning.
+_END_TOKENS = 64
 
 _REPORTED_FINISH_REASONS = (
     pb.FINISH_REASON_END_OF_SEQUENCE,
@@ -50,15 +62,17 @@ class Intake:
         card: ModelCard,
         max_prompt_bytes: int,
         max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_tools: int = DEFAULT_MAX_TOOLS,
         *,
         allow_special_tokens: bool = False,
     ) -> None:
-        """Limits texts to `max_prompt_bytes` and conversations to `max_messages`.
-        `allow_special_tokens`: see `ChatTokenizer`."""
+        """Limits texts to `max_prompt_bytes`, conversations to `max_messages` and requests to
+        `max_tools`. `allow_special_tokens`: see `ChatTokenizer`."""
         self._card = card
         self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
         self._max_prompt_bytes = max_prompt_bytes
         self._max_messages = min(max_messages, card.max_model_len)
+        self._max_tools = max_tools
 
     async def read(
         self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
@@ -69,6 +83,11 @@ class Intake:
         limit = min(max_model_len, self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
         check_length(1, params.max_tokens, limit)
+        options = None
+        if message.HasField("parsing"):
+            options = parsing_options(
+                message.parsing, self._card, self._max_tools, self._max_prompt_bytes
+            )
         token_ids = await self.tokens_of(message)
         prompt_field = f"input.{message.WhichOneof('input')}"
         check_length(len(token_ids), params.max_tokens, limit, prompt_field)
@@ -77,11 +96,23 @@ class Intake:
         if params.bad_words:
             params = self._without_words(params)
         check_vocabulary(params, self._card.vocab_size)
+        parsing = None
+        if options is not None:
+            end = self._card.tokenizer.decode(token_ids[-_END_TOKENS:], skip_special_tokens=False)
+            parsing = request_parsing(self._card, options, end)
+            params = constrained(params, self._card, parsing)
         request_id = _request_id(message.request_id)
         received = self._received(message, params)
         endings = tuple(map(_ending_of, message.continue_from))
         return Request(
-            request_id, tuple(token_ids), params, message.priority, received, endings, tenant
+            request_id,
+            tuple(token_ids),
+            params,
+            message.priority,
+            received,
+            endings,
+            tenant,
+            parsing,
         )
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
@@ -100,6 +131,8 @@ class Intake:
         text. The arguments are those of `ModelCard.render`."""
         self._check_model(model)
         self._check_messages(len(messages))
+        if tools:
+            check_template_takes_tools(self._card)
         render = partial(self._chat.render, messages, tools, variables)
         is_long = len(messages) > _THREAD_FROM_MESSAGES or tools
         chat = await asyncio.to_thread(render) if is_long else render()
@@ -159,7 +192,7 @@ class Intake:
             text = message.text
             return await _off_loop(self._card.encode, text, len(text)), text
         if kind == "chat":
-            chat = await self._render(message.chat)
+            chat = await self._render(message)
             return await _off_loop(self._chat.encode, chat, len(chat.text)), chat.text
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
@@ -183,13 +216,23 @@ class Intake:
                 )
         return found
 
-    async def _render(self, chat: pb.Chat) -> RenderedChat:
+    async def _render(
+        self, message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest"
+    ) -> RenderedChat:
+        chat = message.chat
         self._check_messages(len(chat.messages))
-        self._check_size("input.chat.messages", "".join(m.role + m.content for m in chat.messages))
-        messages = [{"role": m.role, "content": m.content} for m in chat.messages]
-        is_long = len(messages) > _THREAD_FROM_MESSAGES
-        render = self._chat.render
-        return await asyncio.to_thread(render, messages) if is_long else render(messages)
+        self._check_size("input.chat.messages", "".join(texts_of(chat)))
+        parsing = message.parsing if isinstance(message, pb.GenerateRequest) else pb.OutputParsing()
+        tools = template_tools(parsing)
+        if tools:
+            check_template_takes_tools(self._card)
+        variables = template_variables(parsing)
+
+        def render() -> RenderedChat:
+            return self._chat.render(template_turns(chat), tools, variables)
+
+        is_long = len(chat.messages) > _THREAD_FROM_MESSAGES or tools
+        return await asyncio.to_thread(render) if is_long else render()
 
     def _check_messages(self, num: int) -> None:
         if not 1 <= num <= self._max_messages:

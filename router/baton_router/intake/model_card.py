@@ -16,6 +16,11 @@ from tokenizers import Tokenizer
 
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton_router.output_parsing import formats
+from baton_router.output_parsing.output_format import OutputFormat
+
+AUTO = "auto"
+"""Name for the format that the chat template and the model type tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class ModelCard:
         tokenizer_hash: must equal the hash of each worker.
         chat_template: None if the model has none.
         special_tokens: by the names that chat templates use, such as "bos_token".
+        tool_format: name of the format of tool calls; None: unknown.
+        reasoning_format: name of the format of reasoning; None: none.
     """
 
     name: str
@@ -38,6 +45,18 @@ class ModelCard:
     tokenizer_hash: bytes
     chat_template: str | None
     special_tokens: dict[str, str]
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """Format of its outputs."""
+        return _output_format(self.tool_format, self.reasoning_format, self.tokenizer)
+
+    @property
+    def template_takes_tools(self) -> bool:
+        """True if the chat template describes tools to the model."""
+        return _takes_tools(self.chat_template)
 
     @property
     def control_token_ids(self) -> frozenset[int]:
@@ -101,6 +120,10 @@ class ModelCard:
         return str(rendered[0])
 
 
+_output_format = functools.cache(formats.output_format)
+_takes_tools = functools.cache(formats.takes_tools)
+
+
 @functools.cache
 def _renderer() -> Callable[..., tuple[list[str], Any]]:
     """Returns transformers' renderer. Its log lines, of which it prints one without torch, are
@@ -115,8 +138,14 @@ def _renderer() -> Callable[..., tuple[list[str], Any]]:
     return renderer
 
 
-def read_model_card(path: str) -> ModelCard:
-    """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`."""
+def read_model_card(
+    path: str, tool_format: str | None = AUTO, reasoning_format: str | None = AUTO
+) -> ModelCard:
+    """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`.
+
+    Args:
+        tool_format, reasoning_format: names of formats; None: none.
+    """
     folder = checkpoint_folder(path, DESCRIPTION)
     config = read_json(folder / "config.json")
     tokenizer_file = folder / "tokenizer.json"
@@ -128,16 +157,24 @@ def read_model_card(path: str) -> ModelCard:
     text = config.get("text_config", config)
     tokenizer_config = _read(folder / "tokenizer_config.json")
     generation = _read(folder / "generation_config.json")
+    tokenizer = _read_tokenizer(tokenizer_file)
+    chat_template = _chat_template(folder, tokenizer_config)
+    model_type = str(config.get("model_type", ""))
+    detected = formats.detect(chat_template, model_type, tokenizer)
     return ModelCard(
         name=Path(path).name,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
         vocab_size=int(_required(text, "vocab_size", path)),
         max_model_len=int(_required(text, "max_position_embeddings", path)),
         eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
-        tokenizer=_read_tokenizer(tokenizer_file),
+        tokenizer=tokenizer,
         tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
-        chat_template=_chat_template(folder, tokenizer_config),
+        chat_template=chat_template,
         special_tokens=_special_tokens(tokenizer_config),
+        tool_format=detected.tool_format if tool_format == AUTO else tool_format,
+        reasoning_format=(
+            detected.reasoning_format if reasoning_format == AUTO else reasoning_format
+        ),
     )
 
 

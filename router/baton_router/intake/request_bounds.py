@@ -13,8 +13,15 @@ DEFAULT_MAX_ELEMENTS = 65_536
 DEFAULT_MAX_PROMPT_IDS = 262_144
 DEFAULT_MAX_TOOLS = 512
 
+_MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
 
-def message_bounds(max_model_len: int, max_prompt_bytes: int, max_messages: int) -> MessageBounds:
+
+def message_bounds(
+    max_model_len: int,
+    max_prompt_bytes: int,
+    max_messages: int,
+    max_tools: int = DEFAULT_MAX_TOOLS,
+) -> MessageBounds:
     """Returns the bounds of messages for a model of this length in tokens."""
     num_messages = min(max_messages, max_model_len)
     counts = {
@@ -22,8 +29,12 @@ def message_bounds(max_model_len: int, max_prompt_bytes: int, max_messages: int)
         "ReceivedTokens.ids": MAX_SEQUENCES * max_model_len,
         "GenerateRequest.continue_from": MAX_SEQUENCES,
         "Chat.messages": num_messages,
-        "ChatMessage.role": num_messages,
-        "ChatMessage.content": num_messages,
+        # Each call in a conversation has a message with its result.
+        **{f"ChatMessage.{name}": num_messages for name in _MESSAGE_FIELDS},
+        **{f"ToolCall.{name}": num_messages for name in ("id", "name", "arguments")},
+        "OutputParsing.tools": max_tools,
+        **{f"Tool.{name}": max_tools for name in ("name", "description", "strict")},
+        "Tool.parameters_json_schema": max_tools,
         "BadTokens.token_ids": MAX_BAD_TOKEN_SEQUENCES * MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     }
     return MessageBounds(

@@ -48,7 +48,9 @@ class Answer:
         self._request = request
         self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
         self._account = Account(Timings(arrived), len(request.token_ids))
-        self._outputs = [Output(card.tokenizer, params.stop) for _ in range(params.n)]
+        self._outputs = [
+            Output(card.tokenizer, params.stop, request.parsing) for _ in range(params.n)
+        ]
         self._told_endings = _endings_of(request.received_endings)
         self._endings: dict[int, Ending] = {}
         self._unfinished = set(range(params.n))
@@ -225,7 +227,7 @@ class Answer:
     def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
         """Starts after the tokens, and their text, that the client received in an earlier call."""
         for output, token_ids in zip(self._outputs, received, strict=False):
-            shown, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
+            shown, _, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
             self._account.num_output_tokens += len(shown)
             self._account.num_received_tokens += len(shown)
 
@@ -241,7 +243,7 @@ class Answer:
         if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
             self._endings.setdefault(index, Ending(reason))
             output.has_ended = True
-        shown, text = output.push(tokens)
+        shown, text, parts = output.push(tokens)
         is_complete = output.is_complete
         if shown:
             if self._account.timings.first_token is None:
@@ -249,7 +251,10 @@ class Answer:
                 self._on_first_token(moment)
             self._account.num_output_tokens += len(shown)
             known = self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
-            responses.append(client_wire.chunk(index, shown, text, known))
+            response = client_wire.chunk(index, shown, text, known)
+            if parts:
+                client_wire.add_parts(response.tokens, parts, self._request)
+            responses.append(response)
         return responses + self._finish(index) if is_complete else responses
 
     def _end(self, index: int, ending: Ending) -> list[pb.GenerateResponse]:
@@ -284,9 +289,14 @@ class Answer:
         output = self._outputs[index]
         self._unfinished.remove(index)
         self._account.timings.finished = time.monotonic()
-        rest = output.finish()
+        rest, parts = output.finish()
         finished = client_wire.finished(index, self._ending(index), self._account)
-        return [client_wire.chunk(index, [], rest), finished] if rest else [finished]
+        if not (rest or parts):
+            return [finished]
+        response = client_wire.chunk(index, [], rest)
+        if parts:
+            client_wire.add_parts(response.tokens, parts, self._request)
+        return [response, finished]
 
     def _ending(self, index: int) -> Ending:
         """Returns the ending of a complete sequence."""

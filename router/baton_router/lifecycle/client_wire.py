@@ -8,6 +8,7 @@ from baton.role_wire import role_to_message
 from baton.v1 import inference_pb2 as pb
 from baton_router.lifecycle.reorder_buffer import Token
 from baton_router.lifecycle.worker_wire import Ending, duration
+from baton_router.output_parsing.parts import Part, Reasoning, Text, ToolCallStart
 from baton_router.placement.placement import Placement, Scored
 from baton_router.request import Request
 from baton_router.usage import Account, Timings
@@ -91,9 +92,48 @@ def chunk(
     return response
 
 
+def add_parts(chunk: pb.TokenChunk, parts: Iterable[Part], request: Request) -> None:
+    """Adds parts to a chunk of a request that is parsed. Adjacent pieces become one part."""
+    assert request.parsing is not None, "parts of an output that is not parsed"
+    for part in parts:
+        match part:
+            case Text():
+                message = pb.OutputPart(text=part.text)
+            case Reasoning():
+                message = pb.OutputPart(reasoning=part.text)
+            case ToolCallStart():
+                call_id = request.parsing.call_id(
+                    request.request_id, chunk.sequence_index, part.index
+                )
+                start = pb.ToolCallStart(index=part.index, id=call_id, name=part.name)
+                message = pb.OutputPart(tool_call_start=start)
+            case _:
+                arguments = pb.ToolCallArguments(index=part.index, json=part.json)
+                message = pb.OutputPart(tool_call_arguments=arguments)
+        _add_part(chunk, message)
+
+
+def _add_part(chunk: pb.TokenChunk, part: pb.OutputPart) -> None:
+    """Adds a part, or continues the last one if it is a piece of the same."""
+    last = chunk.parts[-1] if chunk.parts else None
+    kind = part.WhichOneof("part")
+    if last is None or last.WhichOneof("part") != kind:
+        chunk.parts.append(part)
+    elif kind == "text":
+        last.text += part.text
+    elif kind == "reasoning":
+        last.reasoning += part.reasoning
+    elif kind == "tool_call_arguments" and (
+        last.tool_call_arguments.index == part.tool_call_arguments.index
+    ):
+        last.tool_call_arguments.json += part.tool_call_arguments.json
+    else:
+        chunk.parts.append(part)
+
+
 def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:
     """Yields the responses in fewer messages: adjacent tokens of a sequence become one chunk. Text
-    without tokens, which was held back to the end, stays by itself: by it a client that resumes
+    or parts without tokens, held back to the end, stay by themselves: by them a client that resumes
     knows that it has all the text, and the finish reason came with the tokens before it."""
     held: dict[int, pb.GenerateResponse] = {}
     for response in responses:
@@ -117,6 +157,8 @@ def _append(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
     chunk.logprobs.extend(more.logprobs)
     chunk.top_logprobs.extend(more.top_logprobs)
     chunk.finish_reason = more.finish_reason
+    for part in more.parts:
+        _add_part(chunk, part)
 
 
 def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:

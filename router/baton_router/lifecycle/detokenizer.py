@@ -3,7 +3,8 @@
 Knows nothing of requests or workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from functools import cache
 
 from tokenizers import Tokenizer, decoders
@@ -15,6 +16,8 @@ _INCOMPLETE = "�"
 # of one character of at most 4.
 _MAX_PENDING = 8
 _CHARACTER_TOKENS = 4
+
+_NONE: Mapping[int, str] = MappingProxyType({})
 
 
 class _LoneTexts(dict[int, str]):
@@ -51,8 +54,10 @@ class Detokenizer:
     grow with the length of the sequence, also of one whose bytes are no characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str] = _NONE) -> None:
+        """Takes the special tokens that have a text, by token id."""
         self._tokenizer = tokenizer
+        self._kept = kept
         self._lone = _lone_texts(tokenizer)
         self._context: list[int] = []  # tokens shown last, on which the text of the next may depend
         self._pending: list[int] = []  # tokens whose text is not shown yet
@@ -60,7 +65,8 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Returns the text that this token completes; empty while a character is incomplete."""
         if token_id in self._lone.skipped:
-            return ""
+            kept = self._kept.get(token_id, "")
+            return self.finish() + kept if kept and self._pending else kept
         lone = "" if self._pending else self._lone[token_id]
         self._pending.append(token_id)
         text = lone or self._new_text(self._pending)

@@ -1,4 +1,4 @@
-"""Output of one sequence as the client sees it: ordered tokens, their text, stop string, end.
+"""Output of one sequence as the client sees it: ordered tokens, text, parts, stop string, end.
 
 Knows nothing of workers or messages.
 """
@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 
 from baton_router.lifecycle.detokenizer import Detokenizer, StopStrings
 from baton_router.lifecycle.reorder_buffer import ReorderBuffer, Token
+from baton_router.output_parsing.parts import Part
+from baton_router.output_parsing.request_parsing import RequestParsing
 
 
 class Output:
@@ -19,11 +21,15 @@ class Output:
             string was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], parsing: RequestParsing | None = None
+    ) -> None:
+        """`parsing` None: there are no parts."""
         self.has_ended = False
         self._assembly = ReorderBuffer()
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, {} if parsing is None else parsing.kept_tokens)
         self._stop = StopStrings(stop)
+        self._parser = None if parsing is None else parsing.parser()
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -40,25 +46,35 @@ class Output:
         """True if it has ended and no token before its end is missing."""
         return self._stop.matched is not None or (self.has_ended and not self._assembly.has_gap)
 
-    def push(self, tokens: Sequence[Token]) -> tuple[list[Token], str]:
-        """Returns what can be shown now: tokens, up to one that completes a stop string, and text
-        that may lag behind them. Raises `UnavailableError` as `ReorderBuffer.accept`."""
+    def push(self, tokens: Sequence[Token]) -> tuple[list[Token], str, list[Part]]:
+        """Returns what can be shown now: tokens, up to one that completes a stop string, text that
+        may lag behind them, and parts that may lag behind the text. Raises `UnavailableError` as
+        `ReorderBuffer.accept`."""
         shown: list[Token] = []
+        parts: list[Part] = []
         text = ""
         for token in self._assembly.accept(tokens):
             if self._stop.matched is not None:
                 break
             shown.append(token)
-            text += self._stop.push(self._detokenizer.push(token.token_id))
-        return shown, text
+            new = self._stop.push(self._detokenizer.push(token.token_id))
+            text += new
+            # Token by token, so that parts do not depend on how tokens arrive: a client that
+            # resumes has received all that are made of its tokens.
+            if new and self._parser is not None:
+                parts += self._parser.push(new)
+        return shown, text, parts
 
     def restart(self) -> None:
         """Prepares for other workers, which resume after the shown tokens or from the beginning."""
         self.has_ended = False
         self._assembly.forget_early()
 
-    def finish(self) -> str:
-        """Returns the text that was held back; for a complete sequence, once. It may complete a
-        stop string."""
+    def finish(self) -> tuple[str, list[Part]]:
+        """Returns the text and the parts that were held back; for a complete sequence, once. The
+        text may complete a stop string."""
         rest = self._detokenizer.finish() if self._stop.matched is None else ""
-        return self._stop.push(rest) + self._stop.finish()
+        text = self._stop.push(rest) + self._stop.finish()
+        if self._parser is None:
+            return text, []
+        return text, [*self._parser.push(text), *self._parser.finish()]

@@ -1,0 +1,278 @@
+"""Tool calls and reasoning of chat completions, as OpenAI's client sees them."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from baton.v1 import inference_pb2 as pb
+from baton_router.intake.model_card import ModelCard
+from tests.support.router.front import front_of
+from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
+
+USER: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
+WEATHER = {
+    "name": "weather",
+    "description": "Of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+TIME = {"name": "time", "parameters": {"type": "object", "properties": {}}}
+TOOLS: list[Any] = [{"type": "function", "function": f} for f in (WEATHER, TIME)]
+THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+CALLS = [("weather", '{"city": "Oslo 漢"}'), ("time", "{}")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder: Path = tmp_path_factory.mktemp("model") / "caller"
+    save_calling_model(folder)
+    return calling_card(folder)
+
+
+def client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
+    )
+
+
+async def ask(model: ModelCard, text: Any, size: int = 3, **body: Any) -> Any:
+    """Returns the answer, or the chunks of a stream, when the model writes `text`."""
+    reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
+    given = {"messages": USER, "tools": TOOLS, "max_tokens": 200, **body}
+    async with front_of(*writing(text, size, reason), model=model) as front:
+        answer = await client_of(front).chat.completions.create(model=model.name, **given)
+        return [chunk async for chunk in answer] if given.get("stream") else answer
+
+
+def joined(chunks: list[Any]) -> dict[str, Any]:
+    """Adds up the deltas of a stream with one choice."""
+    message: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "reason": None}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            delta = choice.delta
+            message["content"] += delta.content or ""
+            message["reasoning"] += getattr(delta, "reasoning_content", "") or ""
+            message["reason"] = choice.finish_reason or message["reason"]
+            for call in delta.tool_calls or ():
+                if call.id is not None:
+                    assert call.index == len(message["calls"])
+                    assert call.type == "function"
+                    message["calls"].append([call.id, call.function.name, ""])
+                message["calls"][call.index][2] += call.function.arguments
+    return message
+
+
+def whole(answer: Any) -> dict[str, Any]:
+    (choice,) = answer.choices
+    calls = choice.message.tool_calls or ()
+    return {
+        "content": choice.message.content or "",
+        "reasoning": getattr(choice.message, "reasoning_content", ""),
+        "calls": [[c.id, c.function.name, c.function.arguments] for c in calls],
+        "reason": choice.finish_reason,
+    }
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "calls": [tuple(call[1:]) for call in message["calls"]]}
+
+
+async def test_chat_answer_has_calls_and_no_content(model):
+    answer = await ask(model, f"{OSLO}\n{NOW}")
+    (choice,) = answer.choices
+    assert choice.message.content is None
+    assert without_ids(whole(answer))["calls"] == CALLS
+    assert choice.finish_reason == "tool_calls"
+    ids = [call.id for call in choice.message.tool_calls]
+    assert len(set(ids)) == 2
+    assert all(len(one) == 29 and one.startswith("call_") for one in ids)
+
+
+@pytest.mark.parametrize("size", [1, 3, 500])
+@pytest.mark.parametrize(
+    "text",
+    [f"{THOUGHT}Let me look.\n{OSLO}\n{NOW}", f"{THOUGHT}It rains.", "It <tool rains. <thi"],
+    ids=["reasoning, text and calls", "reasoning and text", "text alone"],
+)
+async def test_streamed_chat_deltas_add_up_to_whole_answer(model, text, size):
+    expected = without_ids(whole(await ask(model, text)))
+    chunks = await ask(model, text, size, stream=True)
+    assert without_ids(joined(chunks)) == expected
+    if size == 1 and expected["reasoning"]:
+        pieces = [c for c in chunks if getattr(c.choices[0].delta, "reasoning_content", None)]
+        assert len(pieces) > 3
+
+
+async def test_chat_splits_reasoning_from_content(model):
+    answer = await ask(model, f"{THOUGHT}It rains.", tools=[])
+    message = answer.choices[0].message
+    assert message.content == "It rains."
+    assert message.reasoning_content == "The user asks for Oslo: é 漢."
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_chat_without_formats_shows_what_model_wrote():
+    answer = await ask_tiny(f"{THOUGHT}{OSLO}")
+    assert answer.choices[0].message.content == f"{THOUGHT}{OSLO}"
+
+
+async def ask_tiny(text: str) -> Any:
+    async with front_of(*writing(text)) as front:
+        return await client_of(front).chat.completions.create(
+            model="tiny", messages=USER, max_tokens=200
+        )
+
+
+async def test_cut_off_answer_ends_by_length_with_its_rest(model):
+    text = f"{OSLO}\nIt <tool_c"
+    for stream in (False, True):
+        answer = await ask(model, text, stream=stream, reason=pb.FINISH_REASON_LENGTH)
+        message = joined(answer) if stream else whole(answer)
+        assert message["reason"] == "length"
+        assert message["content"].strip() == "It <tool_c"
+        assert len(message["calls"]) == 1
+
+
+async def test_chat_scores_every_token_of_a_call(model):
+    for stream in (False, True):
+        answer = await ask(model, OSLO, logprobs=True, stream=stream)
+        choices = [c.choices[0] for c in answer] if stream else answer.choices
+        scored = [t.token for c in choices if c.logprobs for t in c.logprobs.content]
+        assert len(scored) == len(ids_of(OSLO))
+
+
+async def test_choice_none_describes_no_tools_and_parses_none(model):
+    answer = await ask(model, OSLO, tool_choice="none")
+    assert answer.choices[0].message.content == OSLO
+    assert answer.choices[0].message.tool_calls is None
+
+
+async def prompt_of(model: ModelCard, **body: Any) -> tuple[str, Any]:
+    """Returns the prompt that workers get, and its sampling parameters."""
+    workers = writing("It rains.")
+    given = {"messages": USER, "max_tokens": 200, **body}
+    async with front_of(*workers, model=model) as front:
+        await client_of(front).chat.completions.create(model=model.name, **given)
+    (request,) = workers[0].requests
+    text = model.tokenizer.decode(list(request.token_ids), skip_special_tokens=False)
+    return text, request.sampling
+
+
+HISTORY: list[Any] = [
+    *USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Look it up.",
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "Rain."},
+]
+
+
+async def test_template_reads_calls_and_reasoning_of_history(model):
+    text, _ = await prompt_of(model, messages=HISTORY)
+    assert "<think>Look it up.</think>" in text
+    assert "calls weather city=Oslo" in text
+
+
+async def test_template_gets_effort_and_may_turn_thinking_off(model):
+    text, _ = await prompt_of(model, reasoning_effort="high")
+    assert "effort: high" in text
+    text, _ = await prompt_of(model, reasoning_effort="none")
+    assert text.endswith("<think>\n\n</think>\n\n")
+    kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+    text, _ = await prompt_of(model, extra_body=kwargs)
+    assert text.endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "time"}}},
+        {"parallel_tool_calls": False},
+        {"tools": [{"type": "function", "function": {**WEATHER, "strict": True}}]},
+        {"extra_body": {"thinking_token_budget": 5}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "object"}},
+            }
+        },
+    ],
+    ids=["required", "named", "one", "strict", "budget", "schema"],
+)
+async def test_chat_forces_outputs_by_grammar(model, body):
+    _, sampling = await prompt_of(model, **{"tools": TOOLS, **body})
+    assert sampling.grammar.ebnf
+
+
+async def test_free_choice_among_tools_needs_no_grammar(model):
+    _, sampling = await prompt_of(model, tools=TOOLS)
+    assert not sampling.HasField("grammar")
+
+
+async def test_allowed_tools_are_the_only_ones_described(model):
+    named = {"type": "function", "function": {"name": "time"}}
+    choice: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [named]},
+    }
+    text, sampling = await prompt_of(model, tools=TOOLS, tool_choice=choice)
+    assert '"time"' in text
+    assert "Of a city." not in text
+    assert sampling.grammar.ebnf
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a tool without a name": (
+        {"tools": [{"type": "function", "function": {"name": ""}}]},
+        "tools[0].function.name",
+        "letters",
+    ),
+    "two of one name": ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name", "another"),
+    "a call without tools": ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
+    "an unknown tool": (
+        {"tool_choice": {"type": "function", "function": {"name": "clock"}}},
+        "tool_choice",
+        "clock",
+    ),
+    "an argument of the renderer": (
+        {"extra_body": {"chat_template_kwargs": {"tools": []}}},
+        "chat_template_kwargs.tools",
+        "not for clients",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_chat_refuses_tools_by_name_of_field(model, case):
+    body, field, words = REFUSED[case]
+    with pytest.raises(openai.BadRequestError, match=words) as raised:
+        await ask(model, "It rains.", **body)
+    assert raised.value.param == field
+
+
+async def test_template_without_tools_is_refused_with_reason():
+    async with front_of(*writing("It rains.")) as front:
+        with pytest.raises(openai.BadRequestError, match="chat template takes no tools") as raised:
+            await client_of(front).chat.completions.create(model="tiny", messages=USER, tools=TOOLS)
+    assert raised.value.param == "tools"
+
+
+async def test_unknown_tool_format_is_refused_with_setting(model, tmp_path):
+    folder = tmp_path / "caller"
+    save_calling_model(folder)
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+        await ask(calling_card(folder, None), "It rains.")
