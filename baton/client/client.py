@@ -37,14 +37,22 @@ from baton.client.types import (
     Load,
     Message,
     Model,
+    OutputParsing,
+    Part,
     Placement,
     Prompt,
+    ReasoningPart,
     RequestInfo,
     RoleBalance,
     RoleFlip,
+    TextPart,
     Timings,
     TokenLogprobs,
     Tokens,
+    Tool,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
     Usage,
     Worker,
     WorkerMemory,
@@ -74,16 +82,24 @@ __all__ = [
     "Load",
     "Message",
     "Model",
+    "OutputParsing",
+    "Part",
     "Placement",
     "Prompt",
+    "ReasoningPart",
     "RequestInfo",
     "RoleBalance",
     "RoleFlip",
     "SamplingParams",
+    "TextPart",
     "Timings",
     "Tls",
     "TokenLogprobs",
     "Tokens",
+    "Tool",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallStart",
     "Usage",
     "Worker",
     "WorkerMemory",
@@ -133,6 +149,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
         priority: int = 0,
         timeout: float | None = None,
         metadata: Metadata = (),
+        parsing: OutputParsing | None = None,
     ) -> _AnyGeneration:
         """Starts a generation. Errors of the server are raised when its chunks are read.
 
@@ -144,6 +161,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
             timeout: seconds for the whole generation; None: the client's.
             metadata: sent with each of its calls, such as `traceparent`, which makes the request
                 part of a trace of the caller's.
+            parsing: tools of the model, and parsing of its output; None: the output is text alone.
         """
 
         def open_attempt(attempt: CallAttempt) -> Any:
@@ -153,7 +171,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
                 call = self._connections[attempt.router].inference.Generate
                 return call(attempt.request, **self._options(attempt.timeout, metadata))
 
-        request = generate_request(prompt, params, model, request_id, priority)
+        request = generate_request(prompt, params, model, request_id, priority, parsing)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, wait_for_ready=self._wait_for_ready)
         return self._generation_type(

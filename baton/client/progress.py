@@ -10,6 +10,7 @@ from baton.client.types import (
     Completion,
     Finished,
     FinishReason,
+    Part,
     Received,
     TokenLogprobs,
 )
@@ -23,7 +24,7 @@ class _SequenceProgress:
     """Accumulated chunks of one sequence.
 
     Attributes:
-        has_rest: its last text, which has no token of its own, has arrived.
+        has_rest: its last text and parts, which have no token of their own, have arrived.
         finish_reason: as it came with the last token.
     """
 
@@ -31,6 +32,7 @@ class _SequenceProgress:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[Mapping[int, float]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     has_rest: bool = False
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
     finished: Finished | None = None
@@ -50,6 +52,7 @@ class _SequenceProgress:
         self.token_ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)
         self.top_logprobs.extend(chunk.top_logprobs)
+        self.parts.extend(chunk.parts)
         return True
 
     def completion(self) -> Completion:
@@ -60,6 +63,7 @@ class _SequenceProgress:
             tuple(self.logprobs),
             tuple(self.top_logprobs),
             self.finished,
+            tuple(self.parts),
         )
 
 

@@ -2,21 +2,119 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Tool call of the model. `arguments` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Message of a conversation. `role` is one that the model's chat template knows."""
+    """Message of a conversation.
+
+    Attributes:
+        role: one that the model's chat template knows.
+        tool_calls: made by the model in this message.
+        tool_call_id: of the call whose result this message is.
+        name: of the author, or of the tool whose result this is.
+        reasoning: of the model before `content`.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
 
 
 Chat: TypeAlias = Sequence[Message | Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Chat
 """Text, token ids, or a conversation: messages or dicts with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Tool that the model may call: a function.
+
+    Attributes:
+        parameters: JSON schema of the arguments, an object; None: any object.
+        strict: the arguments of each call are valid under the schema.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParsing:
+    """Tools of the model, and parsing of its output into text, reasoning and tool calls.
+
+    Attributes:
+        tools: described to the model by its chat template, if the prompt is a conversation.
+        tool_choice: auto: the model decides whether to call tools. required: it makes one call at
+            least. none: it gets no tools.
+        tool_name: the tool that must be called; empty: any.
+        one_tool_call: at most one call.
+        reasoning: reasoning becomes parts of its own; else it is text.
+        max_reasoning_tokens: after which reasoning is ended; None: no limit.
+        template_variables: further variables of the chat template, such as `enable_thinking`.
+    """
+
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = "auto"
+    tool_name: str = ""
+    one_tool_call: bool = False
+    reasoning: bool = True
+    max_reasoning_tokens: int | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text for the user, which continues the text before it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """Reasoning, which continues the reasoning before it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """Beginning of the tool call `index` of its sequence, from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """Piece of the arguments of the tool call `index`: JSON text, which continues what came
+    before."""
+
+    index: int
+    json: str
+
+
+Part: TypeAlias = TextPart | ReasoningPart | ToolCallStart | ToolCallArguments
 
 
 class FinishReason(enum.StrEnum):
@@ -43,6 +141,7 @@ class Chunk:
             the most likely first; empty unless asked for.
         finish_reason: reason for which the sequence is complete with the last of `token_ids`;
             UNSPECIFIED if it continues, or if only `Finished` has the reason.
+        parts: of the parsed output, which may lag behind `text`; empty unless asked for.
     """
 
     text: str
@@ -52,6 +151,7 @@ class Chunk:
     logprobs: tuple[float, ...]
     top_logprobs: tuple[Mapping[int, float], ...] = ()
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +306,29 @@ class Completion:
     logprobs: tuple[float, ...]
     top_logprobs: tuple[Mapping[int, float], ...]
     finished: Finished
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def content(self) -> str:
+        """Text for the user: `text` without reasoning and tool calls, if parsing was asked for."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning of the model."""
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningPart))
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Tool calls, in order."""
+        calls: list[ToolCall] = []
+        for part in self.parts:
+            if isinstance(part, ToolCallStart):
+                calls.append(ToolCall(part.id, part.name, ""))
+            elif isinstance(part, ToolCallArguments):
+                call = calls[part.index]
+                calls[part.index] = replace(call, arguments=call.arguments + part.json)
+        return tuple(calls)
 
 
 @dataclass(frozen=True, slots=True)

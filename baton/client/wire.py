@@ -1,6 +1,7 @@
 """Conversion of `baton.v1` messages to the client's data and back. Opens no connection."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,15 +20,23 @@ from baton.client.types import (
     Load,
     Message,
     Model,
+    OutputParsing,
+    Part,
     Placement,
     Prompt,
+    ReasoningPart,
     Received,
     RequestInfo,
     RoleBalance,
     RoleFlip,
+    TextPart,
     Timings,
     TokenLogprobs,
     Tokens,
+    Tool,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
     Usage,
     Worker,
     WorkerFacts,
@@ -46,17 +55,61 @@ if TYPE_CHECKING:
     _Data = TypeVar("_Data", bound=DataclassInstance)
 
 
+_CHOICES = {
+    "auto": pb.TOOL_CHOICE_AUTO,
+    "none": pb.TOOL_CHOICE_NONE,
+    "required": pb.TOOL_CHOICE_REQUIRED,
+}
+
+
 def generate_request(
-    prompt: Prompt, params: SamplingParams | None, model: str, request_id: str, priority: int
+    prompt: Prompt,
+    params: SamplingParams | None,
+    model: str,
+    request_id: str,
+    priority: int,
+    parsing: OutputParsing | None = None,
 ) -> pb.GenerateRequest:
     if not hasattr(priority, "__index__") or not -(2**31) <= priority < 2**31:
         raise InvalidArgumentError("priority", f"is {priority!r}; must be in [-2^31, 2^31)")
     sampling = None if params is None else to_proto(params)
     request = pb.GenerateRequest(
-        model=model, request_id=request_id, sampling=sampling, priority=priority
+        model=model,
+        request_id=request_id,
+        sampling=sampling,
+        priority=priority,
+        parsing=None if parsing is None else _parsing_to_message(parsing),
     )
     _set_input(request, prompt)
     return request
+
+
+def _parsing_to_message(parsing: OutputParsing) -> pb.OutputParsing:
+    if parsing.tool_choice not in _CHOICES:
+        raise InvalidArgumentError(
+            "parsing.tool_choice",
+            f"is {parsing.tool_choice!r}; must be one of {', '.join(_CHOICES)}",
+        )
+    choice = pb.TOOL_CHOICE_NAMED if parsing.tool_name else _CHOICES[parsing.tool_choice]
+    variables = dict(parsing.template_variables)
+    return pb.OutputParsing(
+        tools=map(_tool_to_message, parsing.tools),
+        tool_choice=choice,
+        tool_name=parsing.tool_name,
+        one_tool_call=parsing.one_tool_call,
+        reasoning=parsing.reasoning,
+        max_reasoning_tokens=parsing.max_reasoning_tokens,
+        template_variables=json.dumps(variables) if variables else "",
+    )
+
+
+def _tool_to_message(tool: Tool) -> pb.Tool:
+    return pb.Tool(
+        name=tool.name,
+        description=tool.description,
+        parameters_json_schema="" if tool.parameters is None else json.dumps(tool.parameters),
+        strict=tool.strict,
+    )
 
 
 def _set_input(request: pb.GenerateRequest | admin.FlushCacheRequest, prompt: Prompt) -> None:
@@ -104,12 +157,23 @@ def _chat(messages: Chat) -> pb.Chat:
 def _chat_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMessage:
     field = f"chat.messages[{index}]"
     if isinstance(message, Message):
-        message = {"role": message.role, "content": message.content}
+        return pb.ChatMessage(
+            role=message.role,
+            content=message.content,
+            tool_calls=map(_tool_call_to_message, message.tool_calls),
+            tool_call_id=message.tool_call_id,
+            name=message.name,
+            reasoning=message.reasoning,
+        )
     if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
         raise InvalidArgumentError(field, "must have role and content, and nothing else")
     if not all(isinstance(value, str) for value in message.values()):
         raise InvalidArgumentError(field, "role and content must be text")
     return pb.ChatMessage(role=message["role"], content=message["content"])
+
+
+def _tool_call_to_message(call: ToolCall) -> pb.ToolCall:
+    return pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 
 def _checked_ids(token_ids: Sequence[int]) -> Sequence[int]:
@@ -165,7 +229,21 @@ def chunk_of(message: pb.TokenChunk) -> Chunk:
         logprobs=tuple(message.logprobs),
         top_logprobs=tuple(map(_top_of, message.top_logprobs)),
         finish_reason=_finish_reason(message.finish_reason),
+        parts=tuple(map(_part_of, message.parts)),
     )
+
+
+def _part_of(message: pb.OutputPart) -> Part:
+    match message.WhichOneof("part"):
+        case "reasoning":
+            return ReasoningPart(message.reasoning)
+        case "tool_call_start":
+            start = message.tool_call_start
+            return ToolCallStart(start.index, start.id, start.name)
+        case "tool_call_arguments":
+            arguments = message.tool_call_arguments
+            return ToolCallArguments(arguments.index, arguments.json)
+    return TextPart(message.text)
 
 
 def prompt_logprobs_of(message: pb.PromptLogprobs) -> list[TokenLogprobs]:
