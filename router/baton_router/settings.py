@@ -15,13 +15,13 @@ from baton_router.admission.admission_queue import MAX_WAITING
 from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
+from baton_router.intake.model_card import AUTO
 from baton_router.intake.request_bounds import (
     DEFAULT_MAX_ELEMENTS,
     DEFAULT_MAX_MESSAGES,
     DEFAULT_MAX_PROMPT_IDS,
     DEFAULT_MAX_TOOLS,
 )
-from baton_router.intake.model_card import AUTO
 from baton_router.output_parsing import formats
 from baton_router.picker_settings import PickerSettings
 from baton_router.placement.policy import PolicyName

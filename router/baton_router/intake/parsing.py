@@ -19,7 +19,7 @@ from baton.sampling import (
 )
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
-from baton_router.output_parsing.output_format import Choice, OutputFormat, ParsingOptions, Tool
+from baton_router.output_parsing.output_format import Choice, ParsingOptions, Tool
 from baton_router.output_parsing.request_parsing import RequestParsing
 
 _MAX_NAME_CHARS = 128
@@ -164,14 +164,14 @@ def parsing_options(
     if tools and choice is not Choice.NONE and not card.tool_format:
         raise InvalidArgumentError(
             "parsing.tools",
-            f"cannot be called by model {card.name!r}: the router does not know in which format it "
+            f"cannot be called by model {card.name!r}: the router does not know how it "
             "writes calls. Start the router with --tool-call-parser",
         )
     limit = parsing.max_reasoning_tokens if parsing.HasField("max_reasoning_tokens") else None
     if limit is not None and not card.reasoning_format:
         raise InvalidArgumentError(
             "parsing.max_reasoning_tokens",
-            f"cannot be held to by model {card.name!r}: the router does not know in which format it "
+            f"cannot be held to by model {card.name!r}: the router does not know how it "
             "reasons. Start the router with --reasoning-parser",
         )
     return ParsingOptions(
@@ -273,7 +273,9 @@ def constrained(params: SamplingParams, card: ModelCard, parsing: RequestParsing
 def _with_call_ends(params: SamplingParams, card: ModelCard) -> SamplingParams:
     """Returns the parameters with the tokens that end a call as stop tokens, if they do not end an
     answer of this model anyway."""
-    found = map(card.tokenizer.token_to_id, _CALL_ENDS)
-    known = {*card.eos_token_ids, *params.stop_token_ids, None}
-    ids = (*params.stop_token_ids, *(token_id for token_id in found if token_id not in known))
+    ids = params.stop_token_ids
+    for token in _CALL_ENDS:
+        token_id = card.tokenizer.token_to_id(token)
+        if token_id is not None and token_id not in (*card.eos_token_ids, *ids):
+            ids = (*ids, token_id)
     return params if len(ids) > MAX_STOP_TOKEN_IDS else replace(params, stop_token_ids=ids)

@@ -4,8 +4,8 @@ Knows nothing of requests or workers.
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from functools import cache
+from types import MappingProxyType
 
 from tokenizers import Tokenizer, decoders
 
