@@ -43,7 +43,7 @@ async def ask(model: ModelCard, text: Any, size: int = 3, **body: Any) -> Any:
     """Returns the answer, or the chunks of a stream, when the model writes `text`."""
     reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
     given = {"messages": USER, "tools": TOOLS, "max_tokens": 200, **body}
-    async with front_of(*writing(text, size, reason), model=model) as front:
+    async with front_of(*writing(text, size, reason, model), model=model) as front:
         answer = await client_of(front).chat.completions.create(model=model.name, **given)
         return [chunk async for chunk in answer] if given.get("stream") else answer
 
@@ -142,7 +142,7 @@ async def test_chat_scores_every_token_of_a_call(model):
         answer = await ask(model, OSLO, logprobs=True, stream=stream)
         choices = [c.choices[0] for c in answer] if stream else answer.choices
         scored = [t.token for c in choices if c.logprobs for t in c.logprobs.content]
-        assert len(scored) == len(ids_of(OSLO))
+        assert len(scored) == len(ids_of(OSLO, model))
 
 
 async def test_choice_none_describes_no_tools_and_parses_none(model):

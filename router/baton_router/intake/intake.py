@@ -85,6 +85,8 @@ class Intake:
         check_length(1, params.max_tokens, limit)
         options = None
         if message.HasField("parsing"):
+            if message.parsing.tools and message.WhichOneof("input") == "chat":
+                check_template_takes_tools(self._card)
             options = parsing_options(
                 message.parsing, self._card, self._max_tools, self._max_prompt_bytes
             )
@@ -224,8 +226,6 @@ class Intake:
         self._check_size("input.chat.messages", "".join(texts_of(chat)))
         parsing = message.parsing if isinstance(message, pb.GenerateRequest) else pb.OutputParsing()
         tools = template_tools(parsing)
-        if tools:
-            check_template_takes_tools(self._card)
         variables = template_variables(parsing)
 
         def render() -> RenderedChat:

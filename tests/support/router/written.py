@@ -1,7 +1,6 @@
 """Scripted workers that write a text, and a model card with tools and reasoning."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from baton_router.intake.model_card import ModelCard, read_model_card
 from tests.support.router.scripted import READY, RELEASED, Worker, card, decode, finished, prefill
 
 TEMPLATE = """
-{%- if tools %}<|im_start|>system
+{%- if tools %}## system
 You may call: {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
 {% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
+{%- for message in messages %}## {{ message.role }}
 {%- if message.reasoning_content %} <think>{{ message.reasoning_content }}</think>{% endif %}
 {%- for call in message.tool_calls or [] %} calls {{ call.function.name }}
 {%- for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}
@@ -25,7 +24,7 @@ You may call: {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}
 {%- if reasoning_effort %}effort: {{ reasoning_effort }}
 {% endif %}
-{%- if add_generation_prompt %}<|im_start|>assistant
+{%- if add_generation_prompt %}## assistant
 {% if enable_thinking is defined and enable_thinking is false %}<think>
 
 </think>
@@ -33,9 +32,16 @@ You may call: {% for tool in tools %}{{ tool | tojson }}
 {% endif %}{% endif %}"""
 
 
+_RENAMED = {"<|im_start|>": "<think>", "<|pad|>": "</think>"}
+
+
 def save_calling_model(folder: Path) -> None:
-    """Writes the shipped model with a template of tools and reasoning."""
+    """Writes the shipped model with a template of tools and reasoning, whose marks are tokens."""
     shutil.copytree(locate("tiny"), folder, ignore=shutil.ignore_patterns("*.py", "*.md"))
+    tokenizer = (folder / "tokenizer.json").read_text()
+    for name, mark in _RENAMED.items():
+        tokenizer = tokenizer.replace(name, mark)
+    (folder / "tokenizer.json").write_text(tokenizer)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
@@ -44,16 +50,21 @@ def calling_card(folder: Path, tool_format: str | None = "hermes") -> ModelCard:
     return read_model_card(str(folder), tool_format, "think")
 
 
-def ids_of(text: str) -> list[int]:
-    ids: list[int] = card().tokenizer.encode(text, add_special_tokens=False).ids
+def ids_of(text: str, model: ModelCard | None = None) -> list[int]:
+    tokenizer = (model or card()).tokenizer
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
 def writing(
-    text: str | Sequence[int], size: int = 3, reason: int = pb.FINISH_REASON_END_OF_SEQUENCE
+    text: str,
+    size: int = 3,
+    reason: int = pb.FINISH_REASON_END_OF_SEQUENCE,
+    model: ModelCard | None = None,
 ) -> tuple[Worker, Worker]:
-    """Workers that write a text, `size` tokens in a message, and end for this reason."""
-    ids = ids_of(text) if isinstance(text, str) else text
+    """Workers that write a text, `size` tokens in a message, and end for this reason. `model` None:
+    the shipped one."""
+    ids = ids_of(text, model)
     token = prefill_pb2.FirstToken(token_id=ids[0], logprob=-0.5)
     result = prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
     pieces: list[Any] = [
