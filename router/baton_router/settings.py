@@ -294,7 +294,7 @@ class RouterSettings(PickerSettings):
         names = formats.tool_format_names() if is_of_tools else formats.reasoning_format_names()
         known = (*names, AUTO, _NONE)
         if name not in known:
-            raise ValueError(f"is {name!r}; expected one of {', '.join(known)}")
+            raise ValueError(f"expected one of {', '.join(known)}")
         return name
 
     @model_validator(mode="after")
