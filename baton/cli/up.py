@@ -22,13 +22,13 @@ _ADMIN_PORT = int(DEFAULT_ADMIN_ADDRESS.rpartition(":")[2])
 _CHECK_INTERVAL = 0.2
 
 
-def parse_flags(settings: Sequence[str]) -> dict[str, object]:
-    """Returns the settings in "KEY=VALUE", with true and false as booleans."""
+def parse_flags(settings: Sequence[str], option: str) -> dict[str, object]:
+    """Returns the settings in "KEY=VALUE" of this option, with true and false as booleans."""
     flags: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not (key and equals):
-            raise InvalidArgumentError("--worker-arg", f"is {setting!r}; must be KEY=VALUE")
+            raise InvalidArgumentError(option, f"is {setting!r}; must be KEY=VALUE")
         flags[key.lstrip("-").replace("-", "_")] = {"true": True, "false": False}.get(value, value)
     return flags
 

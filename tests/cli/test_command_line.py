@@ -143,6 +143,16 @@ def test_up_rejects_worker_argument_without_value() -> None:
     assert "--worker-arg: is 'num-blocks'; must be KEY=VALUE" in result.stderr
 
 
+def test_up_passes_settings_to_the_router() -> None:
+    arguments = ["up", "--no-http", "--dry-run", "--router-arg"]
+    given = CliRunner().invoke(app, [*arguments, "tool-call-parser=hermes"])
+    (router,) = (line for line in given.stdout.splitlines() if " -m baton router " in line)
+    assert "--tool-call-parser hermes" in router
+    wrong = CliRunner().invoke(app, [*arguments, "hermes"])
+    assert (wrong.exit_code, wrong.stdout) == (1, "")
+    assert "--router-arg: is 'hermes'; must be KEY=VALUE" in wrong.stderr
+
+
 def test_up_names_unreachable_redis_before_starting_anything() -> None:
     ended = baton("up", "--redis-url", "redis://127.0.0.1:1/0")
     assert ended.returncode == 1

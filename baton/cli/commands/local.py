@@ -88,6 +88,14 @@ def up(
             metavar="KEY=VALUE", help="Any other setting of the workers; may be repeated."
         ),
     ] = None,
+    router_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Any other setting of the router, such as tool-call-parser=hermes; may be "
+            "repeated.",
+        ),
+    ] = None,
     elastic: Annotated[
         bool,
         typer.Option("--elastic", help="Change workers' roles to balance the load of both pools."),
@@ -133,11 +141,12 @@ def up(
         redis_url,
         admin_port=impl.admin_port_of(admin_port),
         http_port=impl.http_port_of(http_port) if http else None,
-        worker_flags={**given, **impl.parse_flags(worker_arg or [])},
+        worker_flags={**given, **impl.parse_flags(worker_arg or [], "--worker-arg")},
         router_flags={
             "host": host,
             **({"insecure": True} if insecure else {}),
             **({"elastic": True} if elastic else {}),
+            **impl.parse_flags(router_arg or [], "--router-arg"),
         },
         log_dir=log_dir,
         tls_dir=tls,
