@@ -113,6 +113,9 @@ async def test_chat_splits_reasoning_from_content(model):
     assert message.content == "It rains."
     assert message.reasoning_content == "The user asks for Oslo: é 漢."
     assert answer.choices[0].finish_reason == "stop"
+    num_tokens = len(ids_of("The user asks for Oslo: é 漢.", model))
+    counted = answer.usage.completion_tokens_details.reasoning_tokens
+    assert num_tokens <= counted < num_tokens + 8  # with those beside it in a message
 
 
 async def test_chat_without_formats_shows_what_model_wrote():

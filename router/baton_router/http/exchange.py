@@ -182,6 +182,8 @@ class Exchange:
         usages = [reader.finished.usage for reader in self._readers if reader.finished is not None]
         num_prompt = sum(reader.num_prompt_tokens for reader in self._readers)
         num_output = sum(reader.num_output_tokens for reader in self._readers)
+        num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
+        details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -189,6 +191,7 @@ class Exchange:
             "prompt_tokens_details": {
                 "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages)
             },
+            **(details if num_reasoning else {}),
         }
 
     # Reading.

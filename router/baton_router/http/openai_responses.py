@@ -88,8 +88,12 @@ class ChatShape:
             text = _text_of(updates)
             return {"content": text} if text else {}
         parts = [part for update in updates for part in update.parts]
-        content = "".join(part.text for part in parts)
-        reasoning = "".join(part.reasoning for part in parts)
+        if len(parts) == 1 and parts[0].text:  # hot path
+            return {"content": parts[0].text}
+        if not parts:
+            return {}
+        content = "".join([part.text for part in parts])
+        reasoning = "".join([part.reasoning for part in parts])
         calls = _calls_of(parts)
         if calls:
             self._have_calls.add(updates[0].index)

@@ -64,12 +64,14 @@ class Reader:
         accepted: the first event; None until it arrives.
         finished: the last event that ended a sequence, with the request's usage.
         num_output_tokens: tokens received so far.
+        num_reasoning_tokens: those of messages with reasoning.
     """
 
     def __init__(self, first: int, num_choices: int, echo: Prompt | None = None) -> None:
         self.accepted: pb.Accepted | None = None
         self.finished: pb.Finished | None = None
-        self.num_output_tokens = 0
+        self.num_output_tokens = self.num_reasoning_tokens = 0
+        self._reasoning: set[int] = set()  # sequences whose last part was reasoning
         self.indices = range(first, first + num_choices)
         self._echo = echo
         self._scores: list[ScoredToken] = []
@@ -98,8 +100,19 @@ class Reader:
 
     def _written(self, chunk: pb.TokenChunk) -> SequenceDelta:
         index = self.indices[chunk.sequence_index]
+        if chunk.parts or index in self._reasoning:
+            self._count_reasoning(index, chunk)
         tokens = _scored(chunk.token_ids, chunk) if chunk.logprobs else ()
         return SequenceDelta(index, chunk.text, tokens, parts=tuple(chunk.parts))
+
+    def _count_reasoning(self, index: int, chunk: pb.TokenChunk) -> None:
+        kinds = [part.WhichOneof("part") for part in chunk.parts]
+        if "reasoning" in kinds or not kinds:
+            self.num_reasoning_tokens += len(chunk.token_ids)
+        if kinds and kinds[-1] == "reasoning":
+            self._reasoning.add(index)
+        elif kinds:
+            self._reasoning.discard(index)
 
     def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[SequenceDelta]:
         if self._echo is None:
