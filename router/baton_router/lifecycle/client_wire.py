@@ -94,23 +94,30 @@ def chunk(
 
 def add_parts(chunk: pb.TokenChunk, parts: Iterable[Part], request: Request) -> None:
     """Adds parts to a chunk of a request that is parsed. Adjacent pieces become one part."""
-    assert request.parsing is not None, "parts of an output that is not parsed"
     for part in parts:
-        match part:
-            case Text():
-                message = pb.OutputPart(text=part.text)
-            case Reasoning():
-                message = pb.OutputPart(reasoning=part.text)
-            case ToolCallStart():
-                call_id = request.parsing.call_id(
-                    request.request_id, chunk.sequence_index, part.index
-                )
-                start = pb.ToolCallStart(index=part.index, id=call_id, name=part.name)
-                message = pb.OutputPart(tool_call_start=start)
-            case _:
-                arguments = pb.ToolCallArguments(index=part.index, json=part.json)
-                message = pb.OutputPart(tool_call_arguments=arguments)
-        _add_part(chunk, message)
+        if chunk.parts:
+            _add_part(chunk, _part_to_message(part, chunk.sequence_index, request))
+        elif isinstance(part, Text):  # hot path: filled in place
+            chunk.parts.add().text = part.text
+        elif isinstance(part, Reasoning):
+            chunk.parts.add().reasoning = part.text
+        else:
+            chunk.parts.append(_part_to_message(part, chunk.sequence_index, request))
+
+
+def _part_to_message(part: Part, sequence_index: int, request: Request) -> pb.OutputPart:
+    match part:
+        case Text():
+            return pb.OutputPart(text=part.text)
+        case Reasoning():
+            return pb.OutputPart(reasoning=part.text)
+        case ToolCallStart():
+            assert request.parsing is not None, "a part of an output that is not parsed"
+            call_id = request.parsing.call_id(request.request_id, sequence_index, part.index)
+            start = pb.ToolCallStart(index=part.index, id=call_id, name=part.name)
+            return pb.OutputPart(tool_call_start=start)
+    arguments = pb.ToolCallArguments(index=part.index, json=part.json)
+    return pb.OutputPart(tool_call_arguments=arguments)
 
 
 def _add_part(chunk: pb.TokenChunk, part: pb.OutputPart) -> None:
