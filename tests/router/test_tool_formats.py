@@ -189,6 +189,7 @@ def test_parser_returns_truncated_call_as_text(way):
         ("hermes", '<tool_call>\n{"name": "get", "arguments": [1]}\n</tool_call>'),
         ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 01}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "get", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\": NaN}"}</tool_call>'),
         ("hermes", '<tool_call>{"name": ["get"], "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
         ("hermes", "<tool_call>[]</tool_call>"),

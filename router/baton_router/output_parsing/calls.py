@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from baton_router.output_parsing.json_scanner import JsonScanner, json_value
 from baton_router.output_parsing.lark import Lark
@@ -171,14 +171,18 @@ def object_text(text: str) -> str:
 def _loaded(text: str) -> Any:
     """Returns the value of a JSON text, in which strings may contain line breaks as such."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise NotACall from error
 
 
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
 def _string(reader: Reader) -> Steps[str]:
     while (match := _STRING_END.match(reader.rest)) is None:
-        if reader.rest and reader.rest[0] != '"':
+        if reader.rest[:1] not in ("", '"') or len(reader.rest) > _MAX_NAME_LENGTH:
             raise NotACall
         yield from reader.more()
     return str(_loaded(reader.take(match.end())))
