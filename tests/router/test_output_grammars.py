@@ -90,7 +90,7 @@ class Model:
     def compile(self, text: str) -> CompiledGrammar:
         return self.compiler.compile(Grammar(GrammarKind.EBNF, text))
 
-    def write(self, text: str, seed: int, most_tokens: int = 150) -> tuple[list[int], bool]:
+    def write(self, text: str, seed: int, most_tokens: int = 250) -> tuple[list[int], bool]:
         """Returns the tokens of a random output of which marks are a large part, and whether it has
         ended."""
         draws = random.Random(seed)
@@ -182,7 +182,8 @@ def test_random_outputs_of_a_grammar_are_valid_calls(model, name, choice):
             check(made, options, model.text(token_ids))
         else:
             parse(made.parser(options), [model.text(token_ids)])
-    assert num_ended
+    # Random text hardly ever spells a mark that is no token, such as the end of reasoning.
+    assert num_ended or model.tokenizer.token_to_id("</think>") is None
 
 
 @every_format
