@@ -7,7 +7,7 @@ A package declares `name = "package.commands:name"` in its metadata, and marks t
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -22,6 +22,7 @@ GROUP = "baton.commands"
 SECTIONS = ("This machine", "Requests", "Operations", "Analysis", "Processes")
 """Headings of `baton --help`, in order."""
 
+_NO_TERMS: Mapping[str, str] = {}
 # The command itself parses the arguments after its name, `--help` too.
 _TAKES_REST = {
     "allow_extra_args": True,
@@ -40,6 +41,7 @@ class Command:
         extra: optional dependencies that it needs; without them it is not listed.
         click_class: formats its help; None: as Typer does.
         takes_rest: all its arguments are in `context.args`, not parsed.
+        legend: terms that it prints, each with its meaning; the end of its help.
     """
 
     callback: Callable[..., None]
@@ -47,6 +49,7 @@ class Command:
     extra: str | None
     click_class: type[TyperCommand] | None
     takes_rest: bool
+    legend: Mapping[str, str]
 
 
 def command(
@@ -56,6 +59,7 @@ def command(
     subject: str = "",
     click_class: type[TyperCommand] | None = None,
     takes_rest: bool = False,
+    legend: Mapping[str, str] = _NO_TERMS,
 ) -> Callable[[Callable[..., None]], Command]:
     """Makes a function a `Command`, which exits as `finishing` says. If `extra` is not installed,
     it exits with a sentence that begins with `subject`."""
@@ -68,7 +72,7 @@ def command(
                     check_extra(extra, subject)
                 function(*args, **kwargs)
 
-        return Command(callback, section, extra, click_class, takes_rest)
+        return Command(callback, section, extra, click_class, takes_rest, legend)
 
     return make
 
@@ -98,5 +102,14 @@ def add_commands(app: typer.Typer) -> None:
             cls=found.click_class,
             hidden=is_hidden,
             rich_help_panel=found.section,
+            epilog=_epilog(found.legend),
             context_settings=_TAKES_REST if found.takes_rest else None,
         )(found.callback)
+
+
+def _epilog(legend: Mapping[str, str]) -> str | None:
+    """Returns a paragraph that click does not wrap, a line for each term; None without terms."""
+    if not legend:
+        return None
+    width = max(map(len, legend))
+    return "\n".join(["\b", "Terms:", *(f"  {t:{width}}  {m}" for t, m in legend.items())])

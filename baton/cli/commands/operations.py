@@ -18,6 +18,7 @@ from baton.cli.options import (
 from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
+from baton.placement_terms import LOAD
 
 
 @command("Operations")
@@ -53,7 +54,7 @@ def workers(
         impl.print_table(found, console())
 
 
-@command("Operations")
+@command("Operations", legend=LOAD)
 @takes_tls
 def top(
     *,

@@ -11,6 +11,7 @@ from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json
 from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
+from baton.placement_terms import TERMS
 from baton.serving.first_line import log_first_line
 
 
@@ -23,7 +24,7 @@ def router(context: typer.Context) -> None:
     run(context.args, context.command_path)
 
 
-@command("Operations")
+@command("Operations", legend=TERMS)
 @takes_tls
 def explain(
     *,
@@ -40,6 +41,9 @@ def explain(
         Path | None,
         typer.Option(metavar="FILE", help="Look for --request-id in what `--record` wrote."),
     ] = None,
+    legend: Annotated[
+        bool, typer.Option("--legend", help="Print the meaning of each term shown.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Say where a prompt would run if it came now, and why; nothing is run.
@@ -67,6 +71,8 @@ def explain(
         impl.print_json(found)
     else:
         impl.print_tables(found, console())
+        if legend:
+            impl.print_legend(found, console())
 
 
 @command("Analysis")

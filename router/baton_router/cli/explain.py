@@ -10,6 +10,7 @@ from rich.table import Table
 from baton.client.client import Candidate, Explanation
 from baton.client.wire import explanation_of
 from baton.errors import InvalidArgumentError, NotFoundError
+from baton.placement_terms import TERMS
 from baton_router.admin_wire import explanation
 from baton_router.placement.record.replay import read_record, replay
 
@@ -51,6 +52,16 @@ def print_tables(explained: Explanation, console: Console) -> None:
         if of_kind:
             console.print(_table(title, of_kind, explained))
     console.print(explained.reason, highlight=False, markup=False)
+
+
+def print_legend(explained: Explanation, console: Console) -> None:
+    """Prints the meaning of each term of the candidates, a line each."""
+    shown = {name for c in explained.placement.candidates for name in c.terms} | {"cached", "cost"}
+    table = Table(title="terms", title_justify="left", box=None, show_header=False)
+    for name, meaning in TERMS.items():
+        if name in shown:
+            table.add_row(name, meaning)
+    console.print(table)
 
 
 def _table(title: str, candidates: list[Candidate], explained: Explanation) -> Table:

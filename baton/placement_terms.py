@@ -1,0 +1,50 @@
+"""Meanings of the terms that `baton explain`, `baton top`, the web page and the dashboards show.
+
+`docs/glossary.md` has the same sentences. Each one completes "the term is ...".
+"""
+
+from collections.abc import Mapping
+
+TERMS: Mapping[str, str] = {
+    "uncached": "computing the prompt tokens that are neither cached nor fetched",
+    "queue": "computing the prompts that are queued before",
+    "crowding": "delay of later requests by the uncached tokens",
+    "pull": "fetching a prefix from another worker",
+    "copy": "recomputing the KV that a fetched prefix evicts",
+    "recent": "a small part of the tokens that the worker got recently; decides among equals",
+    "handoff": "fixed cost of moving a request from its prefill to its decode worker",
+    "transfer": "moving the prompt's KV that the decode worker lacks",
+    "interference": "decode steps of the sequences that run there",
+    "memory": "recomputing the KV that no longer fits in the worker's pool",
+    "interruption": "a decode worker alone: delay of its sequences while it computes the prompt",
+    "sequences": "policy least-loaded: sequences that run on the decode worker",
+    "last turn": "policy round-robin: number of the decision that chose the worker last",
+    "cached": "prompt tokens whose KV the worker has",
+    "cost": "sum of the terms; the cheapest pair of workers, or worker alone, is chosen",
+}
+"""Columns of `baton explain`: cost terms of a placement, in seconds under the default policy."""
+
+TIMINGS: Mapping[str, str] = {
+    "admission": "time from arrival until all workers first admitted the request",
+    "prefill_queue": "time from the call to the worker that computes the prompt to its first step",
+    "prefill_started": "time from arrival to the first step for the prompt",
+    "time_to_first_token": "time from arrival to the first token (TTFT)",
+    "exposed_transfer": "part of the KV transfer for which the second token had to wait",
+    "handed_over": "time from arrival until the decode worker had confirmed all blocks",
+    "total": "time from arrival to the last token",
+}
+"""Durations of a request, as its `Timings` and its timeline name them."""
+
+LOAD: Mapping[str, str] = {
+    "running": "sequences in the worker's batch",
+    "waiting": "requests that wait for room in the batch or in the KV pool",
+    "KV in use": "share of the KV pool's blocks that requests or leases hold",
+    "cached": "blocks that no request holds, kept for prompts that begin alike",
+    "leases": "promises to keep blocks until another worker has fetched them",
+    "tokens/s": "tokens computed, of prompts and of outputs",
+    "KV in/s": "bytes of KV received from other workers",
+    "preempted/s": "sequences that lost their slot to others and resume later",
+    "pressure": "wait, KV occupancy or token latency of a pool as a fraction of its objective",
+    "migrations": "times that the request has resumed on another worker",
+}
+"""Columns of `baton top`, and the pressure in its headline."""
