@@ -6,21 +6,21 @@
 from collections.abc import Mapping
 
 TERMS: Mapping[str, str] = {
-    "uncached": "computing the prompt tokens that are neither cached nor fetched",
+    "uncached": "computing the prompt tokens that are not cached or fetched",
     "queue": "computing the prompts that are queued before",
     "crowding": "delay of later requests by the uncached tokens",
     "pull": "fetching a prefix from another worker",
     "copy": "recomputing the KV that a fetched prefix evicts",
-    "recent": "a small part of the tokens that the worker got recently; decides among equals",
-    "handoff": "fixed cost of moving a request from its prefill to its decode worker",
+    "recent": "a small part of the tokens assigned recently; decides ties",
+    "handoff": "fixed cost of moving a request to its decode worker",
     "transfer": "moving the prompt's KV that the decode worker lacks",
     "interference": "decode steps of the sequences that run there",
-    "memory": "recomputing the KV that no longer fits in the worker's pool",
-    "interruption": "a decode worker alone: delay of its sequences while it computes the prompt",
-    "sequences": "policy least-loaded: sequences that run on the decode worker",
-    "last turn": "policy round-robin: number of the decision that chose the worker last",
+    "memory": "recomputing the KV that no longer fits in the pool",
+    "interruption": "a decode worker alone: delay of its sequences by the prompt",
+    "sequences": "policy least-loaded: sequences that run there",
+    "last turn": "policy round-robin: number of its last request",
     "cached": "prompt tokens whose KV the worker has",
-    "cost": "sum of the terms; the cheapest pair of workers, or worker alone, is chosen",
+    "cost": "sum of the terms; the cheapest choice wins",
 }
 """Columns of `baton explain`: cost terms of a placement, in seconds under the default policy."""
 
@@ -44,7 +44,7 @@ LOAD: Mapping[str, str] = {
     "tokens/s": "tokens computed, of prompts and of outputs",
     "KV in/s": "bytes of KV received from other workers",
     "preempted/s": "sequences that lost their slot to others and resume later",
-    "pressure": "wait, KV occupancy or token latency of a pool as a fraction of its objective",
+    "pressure": "wait, KV use or token latency as a fraction of its objective",
     "migrations": "times that the request has resumed on another worker",
 }
 """Columns of `baton top`, and the pressure in its headline."""

@@ -24,7 +24,12 @@ baton generate "def main(" --max-tokens 40
 
 `baton --help` lists the commands, and `baton COMMAND --help` the options of one. An option goes
 before its environment variable, the variable before the default. Each command also has
-`--help`."""
+`-h` and `--help`. `baton serve` is another name of `baton up`. To complete commands and options in
+bash:
+
+```
+source <(baton completion bash)
+```"""
 
 _PROCESSES = {
     "router": "settings.md#router",

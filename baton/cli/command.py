@@ -2,7 +2,7 @@
 
 A package declares `name = "package.commands:name"` in its metadata, and marks the function:
 
-    @command("Requests")
+    @command("Use")
     def generate(...) -> None: ...
 """
 
@@ -19,9 +19,32 @@ from baton.cli.running import finishing
 from baton.serving.optional_dependencies import check_extra, has_extra
 
 GROUP = "baton.commands"
-SECTIONS = ("This machine", "Requests", "Operations", "Analysis", "Processes")
+SECTIONS = ("Run", "Use", "Look", "Administer", "Plan", "Shell")
 """Headings of `baton --help`, in order."""
+ALIASES: Mapping[str, str] = {"serve": "up"}
+"""Other names of commands, which other servers have taught."""
+HINTS: Mapping[str, str] = {
+    "run": "`baton up --model MODEL` starts a cluster, then `baton chat` talks with it",
+    **dict.fromkeys(("start", "launch", "server"), "`baton up` starts a cluster"),
+    **dict.fromkeys(("stop", "down", "kill", "shutdown"), "Ctrl-C ends `baton up`"),
+    **dict.fromkeys(("list", "ls", "nodes", "worker"), "`baton workers` lists the workers"),
+    **dict.fromkeys(("models", "show", "info"), "`baton workers` and /v1/models over HTTP list"),
+    **dict.fromkeys(("ps", "status", "stats", "watch"), "`baton top` shows workers and requests"),
+    **dict.fromkeys(("complete", "completions", "ask", "prompt"), "`baton generate` does it"),
+    **dict.fromkeys(("pull", "download"), "`baton up --model ID` fetches what it lacks of a model"),
+    **dict.fromkeys(("bench", "benchmark"), "`baton simulate` plans a cluster for a workload"),
+    **dict.fromkeys(("check", "health"), "`baton doctor` looks for faults"),
+    **dict.fromkeys(("logs", "log"), "`baton up --log-dir DIR` keeps the logs there"),
+    **dict.fromkeys(("drain", "scale"), "`baton role` moves workers between the pools"),
+    "why": "`baton explain` says why a prompt runs where it runs",
+    "prefill": "`baton prefill-worker` runs one worker",
+    "decode": "`baton decode-worker` runs one worker",
+    "help": "`baton --help` lists the commands, `baton COMMAND --help` the options of one",
+}
+"""Advice for names that are no commands."""
 
+MAX_SUMMARY = 60
+"""Most characters of a command's summary, the first line of its help, which is never cut."""
 _NO_TERMS: Mapping[str, str] = {}
 # The command itself parses the arguments after its name, `--help` too.
 _TAKES_REST = {
@@ -78,12 +101,20 @@ def command(
 
 
 class Sections(TyperGroup):
-    """Command group whose help lists commands under the headings of their sections."""
+    """Command group whose help lists commands under the headings of their sections, and which
+    knows what other programs call them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns the command by its name or alias. Fails with advice for other known names."""
+        name = ALIASES.get(args[0], args[0])
+        if name in HINTS and name not in self.commands:
+            ctx.fail(f"No such command {name!r}: {HINTS[name]}.")
+        return super().resolve_command(ctx, [name, *args[1:]])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's
         for section in SECTIONS:
             listed = [
-                (name, found.get_short_help_str(formatter.width))
+                (name, found.get_short_help_str(MAX_SUMMARY))
                 for name, found in self.commands.items()
                 if not found.hidden and getattr(found, "rich_help_panel", None) == section
             ]
@@ -92,13 +123,14 @@ class Sections(TyperGroup):
                     formatter.write_dl(listed)
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of all installed packages."""
-    for point in entry_points(group=GROUP):
-        found: Command = point.load()
+def add_commands(app: typer.Typer, own: Mapping[str, Command]) -> None:
+    """Adds the commands of all installed packages, and `own`, by name."""
+    found: Command
+    installed = {point.name: point.load() for point in entry_points(group=GROUP)}
+    for name, found in {**installed, **own}.items():
         is_hidden = found.extra is not None and not has_extra(found.extra)
         app.command(
-            point.name,
+            name,
             cls=found.click_class,
             hidden=is_hidden,
             rich_help_panel=found.section,

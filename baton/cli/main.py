@@ -2,18 +2,28 @@
 fast.
 """
 
+import os
 from typing import Annotated
 
 import typer
 
 from baton.cli.command import Sections, add_commands
+from baton.cli.commands.shell import COMPLETION_VARIABLE, completion, print_version, version
 
 app = typer.Typer(
     cls=Sections,
     help="Serve large language models with prefill and decode apart.",
-    epilog="Try it: `baton demo`.",
+    epilog="""\b
+Examples:
+  baton demo
+  baton up --model Qwen/Qwen3-0.6B
+  baton generate "def main(" --max-tokens 40
+  baton COMMAND --help
+
+`baton serve` is `baton up`.""",
     add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -21,21 +31,20 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the `baton` command: the entry point."""
-    app()
+    if COMPLETION_VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+    app(complete_var=COMPLETION_VARIABLE)
 
 
-def _print_version(wanted: bool) -> None:
-    if not wanted:
-        return
-    from baton.version import version
-
-    print(f"baton {version()}")
-    raise typer.Exit
+def _version(wanted: bool) -> None:
+    if wanted:
+        print_version()
+        raise typer.Exit
 
 
-_VERSION = typer.Option(
-    "--version", help="Print the version.", callback=_print_version, is_eager=True
-)
+_VERSION = typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
 
 
 @app.callback()
@@ -43,4 +52,4 @@ def _baton(_version: Annotated[bool, _VERSION] = False) -> None:
     """Options before the command."""
 
 
-add_commands(app)
+add_commands(app, {"completion": completion, "version": version})

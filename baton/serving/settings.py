@@ -229,6 +229,9 @@ def parse(
     command_line = CliSettingsSource[ArgumentParser](
         settings_class, cli_prog_name=program, parse_args_method=_parse_args
     )
+    command_line.root_parser.epilog = (
+        f"Example: {program} --redis-url redis://127.0.0.1:6379/0 --model tiny"
+    )
     command_line.root_parser.add_argument(
         "--config",
         metavar="FILE",

@@ -6,9 +6,9 @@ from baton.cli.command import command
 from baton.serving.first_line import log_first_line
 
 
-@command("Processes", extra="worker", subject="a decode worker", takes_rest=True)
+@command("Run", extra="worker", subject="a decode worker", takes_rest=True)
 def decode_worker(context: typer.Context) -> None:
-    """Run a worker that begins in the decode role, until a signal."""
+    """Run one worker, in the decode role at first."""
     log_first_line("decode", context.args)
     from baton.worker.process import main
 

@@ -3,14 +3,18 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from baton.cli.command import HINTS, MAX_SUMMARY, SECTIONS
 from baton.cli.main import app
 from baton.cli.process import Process
 from baton.models import INTRODUCTION
+from baton.placement_terms import LOAD, TERMS
 from baton.version import version
 from tests.cli.conftest import baton
 
@@ -25,7 +29,8 @@ finally:
     print("heavy:", sorted(heavy))
 """
 
-COMMANDS = ["up", "demo", "generate", "chat", "workers", "role", "top"]
+COMMANDS = typer.main.get_command(app).commands
+HELP_OPTIONS = ["-h", "--help"]
 
 
 def test_help_lists_commands_without_heavy_imports() -> None:
@@ -37,15 +42,82 @@ def test_help_lists_commands_without_heavy_imports() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_has_an_example(command: str) -> None:
+    outputs = []
+    for option in HELP_OPTIONS:
+        result = CliRunner().invoke(app, [command, option], prog_name="baton")
+        assert result.exit_code == 0
+        assert f"baton {command}" in result.output.split("Example")[1]
+        outputs.append(result.output)
+    assert outputs[0] == outputs[1]
+
+
+def test_help_cuts_no_summary_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = CliRunner().invoke(app, ["-h"])
+    lines = result.output.splitlines()
+    for name, found in COMMANDS.items():
+        summary = found.help.split("\n")[0]
+        assert len(summary) < MAX_SUMMARY, name
+        assert any(re.fullmatch(f"  {name} +{re.escape(summary)}", line) for line in lines), name
+    assert [line[:-1] for line in lines if line[:-1] in SECTIONS] == [*SECTIONS]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("command", ["explain", "top"])
+def test_help_lists_every_term_at_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     result = CliRunner().invoke(app, [command, "--help"])
-    assert result.exit_code == 0
-    assert f"baton {command}" in result.output.split("Example")[1]
+    assert max(map(len, result.output.splitlines())) <= 80
+    for term, meaning in {"explain": TERMS, "top": LOAD}[command].items():
+        assert re.search(rf"^    {re.escape(term)} +{re.escape(meaning)}$", result.output, re.M)
 
 
-def test_version_option_prints_the_version() -> None:
-    result = CliRunner().invoke(app, ["--version"])
+def test_version_is_an_option_and_a_command() -> None:
+    for argument in ("--version", "version"):
+        result = CliRunner().invoke(app, [argument])
+        assert result.exit_code == 0
+        assert result.output == f"baton {version()}\n"
+
+
+def test_serve_takes_the_model_and_options_of_up() -> None:
+    arguments = ["Qwen/Qwen3-0.6B", "--dry-run", "--device", "cpu"]
+    result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 0
-    assert result.output == f"baton {version()}\n"
+    assert result.stdout.count("--model Qwen/Qwen3-0.6B") == 3
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_unknown_command_names_the_right_one(name: str) -> None:
+    result = CliRunner().invoke(app, [name, "--some", "option"])
+    assert result.exit_code == 2
+    assert f"No such command {name!r}: " in result.stderr
+    named = re.findall(r"`baton ([\w-]+)", result.stderr)
+    assert named
+    assert {*named} - {"--help", "COMMAND"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_names_the_variable_that_baton_reads(shell: str) -> None:
+    result = CliRunner().invoke(app, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_BATON_COMPLETE=complete_{shell}" in result.stdout
+
+
+def test_completion_in_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    (tmp_path / "baton").write_text(f'#!/bin/sh\nexec {sys.executable} -m baton.__main__ "$@"\n')
+    (tmp_path / "baton").chmod(0o755)
+    script = """
+PATH=$1:$PATH
+source <(baton completion bash)
+for line in "baton wor" "baton generate --max"; do
+    read -ra COMP_WORDS <<< "$line"
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) _baton_completion baton
+    echo "${COMPREPLY[*]}"
+done
+"""
+    command = ["bash", "-c", script, "bash", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.splitlines() == ["workers", "--max-tokens"], ended.stderr
 
 
 @pytest.mark.parametrize(

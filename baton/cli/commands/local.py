@@ -9,8 +9,11 @@ from baton.cli.command import command
 from baton.cli.running import console
 
 
-@command("This machine", extra="worker", subject="a cluster on this machine")
+@command("Run", extra="worker", subject="a cluster on this machine")
 def up(
+    given_model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The model; the same as --model.")
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -118,7 +121,7 @@ def up(
     \b
     Examples:
       baton up
-      baton up --model Qwen/Qwen3-0.6B --prefill 2 --decode 1
+      baton up Qwen/Qwen3-0.6B --prefill 2 --decode 1
       baton up --worker-arg max-num-seqs=16 --dry-run
     """
     from baton.cli import up as impl
@@ -134,7 +137,7 @@ def up(
     }
     given = {name: value for name, value in flags.items() if value is not None}
     cluster = LocalCluster(
-        model,
+        given_model or model,
         prefill,
         decode,
         port,
@@ -157,7 +160,7 @@ def up(
         impl.run(cluster, console())
 
 
-@command("This machine", extra="worker", subject="a cluster on this machine")
+@command("Run", extra="worker", subject="a cluster on this machine")
 def demo() -> None:
     """Run a small cluster, send three prompts, show the results.
 
@@ -170,7 +173,7 @@ def demo() -> None:
     impl.run(console())
 
 
-@command("This machine")
+@command("Administer")
 def certs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write them to.")],
     host: Annotated[
@@ -186,7 +189,9 @@ def certs(
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which they are valid.")] = 365,
 ) -> None:
-    """Create a certificate authority for trials, and TLS certificates for all roles.
+    """Create TLS certificates of all roles, for trials.
+
+    They are signed by a new certificate authority.
 
     \b
     Examples:

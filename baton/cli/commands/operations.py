@@ -21,7 +21,7 @@ from baton.errors import InvalidArgumentError
 from baton.placement_terms import LOAD
 
 
-@command("Operations")
+@command("Look")
 @takes_tls
 def workers(
     *,
@@ -32,7 +32,7 @@ def workers(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the workers of a cluster, or the use of their KV memory.
+    """List the workers, or the use of their KV memory.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def workers(
         impl.print_table(found, console())
 
 
-@command("Operations", legend=LOAD)
+@command("Look", legend=LOAD)
 @takes_tls
 def top(
     *,
@@ -94,7 +94,7 @@ def top(
     asyncio.run(run_app(admin, token, interval, tls.tls()))
 
 
-@command("Operations")
+@command("Administer")
 @takes_tls
 def role(
     *,
@@ -132,7 +132,7 @@ def role(
         impl.print_balance(balance, console())
 
 
-@command("Operations")
+@command("Administer")
 @takes_tls
 def pause(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
     """Pause admission: new requests wait, running ones continue.
@@ -149,7 +149,7 @@ def pause(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
         print(f"admission is paused; requests waiting: {client.pause_admission()}")
 
 
-@command("Operations")
+@command("Administer")
 @takes_tls
 def resume(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
     """Resume admission after `baton pause`.
@@ -164,7 +164,7 @@ def resume(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS) -> None:
         print(f"admission has resumed; requests that waited: {client.resume_admission()}")
 
 
-@command("Operations")
+@command("Administer")
 @takes_tls
 def flush(
     *,
@@ -176,7 +176,7 @@ def flush(
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
     token: Token = "",
 ) -> None:
-    """Drop cached prefixes of all workers: all, or those of one prompt.
+    """Drop cached prefixes: all, or those of one prompt.
 
     A prompt is looked up as one of the tenant of --token. Running requests continue.
 
@@ -192,7 +192,7 @@ def flush(
         print(f"cached blocks dropped: {client.flush_cache(text)}")
 
 
-@command("Operations")
+@command("Look")
 @takes_tls
 def doctor(
     *,
@@ -225,7 +225,7 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check this installation, or a running cluster, for faults.
+    """Check this installation or a cluster for faults.
 
     Exits with status 1 if there is a fault.
 
@@ -247,14 +247,14 @@ def doctor(
         raise typer.Exit(1)
 
 
-@command("Operations")
+@command("Administer")
 def token(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     json: Json = False,
 ) -> None:
-    """Create a tenant's bearer token, and its line for --tenants-file.
+    """Create a tenant's bearer token for --tenants-file.
 
-    The token is printed once and not stored; the file has only its hash.
+    Prints it and its line of the file, which has only its hash: the token is not stored.
 
     \b
     Example:

@@ -11,7 +11,7 @@ from baton.cli.sampling_options import GroupedCommand, SamplingOptions, takes_sa
 from baton.cli.tls_options import TlsOptions, takes_tls
 
 
-@command("Requests", click_class=GroupedCommand)
+@command("Use", click_class=GroupedCommand)
 @takes_sampling()
 @takes_tls
 def generate(
@@ -53,7 +53,7 @@ def generate(
             print(impl.stats_line(finished), file=sys.stderr)
 
 
-@command("Requests", click_class=GroupedCommand)
+@command("Use", click_class=GroupedCommand)
 @takes_sampling(
     without=frozenset({"n", "logprobs", "prompt_logprobs"}),
     max_tokens=256,
@@ -70,7 +70,9 @@ def chat(
     system: Annotated[str, typer.Option(help="System message.")] = "",
     timeout: Timeout = 120.0,
 ) -> None:
-    """Talk with the model; each line is a turn. Ctrl-C stops an answer, Ctrl-D ends.
+    """Talk with the model; each line is a turn.
+
+    Ctrl-C stops an answer, Ctrl-D ends.
 
     \b
     Examples:

@@ -9,7 +9,7 @@ from baton.cli.command import command
 from baton.cli.options import Json
 
 
-@command("Analysis", extra="worker", subject="the simulator")
+@command("Plan", extra="worker", subject="the simulator")
 def simulate(
     trace: Annotated[
         Path,
@@ -66,7 +66,7 @@ def simulate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Serve a recorded workload in simulated time: what would a cluster make of it?
+    """Serve a recorded workload in simulated time.
 
     Router, scheduler and block pools are the real ones; what a step takes is a model. Colocated
     workers, each of which prefills and decodes, are simulated beside, on as many machines.

@@ -15,16 +15,16 @@ from baton.placement_terms import TERMS
 from baton.serving.first_line import log_first_line
 
 
-@command("Processes", takes_rest=True)
+@command("Run", takes_rest=True)
 def router(context: typer.Context) -> None:
-    """Run a router, until a signal."""
+    """Run one router of a cluster."""
     log_first_line("router", context.args)
     from baton_router.process import run
 
     run(context.args, context.command_path)
 
 
-@command("Operations", legend=TERMS)
+@command("Look", legend=TERMS)
 @takes_tls
 def explain(
     *,
@@ -46,7 +46,9 @@ def explain(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Say where a prompt would run if it came now, and why; nothing is run.
+    """Say where a prompt would run, and why.
+
+    As if it came now; nothing is run. A request that came recently is explained by its id.
 
     \b
     Examples:
@@ -75,7 +77,7 @@ def explain(
             impl.print_legend(found, console())
 
 
-@command("Analysis")
+@command("Plan")
 def replay(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="What `--record` of a router wrote.")
@@ -86,7 +88,9 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Decide again what a router recorded, on the same snapshots, and show what differs.
+    """Decide recorded placements again, and show what differs.
+
+    On the same snapshots of the cluster, by the same policy or another.
 
     \b
     Examples:
