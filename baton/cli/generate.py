@@ -52,7 +52,7 @@ def _print_all(generation: Generation) -> None:
 
 
 def as_json(generation: Generation, params: SamplingParams) -> str:
-    """Returns the answer as one JSON object. Several are its `completions`; one is the object."""
+    """Returns the answer as one JSON object, with a list of its completions."""
     with generation:
         completions = generation.completions()
     accepted, finished = generation.accepted, generation.finished
@@ -66,8 +66,7 @@ def as_json(generation: Generation, params: SamplingParams) -> str:
     }
     if params.prompt_logprobs is not None:
         answer["prompt_logprobs"] = [_token_logprobs(t) for t in generation.prompt_logprobs]
-    every = [_completion(completion, params) for completion in completions]
-    answer |= every[0] if params.n == 1 else {"completions": every}
+    answer["completions"] = [_completion(completion, params) for completion in completions]
     return json.dumps(answer, ensure_ascii=False)
 
 

@@ -30,4 +30,7 @@ Token: TypeAlias = Annotated[
 Timeout: TypeAlias = Annotated[
     float, typer.Option(min=0.0, help="Timeout of the whole call, in seconds.")
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JsonLines: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines: one object a line.")
+]

@@ -72,6 +72,13 @@ def test_help_lists_every_term_at_80_columns(command: str, monkeypatch: pytest.M
         assert re.search(rf"^    {re.escape(term)} +{re.escape(meaning)}$", result.output, re.M)
 
 
+@pytest.mark.parametrize("command", ["workers", "top", "doctor", "replay", "simulate"])
+def test_help_says_which_commands_print_json_lines(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert "--json" in result.output
+    assert "Print JSON lines: one object a line." in " ".join(result.output.split())
+
+
 def test_version_is_an_option_and_a_command() -> None:
     for argument in ("--version", "version"):
         result = CliRunner().invoke(app, [argument])

@@ -46,10 +46,11 @@ def test_generate_reads_stdin_and_prints_stats(cluster: LocalCluster) -> None:
 def test_generate_prints_all_fields_as_json(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", PROMPT, "--max-tokens", "4", "--json")
     answer = json.loads(result.stdout)
-    assert answer["text"] == expected(cluster, 4)
-    assert len(answer["token_ids"]) == answer["usage"]["num_output_tokens"] == 4
+    (completion,) = answer["completions"]
+    assert completion["text"] == expected(cluster, 4)
+    assert len(completion["token_ids"]) == answer["usage"]["num_output_tokens"] == 4
     assert (answer["prefill_worker"], answer["decode_worker"]) == ("prefill-0", "decode-0")
-    assert answer["finish_reason"] == "length"
+    assert completion["finish_reason"] == "length"
     assert answer["seconds"]["total"] > 0
 
 
@@ -75,16 +76,17 @@ def test_generate_follows_a_regex(cluster: LocalCluster) -> None:
 def test_generate_prints_logprobs_as_json(cluster: LocalCluster) -> None:
     arguments = ["--max-tokens", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--json"]
     answer = json.loads(invoke(cluster, "generate", PROMPT, *arguments).stdout)
-    assert [len(token["top"]) for token in answer["logprobs"]] == [2, 2, 2]
+    (completion,) = answer["completions"]
+    assert [len(token["top"]) for token in completion["logprobs"]] == [2, 2, 2]
     assert len(answer["prompt_logprobs"]) == answer["usage"]["num_prompt_tokens"] - 1
 
 
 def test_generate_stops_at_a_stop_string(cluster: LocalCluster) -> None:
     stop = expected(cluster, 24).split()[1]
     result = invoke(cluster, "generate", PROMPT, "--max-tokens", "24", "--stop", stop, "--json")
-    answer = json.loads(result.stdout)
-    assert answer["finish_reason"] == "stop_string"
-    assert stop not in answer["text"]
+    (completion,) = json.loads(result.stdout)["completions"]
+    assert completion["finish_reason"] == "stop_string"
+    assert stop not in completion["text"]
 
 
 def test_generate_prints_rejection_in_one_line(cluster: LocalCluster) -> None:

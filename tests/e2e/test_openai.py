@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
+from baton.placement_terms import TIMINGS
 from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.v1 import inference_pb2 as pb
 from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
@@ -410,6 +412,8 @@ async def test_chat_returns_a_timeline_on_request(ai):
     (told,) = answer.model_dump()["baton"]["requests"]
     assert answer.id == f"chatcmpl-{told['request_id']}"
     seconds = told["seconds"]
+    assert seconds.keys() == TIMINGS.keys()
+    assert told["usage"].keys() == {field.name for field in pb.Usage.DESCRIPTOR.fields}
     assert 0 < seconds["admission"] < seconds["time_to_first_token"] < seconds["total"]
     assert 0 < seconds["prefill_started"] < seconds["time_to_first_token"]
     assert seconds["prefill_started"] < seconds["handed_over"] < seconds["total"]

@@ -208,7 +208,7 @@ def test_generate_outside_gives_tokens_of_local_engine(containers, engine):
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["token_ids"] == answer_of(engine, PROMPT, GREEDY)
+    assert answer["completions"][0]["token_ids"] == answer_of(engine, PROMPT, GREEDY)
     assert answer["prefill_worker"] == PREFILL
     assert answer["decode_worker"] in DECODES
 

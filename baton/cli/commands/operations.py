@@ -12,6 +12,7 @@ from baton.cli.options import (
     Address,
     Admin,
     Json,
+    JsonLines,
     Timeout,
     Token,
 )
@@ -30,7 +31,7 @@ def workers(
     memory: Annotated[
         bool, typer.Option("--memory", help="Show the use of their KV memory instead.")
     ] = False,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """List the workers, or the use of their KV memory.
 
@@ -65,7 +66,7 @@ def top(
         float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Watch workers, KV cache, transfers and the oldest requests.
 
@@ -223,7 +224,7 @@ def doctor(
     tries: Annotated[
         bool, typer.Option("--try", help="Also have the router at --address generate a token.")
     ] = False,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Check this installation or a cluster for faults.
 

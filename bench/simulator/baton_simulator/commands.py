@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import Json
+from baton.cli.options import JsonLines
 
 
 @command("Plan", extra="worker", subject="the simulator")
@@ -64,7 +64,7 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write an HTML report with plots here.")
     ] = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Serve a recorded workload in simulated time.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json
+from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json, JsonLines
 from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
@@ -86,7 +86,7 @@ def replay(
         str | None,
         typer.Option(help="Decide by this policy; else by the recorded one, as a check."),
     ] = None,
-    json: Json = False,
+    json: JsonLines = False,
 ) -> None:
     """Decide recorded placements again, and show what differs.
 

@@ -16,6 +16,9 @@ from baton_router.lifecycle import worker_wire
 from baton_router.placement.placer import Placer
 
 
+_USAGE = pb.Usage.DESCRIPTOR.fields
+
+
 def timeline_for(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
     """Returns the function that makes the timeline of each request from `Finished` and
     `ExplainPlacement`."""
@@ -37,16 +40,23 @@ def _timeline(reader: Reader, placer: Placer, tenant: str) -> Json:
         decision = admin_pb2.ExplainPlacementResponse()
     return {
         "request_id": accepted.request_id,
-        "seconds": {
-            field.name: round(worker_wire.seconds(duration), 6)
-            for field, duration in finished.timings.ListFields()
-        },
-        "usage": {field.name: value for field, value in finished.usage.ListFields()},
+        "seconds": _seconds(finished.timings),
+        "usage": {field.name: getattr(finished.usage, field.name) for field in _USAGE},
         "prefill_worker": accepted.placement.prefill_worker,
         "decode_worker": accepted.placement.decode_worker,
         "prefix_source": accepted.placement.prefix_source,
         "reason": decision.reason,
         "candidates": [_candidate(candidate) for candidate in decision.placement.candidates],
+    }
+
+
+def _seconds(timings: pb.Timings) -> Json:
+    """Returns every duration by name; None of what did not happen, such as a handoff."""
+    return {
+        field.name: round(worker_wire.seconds(getattr(timings, field.name)), 6)
+        if timings.HasField(field.name)  # type: ignore[arg-type] # a name of its own
+        else None
+        for field in pb.Timings.DESCRIPTOR.fields
     }
 
 
