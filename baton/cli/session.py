@@ -1,14 +1,13 @@
 """Connection to a running cluster, with errors that tell how to get one."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from baton.cli.listener import http_answer, listens, resolves, router_at
+from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.client.client import Client
 from baton.errors import UnavailableError
 from baton.tls import Tls
-
-_PROBE_TIMEOUT = 1.0
 
 
 @contextmanager
@@ -21,7 +20,8 @@ def session(
         UnavailableError: nothing listens there (the error advises what to do), or the router cannot
             serve now.
     """
-    with _client(address, timeout, token, tls, "--address or BATON_ADDRESS") as client:
+    options = "--address or BATON_ADDRESS"
+    with _client(address, timeout, token, tls, options, "--port", DEFAULT_ADDRESS) as client:
         yield client
 
 
@@ -30,30 +30,45 @@ def admin_session(
     admin: str, timeout: float, token: str | None = None, tls: Tls | None = None
 ) -> Iterator[Client]:
     """Yields a client of a router's admin service, as `session` does."""
-    with _client(admin, timeout, token, tls, "--admin or BATON_ADMIN_ADDRESS") as client:
+    options = "--admin or BATON_ADMIN_ADDRESS"
+    default = DEFAULT_ADMIN_ADDRESS
+    with _client(admin, timeout, token, tls, options, "--admin-port", default) as client:
         yield client
 
 
 @contextmanager
 def _client(
-    address: str, timeout: float, token: str | None, tls: Tls | None, options: str
+    address: str,
+    timeout: float,
+    token: str | None,
+    tls: Tls | None,
+    options: str,
+    flag: str,
+    default: str,
 ) -> Iterator[Client]:
     try:
         with Client(address, timeout=timeout, token=token or None, tls=tls) as client:
             yield client
     except UnavailableError as error:
-        if _listens(address):
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        if not (host and port.isdecimal()):
+            raise UnavailableError(
+                f"{address!r} is no address; expected HOST:PORT, such as {default}, by {options}"
+            ) from error
+        if not resolves(host):
+            raise UnavailableError(
+                f"the host name {host!r} does not resolve; give another with {options}"
+            ) from error
+        if not listens(host, int(port)):
+            raise UnavailableError(
+                f"no router answers at {address}; start a cluster with `baton up`, or give its "
+                f"address with {options}"
+            ) from error
+        if not http_answer(host, int(port)):
             raise
+        usual = f"{address.rpartition(':')[0]}:{default.rpartition(':')[2]}"
+        found = usual if router_at(usual, tls) else f"the router's {flag}, {usual} by default"
         raise UnavailableError(
-            f"no router answers at {address}; start a cluster with `baton up`, or give its address "
-            f"with {options}"
+            f"{address} answers HTTP; gRPC is at {found}: give it with {options}"
         ) from error
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT):
-            return True
-    except (OSError, ValueError):
-        return False

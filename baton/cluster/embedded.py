@@ -63,6 +63,13 @@ class EmbeddedRedis:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
+    @property
+    def command(self) -> list[str]:
+        """Command line of such a server on the port that was given, for a shell. Raises as `start`
+        if there is no binary."""
+        assert self._wanted_port is not None, "it takes any port"
+        return _command_line(_server_binary(), self._wanted_port, Path(tempfile.gettempdir()))
+
     def start(self) -> None:
         """Starts the server; returns once it answers. Blocks the thread, usually less than 0.1 s.
 
@@ -104,7 +111,7 @@ class EmbeddedRedis:
         folder = Path(self._folder.name)
         with (folder / _LOG_FILE).open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - a command line of our own
-                _command_line(binary, self._port, folder),
+                dying_with_parent(_command_line(binary, self._port, folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -158,7 +165,7 @@ def _command_line(binary: Path, port: int, folder: Path) -> list[str]:
         line += [f"--{name}", value]
     for name in _DISABLED_COMMANDS:
         line += ["--rename-command", name, ""]
-    return dying_with_parent(line)
+    return line
 
 
 def _free_port() -> int:

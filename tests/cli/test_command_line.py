@@ -148,6 +148,21 @@ def test_commands_name_unreachable_address_and_remedy(arguments: list[str], opti
     )
 
 
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("nohost.invalid:50051", "the host name 'nohost.invalid' does not resolve; give another"),
+        ("127.0.0.1", "'127.0.0.1' is no address; expected HOST:PORT, such as 127.0.0.1:50051"),
+    ],
+    ids=["unknown host", "no port"],
+)
+def test_generate_names_an_address_that_cannot_be_one(address: str, sentence: str) -> None:
+    ended = baton("generate", "x", "--address", address, "--timeout", "5")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"baton: {sentence}")
+    assert "--address or BATON_ADDRESS" in ended.stderr
+
+
 def test_generate_rejects_bad_parameter_in_one_line() -> None:
     result = CliRunner().invoke(app, ["generate", "x", "--top-p", "2"])
     assert result.exit_code == 1
@@ -161,9 +176,10 @@ def test_dry_run_prints_commands_and_starts_nothing() -> None:
     (command,) = re.findall(r"A real one: baton (.+)", INTRODUCTION)
     result = CliRunner().invoke(app, [*command.split(), "--dry-run", "--device", "cpu", *arguments])
     assert result.exit_code == 0
-    redis, router, *workers = result.stdout.splitlines()
+    redis, server, router, *workers = result.stdout.splitlines()
     url = redis.split()[-1]
     assert redis.startswith("# an embedded Redis at redis://127.0.0.1:")
+    assert f"-server --port {url.split(':')[2].split('/')[0]} --bind 127.0.0.1 " in server
     assert "-m baton router --host 127.0.0.1 --port 50051" in router
     assert [line.split(" -m baton ")[1].split()[0] for line in workers] == [
         "prefill-worker",

@@ -202,6 +202,21 @@ def test_explain_takes_either_a_prompt_or_a_request_id(cluster: LocalCluster):
         assert "--request-id" in refused.stderr
 
 
+@pytest.mark.parametrize("command", [["generate", PROMPT], ["workers"]], ids=lambda c: c[0])
+def test_commands_name_the_port_of_http_when_asked_there(
+    cluster: LocalCluster, command: list[str]
+) -> None:
+    http = cluster.http_address.removeprefix("http://")
+    variables = {"BATON_ADDRESS": http, "BATON_ADMIN_ADDRESS": http}
+    result = CliRunner(env=variables).invoke(app, command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    flag, port = {"generate": ("--port", 50051), "workers": ("--admin-port", 50053)}[command[0]]
+    assert re.match(
+        f"baton: {http} answers HTTP; gRPC is at (the router's {flag}, )?127.0.0.1:{port}",
+        result.stderr,
+    )
+
+
 @pytest.mark.parametrize(
     "command", [["generate", PROMPT], ["workers"], ["role"]], ids=lambda c: c[0]
 )

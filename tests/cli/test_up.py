@@ -3,6 +3,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from typer.testing import CliRunner
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
-from baton.cli.ports import is_free
+from baton.cli.ports import free_port, is_free
 from baton.cli.process import Process
+from baton.client.client import Client
 from baton.cluster.embedded import EmbeddedRedis
 from baton.errors import UnsupportedModelError
 from baton.models import locate
+from baton.version import version
 from tests.cli.conftest import baton, gone, interrupt, running, started
 from tests.support.readme import OUTPUTS, shows
 from tests.support.waiting import wait_until
@@ -59,6 +62,100 @@ def test_up_serves_until_sigterm_and_leaves_no_process() -> None:
         assert stdout.endswith("stopping; Ctrl-C again kills\n")
         assert (up.returncode, stderr) == (0, "")
         assert gone(processes)
+
+
+def test_up_prints_events_as_json_lines_until_its_end() -> None:
+    with running(*ARGUMENTS, "--http-port", "0", "--json") as up:
+        events = []
+        while not events or events[-1]["event"] != "ready":
+            events.append(json.loads(up.stdout.readline()))
+        starting, *statuses, ready = events
+        names = ["router", "prefill-0", "decode-0"]
+        assert (starting["event"], starting["processes"]) == ("starting", names)
+        phases: dict[str, list[str]] = {}
+        for status in statuses:
+            assert status["event"] == "status"
+            of_process = phases.setdefault(status["name"], [])
+            phase = status["phase"] or status["state"]
+            assert phase not in of_process[:-1], "a phase that was left does not come again"
+            of_process += [phase] if [phase] != of_process[-1:] else []
+        assert all(phases[name][-1] == "ready" for name in names)
+        with Client(ready["address"]) as client:
+            assert client.get_model().name == ready["model"] == "tiny"
+        with Client(ready["admin_address"]) as client:
+            assert len(client.list_workers()) == 2
+        with urllib.request.urlopen(f"{ready['http_url']}/v1/models", timeout=10) as response:
+            assert response.status == 200
+        assert ready["metrics"].keys() == {*names}
+        stdout, stderr = interrupt(up, signal.SIGTERM)
+        ends = [json.loads(line) for line in stdout.splitlines()]
+        assert ends == [
+            {"event": "stopping"},
+            {"event": "stopped", "reason": "signal", "error": None},
+        ]
+        assert (up.returncode, stderr) == (0, "")
+
+
+def test_up_prints_why_it_stopped_as_json(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    ended = baton(*ARGUMENTS, "--json", "--model", str(tmp_path))
+    *_, stopped = map(json.loads, ended.stdout.splitlines())
+    assert (stopped["event"], stopped["reason"]) == ("stopped", "error")
+    assert ended.returncode == 1
+    assert ended.stderr == f"baton: {stopped['error']}\n"
+
+
+@pytest.mark.slow
+def test_dry_run_prints_commands_that_run_as_pasted() -> None:
+    """Pasted into a shell, which kills them at its end."""
+    port, http = (str(free_port(set())) for _ in range(2))
+    arguments = [*ARGUMENTS, "--port", port, "--http-port", http, "--dry-run"]
+    printed = baton(*arguments).stdout
+    assert "valkey-server" in printed or "redis-server" in printed
+    script = f"trap 'kill $(jobs -p); wait' EXIT\n{printed}\nread\n"
+    shell = subprocess.Popen(
+        ["bash", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        processes = started(shell, 4)
+
+        def token() -> bool:
+            command = ["generate", "def f(", "--address", f"127.0.0.1:{port}", "--max-tokens", "1"]
+            ended = baton(*command, "--json", "--timeout", "5")
+            return ended.returncode == 0 and len(json.loads(ended.stdout)["completions"]) == 1
+
+        wait_until(token, within=90)
+    finally:
+        shell.communicate(b"\n", timeout=60)
+    wait_until(lambda: gone(processes))
+
+
+def test_up_names_baton_that_holds_a_port(cluster: LocalCluster) -> None:
+    admin = cluster.admin_address.rpartition(":")[2]
+    http = cluster.http_address.rpartition(":")[2]
+    serves = "a Baton router that serves tiny holds it"
+    for flag, port, holder in (
+        ("--port", cluster.address.rpartition(":")[2], serves),
+        ("--http-port", http, f"the HTTP API of {serves}"),
+        ("--admin-port", admin, f"the admin service of Baton {version()} holds it"),
+    ):
+        result = CliRunner().invoke(app, [*ARGUMENTS, flag, port])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert f"baton: port {port} on 127.0.0.1 is taken: {holder}; " in result.stderr
+        assert result.stderr.endswith(f"choose another with {flag}\n")
+
+
+def test_up_names_another_program_that_holds_a_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, [*ARGUMENTS, "--port", str(port)])
+    assert result.stderr == (
+        f"baton: port {port} on 127.0.0.1 is taken: another program holds it; "
+        "choose another with --port\n"
+    )
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
+from baton.cli.options import JsonLines
 from baton.cli.running import console
 
 
@@ -115,14 +116,19 @@ def up(
         Path | None, typer.Option(file_okay=False, help="Folder for the log files.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the commands.")] = False,
+    json: JsonLines = False,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
+
+    With --json each line is an event: starting, status of a process, ready with its addresses,
+    redis_died, stopping, stopped with its reason.
 
     \b
     Examples:
       baton up
       baton up Qwen/Qwen3-0.6B --prefill 2 --decode 1
       baton up --worker-arg max-num-seqs=16 --dry-run
+      baton up --port 0 --json | jq --unbuffered 'select(.event == "ready").address'
     """
     from baton.cli import up as impl
     from baton.cli.local_cluster import LocalCluster
@@ -136,6 +142,9 @@ def up(
         "num_threads": num_threads,
     }
     given = {name: value for name, value in flags.items() if value is not None}
+    if not dry_run and impl.listens_here(host):
+        wanted = {"--port": port, "--admin-port": admin_port}
+        impl.check_ports({**wanted, "--http-port": http_port if http else None})
     cluster = LocalCluster(
         given_model or model,
         prefill,
@@ -156,8 +165,9 @@ def up(
     )
     if dry_run:
         impl.print_commands(cluster)
-    else:
-        impl.run(cluster, console())
+        return
+    report = impl.JsonLines() if json else impl.Text(console(), may_move_http=http_port is None)
+    impl.run(cluster, report)
 
 
 @command("Run", extra="worker", subject="a cluster on this machine")

@@ -15,7 +15,6 @@ from baton_router.http.sequence_reader import Reader
 from baton_router.lifecycle import worker_wire
 from baton_router.placement.placer import Placer
 
-
 _USAGE = pb.Usage.DESCRIPTOR.fields
 
 
