@@ -1,5 +1,6 @@
 """Start-up progress of a cluster: live on a terminal, one line per change elsewhere."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,6 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from baton.cli.status import OnStatus, Status
+from baton.cli.top.tables import in_bytes
+
+_LINE_INTERVAL = 5.0  # seconds
 
 
 @contextmanager
@@ -41,19 +45,31 @@ class _Bars:
 
 
 class _Lines:
-    """Line-by-line output, a line whenever the phase of a process changes."""
+    """Line-by-line output: a line whenever the phase of a process changes, and every 5 s while it
+    loads weights."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: dict[str, str] = {}
+        self._last: dict[str, tuple[str, float]] = {}  # phase, and when it was printed
 
     def __call__(self, statuses: list[Status]) -> None:
+        now = time.monotonic()
         for status in statuses:
-            doing = _doing(status)
-            if self._last.get(status.name) != doing:
-                self._last[status.name] = doing
-                self._console.print(f"{status.name}: {doing}", highlight=False)
+            phase, printed_at = self._last.get(status.name, ("", now))
+            is_due = status.is_loading and now - printed_at >= _LINE_INTERVAL
+            if is_due or phase != (phase := status.phase or status.state):
+                self._last[status.name] = phase, now
+                self._console.print(f"{status.name}: {_doing(status)}", highlight=False)
 
 
 def _doing(status: Status) -> str:
-    return status.phase or status.state
+    """Returns the phase, and while weights are loaded the bytes and the time left: "loading weights
+    3.1 of 15.2 GB, about 40 s left"."""
+    phase = status.phase or status.state
+    if not status.is_loading:
+        return phase
+    loaded, size = in_bytes(status.num_loaded_bytes), in_bytes(status.num_weight_bytes)
+    unit = size.partition(" ")[2]
+    doing = f"{phase} {loaded.removesuffix(f' {unit}')} of {size}"
+    left = status.seconds_left
+    return doing if left is None else f"{doing}, about {max(1, round(left))} s left"

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ from baton.cli.devices import on_devices
 from baton.cli.ports import HOST, free_port
 from baton.cli.process import Flags, Process, Role
 from baton.cli.signals import signals_deferred
-from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
+from baton.cli.status import ANSWER_TIMEOUT, LoadingTimes, OnStatus, Status, status_of
 from baton.cli.tls_folder import TlsFolder
 from baton.client.client import Client, Worker
 from baton.cluster.embedded import EmbeddedRedis
@@ -206,8 +207,12 @@ class LocalCluster:
         `start`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         statuses = {process.name: Status(process.name) for process in self.processes}
+        times = LoadingTimes()
         while not self._is_ready(statuses):
-            on_status(list(statuses.values()))
+            now = time.monotonic()
+            on_status(
+                [replace(s, seconds_left=times.seconds_left(s, now)) for s in statuses.values()]
+            )
             if deadline is not None and time.monotonic() > deadline:
                 late = ", ".join(s.name for s in statuses.values() if not s.is_ready)
                 raise DeadlineExceededError(

@@ -12,19 +12,49 @@ ANSWER_TIMEOUT = 1.0  # seconds; a process that loads a model may not answer for
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Status of a process: `state` as in `Client.get_load`, "starting" before it answers."""
+    """Status of a process.
+
+    Attributes:
+        state: as in `Client.get_load`, "starting" before it answers.
+        num_loaded_bytes, num_weight_bytes: of a worker's weights; 0 before they are loaded.
+        seconds_left: until they are loaded at the rate so far; None: unknown.
+    """
 
     name: str
     state: str = "starting"
     phase: str = "starting"
     progress: float = 0.0
+    num_loaded_bytes: int = 0
+    num_weight_bytes: int = 0
+    seconds_left: float | None = None
 
     @property
     def is_ready(self) -> bool:
         return self.state == "ready"
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether it loads weights now."""
+        return 0 < self.num_loaded_bytes < self.num_weight_bytes
+
 
 OnStatus = Callable[[list[Status]], None]
+
+
+class LoadingTimes:
+    """Time that processes need to load their weights, from the bytes that they report."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[float, int]] = {}  # moment and bytes, by process
+
+    def seconds_left(self, status: Status, now: float) -> float | None:
+        """Returns the seconds until all is loaded, at the rate since the first report; None while
+        there is no rate. `now`: monotonic seconds."""
+        if not status.is_loading:
+            return None
+        began, before = self._first.setdefault(status.name, (now, status.num_loaded_bytes))
+        rate = (status.num_loaded_bytes - before) / (now - began) if now > began else 0.0
+        return (status.num_weight_bytes - status.num_loaded_bytes) / rate if rate else None
 
 
 def status_of(process: Process, last: Status) -> Status:
@@ -35,4 +65,11 @@ def status_of(process: Process, last: Status) -> Status:
             load = client.get_load()
     except BatonError:
         return last
-    return Status(process.name, load.state, load.phase, load.progress)
+    return Status(
+        process.name,
+        load.state,
+        load.phase,
+        load.progress,
+        load.num_loaded_bytes,
+        load.num_weight_bytes,
+    )

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from rich.console import Console
@@ -149,8 +150,9 @@ class JsonLines:
 
         def on_status(statuses: list[Status]) -> None:
             for status in statuses:
-                if last.get(status.name) != status:
-                    last[status.name] = status
+                is_as = replace(status, seconds_left=None)
+                if last.get(status.name) != is_as:
+                    last[status.name] = is_as
                     self._print("status", **dataclasses.asdict(status))
 
         yield on_status

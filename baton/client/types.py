@@ -497,3 +497,5 @@ class Load:
     num_failed_transfers: int = 0
     is_paused: bool = False
     idle_since_unix_ms: int = 0
+    num_loaded_bytes: int = 0
+    num_weight_bytes: int = 0

@@ -16,7 +16,7 @@ from baton.engine.memory.cache_allocation import allocate
 from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.messages import ModelInfo
 from baton.engine.models import loader
-from baton.engine.models.hf import PreTrainedModel, without_progress_bars
+from baton.engine.models.hf import PreTrainedModel, reporting_progress
 from baton.engine.models.transformers_model import (
     AttentionHook,
     ProbedLayer,
@@ -30,10 +30,12 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.self_check import SelfCheck
-from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
+from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.version import version
 
 LoadProgress = Callable[[str, float], None]
+OnLoadedBytes = Callable[[int, int], None]
+"""Called with the bytes of weights that are loaded, and those of all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,12 @@ class LoadedModel:
     path: str
 
 
-def load(path: str, config: EngineConfig, on_progress: LoadProgress) -> LoadedModel:
+def load(
+    path: str,
+    config: EngineConfig,
+    on_progress: LoadProgress,
+    on_loaded_bytes: OnLoadedBytes = lambda _loaded, _all: None,
+) -> LoadedModel:
     """Loads a checkpoint: a folder with safetensors, or an id on the Hugging Face hub.
 
     Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
@@ -60,8 +67,10 @@ def load(path: str, config: EngineConfig, on_progress: LoadProgress) -> LoadedMo
     folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS)))
     hf_config = loader.load_config(folder)
     hook = AttentionHook(loader.max_model_len(hf_config, config))
+    num_bytes = weight_bytes(Path(folder))
+    on_loaded_bytes(0, num_bytes)
     on_progress("loading weights", 0.1)
-    with without_progress_bars():
+    with reporting_progress(lambda part: on_loaded_bytes(round(part * num_bytes), num_bytes)):
         hf_model = loader.load_model(folder, hf_config, config, hook.name)
     return assemble(hf_model, hook, config, folder, Path(path).name, on_progress)
 

@@ -21,6 +21,7 @@ from baton.cluster.prefix import BlockHash
 from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
+    OnLoadedBytes,
     load,
     make_scheduler,
 )
@@ -126,16 +127,18 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         on_progress: LoadProgress = lambda _phase, _fraction: None,
+        on_loaded_bytes: OnLoadedBytes = lambda _loaded, _all: None,
     ) -> "Engine":
         """Loads a checkpoint: a folder with safetensors, or an id on the Hugging Face hub.
 
         Args:
             on_progress: called with each phase of loading and the fraction done.
+            on_loaded_bytes: called with the bytes of weights loaded so far, about, and of all.
 
         Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
         """
         config = config or EngineConfig()
-        loaded = load(os.fspath(path), config, on_progress)
+        loaded = load(os.fspath(path), config, on_progress, on_loaded_bytes)
         on_progress("warming up", 0.95)
         engine = cls(config, loaded)
         on_progress("ready", 1.0)

@@ -57,6 +57,16 @@ def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
         ) from None
 
 
+def weight_bytes(folder: Path) -> int:
+    """Returns the size of a checkpoint's weights: the files that its index names, else all."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = {folder / str(name) for name in read_json(index).get("weight_map", {}).values()}
+    else:
+        files = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Returns a JSON object. Raises `UnsupportedModelError` if the file has none or is missing."""
     if not file.is_file():

@@ -431,6 +431,8 @@ class GetLoadResponse(_message.Message):
     NUM_FAILED_TRANSFERS_FIELD_NUMBER: _builtins.int
     IS_PAUSED_FIELD_NUMBER: _builtins.int
     IDLE_SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    NUM_LOADED_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     """State: starting, ready or draining."""
     phase: _builtins.str
@@ -483,6 +485,10 @@ class GetLoadResponse(_message.Message):
     """Time since which the process holds nothing for any request, neither blocks nor leases nor queue
     entries, by its own clock in milliseconds since 1970. Zero while it holds something.
     """
+    num_loaded_bytes: _builtins.int
+    """Bytes of the checkpoint's weights that a worker has loaded, during its start."""
+    num_weight_bytes: _builtins.int
+    """Bytes of all weights of the checkpoint, during the start. Zero before loading begins."""
     def __init__(
         self,
         *,
@@ -510,10 +516,12 @@ class GetLoadResponse(_message.Message):
         num_failed_transfers: _builtins.int = ...,
         is_paused: _builtins.bool = ...,
         idle_since_unix_ms: _builtins.int = ...,
+        num_loaded_bytes: _builtins.int = ...,
+        num_weight_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_since_unix_ms", b"idle_since_unix_ms", "is_paused", b"is_paused", "num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_since_unix_ms", b"idle_since_unix_ms", "is_paused", b"is_paused", "num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_loaded_bytes", b"num_loaded_bytes", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "num_weight_bytes", b"num_weight_bytes", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

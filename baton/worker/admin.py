@@ -29,7 +29,11 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         worker = self._worker
         if not worker.is_ready:
             return pb.GetLoadResponse(
-                state=pb.WORKER_STATE_STARTING, phase=worker.phase, progress=worker.progress
+                state=pb.WORKER_STATE_STARTING,
+                phase=worker.phase,
+                progress=worker.progress,
+                num_loaded_bytes=worker.num_loaded_bytes,
+                num_weight_bytes=worker.num_weight_bytes,
             )
         stats, draining = worker.engine.stats(), worker.is_draining
         return pb.GetLoadResponse(

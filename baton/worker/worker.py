@@ -85,6 +85,8 @@ class Worker:
         self.epoch = new_epoch()
         self.phase = "starting"
         self.progress = 0.0
+        self.num_loaded_bytes = 0
+        self.num_weight_bytes = 0
         self.exposition = Exposition()
         self.round_trips = RoundTrips()
         self._engine: AsyncEngine | None = None
@@ -328,6 +330,7 @@ class Worker:
                 self.settings.model_path,
                 self.settings.engine_config(),
                 on_progress=self._on_progress,
+                on_loaded_bytes=self._on_loaded_bytes,
             )
         finally:
             self.is_loading = False
@@ -373,6 +376,9 @@ class Worker:
     def _on_progress(self, phase: str, fraction: float) -> None:
         self.phase = phase if fraction < 1.0 else _LAST_PHASE
         self.progress = fraction
+
+    def _on_loaded_bytes(self, num_loaded: int, num_all: int) -> None:
+        self.num_loaded_bytes, self.num_weight_bytes = num_loaded, num_all
 
     def _on_cache_events(self, events: CacheEvents) -> None:
         if self._publisher is not None:

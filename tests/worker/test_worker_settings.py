@@ -1,12 +1,14 @@
 """Settings of a worker, in combination."""
 
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from baton.cli.certs import Authority, write
 from baton.engine.backend import TorchBackend
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.models import locate
 from baton.v1 import admin_pb2 as pb
 from baton.worker.admin import WorkerAdmin
 from baton.worker.process import assemble
@@ -92,6 +94,27 @@ async def test_worker_is_starting_until_all_of_it_is_set_up() -> None:
         (pb.WORKER_STATE_STARTING, "opening connections", 1.0),
         (pb.WORKER_STATE_READY, "", 1.0),
     ]
+
+
+async def test_worker_reports_bytes_of_weights_as_it_loads(monkeypatch) -> None:
+    worker = assemble("decode", settings_class()(worker_id="w", device="cpu", num_blocks=8))
+    told: list[tuple[str, int, int]] = []
+
+    def note(num_loaded: int, num_all: int) -> None:
+        Worker._on_loaded_bytes(worker, num_loaded, num_all)
+        told.append((worker.phase, worker.num_loaded_bytes, worker.num_weight_bytes))
+
+    monkeypatch.setattr(worker, "_on_loaded_bytes", note)
+    async with AsyncExitStack() as stack:
+        await worker.listen(stack)
+        await worker.load(stack)
+    (first, *phases), loaded, whole = zip(*told, strict=True)
+    size = (Path(locate("tiny")) / "model.safetensors").stat().st_size
+    assert set(whole) == {size}
+    assert list(loaded) == sorted(loaded)
+    assert (loaded[0], loaded[-1]) == (0, size)
+    assert len(set(loaded)) > 4
+    assert (first, {*phases}) == ("reading configuration", {"loading weights"})
 
 
 async def test_worker_start_progress_never_falls_nor_repeats(monkeypatch) -> None:

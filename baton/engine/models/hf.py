@@ -1,7 +1,8 @@
 """Imports from transformers, for the whole engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from transformers import (
     AttentionInterface,
@@ -24,17 +25,38 @@ __all__ = [
     "AutoTokenizer",
     "PreTrainedModel",
     "PretrainedConfig",
-    "without_progress_bars",
+    "reporting_progress",
 ]
 
 
+_LOADING = "Loading weights"
+"""Description of the progress bar over a model's weights."""
+
+
 @contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Disables the progress bars of transformers in a `with` block; callers report progress."""
+def reporting_progress(on_fraction: Callable[[float], None]) -> Iterator[None]:
+    """Has transformers draw no progress bars in a `with` block. `on_fraction` is called with the
+    fraction of the weights that it has loaded."""
+
+    def track(bar: Callable[..., Any], args: Any, options: Any) -> Any:
+        return (
+            _counted(args[0], on_fraction)
+            if _LOADING in options.values()
+            else bar(*args, **options)
+        )
+
     was_enabled = _logging.is_progress_bar_enabled()
     _logging.disable_progress_bar()
+    former = _logging.set_tqdm_hook(track)
     try:
         yield
     finally:
+        _logging.set_tqdm_hook(former)
         if was_enabled:
             _logging.enable_progress_bar()
+
+
+def _counted(items: Any, on_fraction: Callable[[float], None]) -> Iterator[Any]:
+    for number, item in enumerate(items, 1):
+        yield item
+        on_fraction(number / len(items))
