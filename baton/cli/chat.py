@@ -5,6 +5,7 @@ import sys
 
 from baton.client.client import Client, Message
 from baton.errors import BatonError, FailedPreconditionError
+from baton.models import DEFAULT_MODEL, INTRODUCTION
 from baton.sampling import SamplingParams
 
 
@@ -58,6 +59,8 @@ def _talk(conversation: Conversation, model: str) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` line editing
     print(f"chat with {model}; Ctrl-C stops an answer, Ctrl-D ends")
+    if model == DEFAULT_MODEL:
+        print(INTRODUCTION)
     while True:
         try:
             line = input("> ").strip()

@@ -55,5 +55,8 @@ def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> i
 
 def _summary(num_faults: int, *, can_run_workers: bool) -> str:
     if not num_faults:
-        return "no faults" if can_run_workers else f"no faults for a router; {NO_WORKER}"
+        limits = (
+            "" if can_run_workers else "; this machine can run a router and clients, not workers"
+        )
+        return f"no faults{limits}"
     return f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; each with its remedy below"

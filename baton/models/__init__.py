@@ -39,22 +39,47 @@ def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
         raise UnsupportedModelError(f"{path!r} is a GGUF file; {SAFETENSORS_ONLY}")
     if folder.is_file():
         raise UnsupportedModelError(f"{path!r} is a file; expected the folder of a checkpoint")
-    if path.startswith((".", "~")) or folder.is_absolute() or len(folder.parts) > _HUB_ID_PARTS:
+    if _is_path(path):
         raise UnsupportedModelError(
             f"the folder {path!r} does not exist; expected a checkpoint's folder, a hub id such as "
             "Qwen/Qwen3-0.6B, or 'tiny'"
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(path, allow_patterns=list(patterns)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except RepositoryNotFoundError:
+        raise UnsupportedModelError(
+            f"no folder {path!r} here, and the Hugging Face hub has no such model, or not for you: "
+            "check its name; a private one needs HF_TOKEN"
+        ) from None
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no network"
+        if isinstance(error.__cause__, HfHubHTTPError):
+            why = str(error.__cause__).strip().split("\n")[0]
+        raise UnsupportedModelError(
+            f"no folder {path!r} here, and the Hugging Face hub cannot be reached ({why}); give a "
+            "folder, or a model that the hub's cache has"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         first_line = str(error).strip().split("\n")[0]
         raise UnsupportedModelError(
-            f"{path!r} is neither a folder here nor a model that the hub gives: {first_line}; "
-            "without a network give a folder"
+            f"no folder {path!r} here, and the Hugging Face hub gives no such model: {first_line}"
         ) from None
+
+
+def _is_path(model: str) -> bool:
+    """Returns whether a name can only be that of a folder, or begins with one that is here."""
+    parts = Path(model).parts
+    is_below = len(parts) == _HUB_ID_PARTS and Path(parts[0]).is_dir()
+    looks_like_one = model.startswith((".", "~", "/")) or model.endswith("/")
+    return looks_like_one or is_below or len(parts) > _HUB_ID_PARTS
 
 
 def weight_bytes(folder: Path) -> int:

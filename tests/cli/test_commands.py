@@ -1,7 +1,10 @@
 """The commands against a real cluster."""
 
 import json
+import os
+import pty
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +13,9 @@ from typer.testing import CliRunner, Result
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
+from baton.models import INTRODUCTION
 from baton.version import version
+from tests.cli.conftest import BATON
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -102,6 +107,19 @@ def test_chat_answers_each_line_of_a_pipe(cluster: LocalCluster, wide: None) -> 
     result = invoke(cluster, *arguments, stdin=f"{question}\n\nAnd another.\n")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("def get(self, key):\n")
+
+
+def test_chat_at_a_terminal_says_once_that_tiny_is_a_toy(cluster: LocalCluster) -> None:
+    user, terminal = pty.openpty()
+    command = [*BATON, "chat", "--address", cluster.address, "--max-tokens", "1"]
+    chat = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, text=True)
+    os.close(terminal)
+    for line in (b"one\n", b"two\n", b"\x04"):
+        os.write(user, line)
+    stdout, _ = chat.communicate(timeout=60)
+    os.close(user)
+    assert chat.returncode == 0
+    assert stdout.count(INTRODUCTION) == 1
 
 
 def test_workers_prints_table_and_json(cluster: LocalCluster, wide: None) -> None:

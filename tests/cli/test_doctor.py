@@ -85,7 +85,7 @@ def test_doctor_notes_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("module", "code", "summary"),
     [
-        ("llguidance", 0, "no faults for a router; no worker can run here"),
+        ("llguidance", 0, "no faults; this machine can run a router and clients, not workers"),
         ("baton.worker.process", 1, "1 fault; each with its remedy below"),
     ],
     ids=["not installed", "broken"],
