@@ -14,6 +14,7 @@ from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.models import INTRODUCTION
+from baton.placement_terms import TERMS
 from baton.version import version
 from tests.cli.conftest import BATON
 from tests.support.waiting import wait_until
@@ -199,6 +200,14 @@ def test_explain_shows_placement_of_a_prompt_without_running_it(cluster: LocalCl
     assert all(c["terms"] for c in explained["placement"]["candidates"])
     before = [json.loads(line) for line in invoke(cluster, "workers", "--json").stdout.splitlines()]
     assert [worker["num_requests"] for worker in before] == [0, 0]
+
+
+def test_explain_prints_the_meaning_of_each_term_shown(cluster: LocalCluster, wide: None) -> None:
+    explained = json.loads(invoke(cluster, "explain", PROMPT, "--json").stdout)
+    shown = {term for c in explained["placement"]["candidates"] for term in c["terms"]}
+    legend = invoke(cluster, "explain", PROMPT, "--legend").stdout.split("\nterms\n")[1]
+    printed = dict(re.findall(r"^ (\S.*?) {2,}(\S.*?) *$", legend, re.MULTILINE))
+    assert printed == {name: TERMS[name] for name in TERMS if name in shown | {"cached", "cost"}}
 
 
 def test_explain_shows_placement_of_a_finished_request(cluster: LocalCluster):
