@@ -30,9 +30,16 @@ def decided(*candidates: Candidate, broken=frozenset(), rules=HANDOFFS) -> Decis
 def test_explanation_names_winner_runner_up_and_deciding_terms():
     said = why(decided(HOLDER, OTHER, DECODE))
     assert said.startswith("holder with decode cost ")
-    assert "Next best of 1 other choices: other with decode, " in said
+    assert "The only other choice: other with decode, " in said
     assert "uncached +51.2 ms" in said
     assert "crowding +768 ms" in said
+
+
+def test_explanation_counts_the_choices_that_lost():
+    third = replace(OTHER, worker="third", num_queued_tokens=4096)
+    assert "Next best of 2 other choices: other with decode, " in why(
+        decided(HOLDER, OTHER, third, DECODE)
+    )
 
 
 def test_explanation_says_when_no_other_choice_exists():
@@ -55,10 +62,10 @@ def test_explanation_says_when_decode_worker_is_alone():
     near = replace(DECODE, num_cached_tokens=1020)
     said = why(decided(HOLDER, near, rules=DEFAULT_RULES))
     assert said.startswith("decode alone costs ")
-    assert "Next best of 1 other choices: holder with decode, " in said
+    assert "The only other choice: holder with decode, " in said
     far = why(decided(HOLDER, DECODE, rules=DEFAULT_RULES))
     assert far.startswith("holder with decode cost ")
-    assert "Next best of 1 other choices: decode alone, " in far
+    assert "The only other choice: decode alone, " in far
     assert "interruption" in far
 
 

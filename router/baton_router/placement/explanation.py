@@ -40,10 +40,9 @@ def _why_chosen(decision: Decision, placement: Placement) -> str:
     if margin <= 0:
         return f"{summary}. {_names(second)} as much: the request's id breaks the tie."
     because = ", ".join(_differences(winner, second, unit))
-    return (
-        f"{summary}. Next best of {len(others)} other choices: {_names(second)}, "
-        f"{_amount(margin, unit)} more ({because})."
-    )
+    n = len(others)
+    rank = "The only other choice" if n == 1 else f"Next best of {n} other choices"
+    return f"{summary}. {rank}: {_names(second)}, {_amount(margin, unit)} more ({because})."
 
 
 def choices(placement: Placement, inputs: PlacementInputs) -> Iterator[Choice]:
