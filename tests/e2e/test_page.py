@@ -1,87 +1,50 @@
-"""The page at `/`, in a browser."""
+"""The page at `/`, in a browser, with a real router and workers."""
 
-import shutil
+import json
+import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.wait import WebDriverWait
 
 from baton.cli.local_cluster import LocalCluster
+from baton.placement_terms import TERMS
 from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.page.browser import (
+    answered,
+    ask,
+    button,
+    choose,
+    chromium,
+    copied,
+    eventually,
+    is_done,
+    opened,
+    written_on,
+)
 from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
-TIMEOUT = 30.0
-
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.fail("there is no chromium; on Debian: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    profile = tmp_path_factory.mktemp("browser")
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-background-networking",
-        "--window-size=1100,1000",
-        f"--user-data-dir={profile}",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=driver)
-    open_browser = webdriver.Chrome(options=options, service=service)
-    open_browser.set_page_load_timeout(TIMEOUT)
-    yield open_browser
-    open_browser.quit()
+def browser() -> Iterator[webdriver.Chrome]:
+    with chromium() as one:
+        yield one
 
 
 @pytest.fixture
 def page(browser: webdriver.Chrome, cluster: LocalCluster) -> Iterator[webdriver.Chrome]:
-    """The page anew; at the end it has complained of nothing but what was refused."""
-    browser.get(cluster.http_address)
-    eventually(browser, lambda: browser.find_element(By.ID, "model").text)
-    yield browser
-    said = [entry["message"] for entry in browser.get_log("browser")]
-    assert [line for line in said if "status of 4" not in line] == []
-
-
-def eventually(browser: webdriver.Chrome, condition: Any) -> Any:
-    return WebDriverWait(browser, TIMEOUT, poll_frequency=0.05).until(lambda _: condition())
-
-
-def ask(page: webdriver.Chrome, prompt: str, **options: str) -> WebElement:
-    """Asks, and returns the card that the answer is written on."""
-    for name, value in options.items():
-        field = page.find_element(By.ID, name.replace("_", "-"))
-        if field.tag_name == "input":
-            field.clear()
-        field.send_keys(value)
-    field = page.find_element(By.ID, "prompt")
-    field.clear()
-    field.send_keys(prompt)
-    field.send_keys(Keys.CONTROL, Keys.ENTER)
-    return page.find_elements(By.CSS_SELECTOR, ".card")[-1]
-
-
-def is_done(card: WebElement) -> bool:
-    return "is-running" not in str(card.get_attribute("class"))
-
-
-def written_on(card: WebElement) -> str:
-    return str(card.find_element(By.CSS_SELECTOR, ".answer").get_attribute("textContent"))
+    with opened(browser, cluster.http_address) as one:
+        yield one
 
 
 def completion(cluster: LocalCluster, **asked: Any) -> str:
@@ -90,11 +53,15 @@ def completion(cluster: LocalCluster, **asked: Any) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
+def num_prompt_tokens(card: WebElement) -> int:
+    summary = card.find_element(By.CSS_SELECTOR, ".about .quiet").text
+    return int(summary.split(" · ")[1].split()[0])
+
+
 @pytest.mark.system
 def test_page_shows_answer_timeline_and_placement(page, cluster, tmp_path):
     assert page.find_element(By.ID, "model").text.startswith("tiny, up to 2,048 tokens")
-    card = ask(page, "def main(", temperature="0", max_tokens="30")
-    eventually(page, lambda: is_done(card))
+    card = answered(page, "def main(", mode="continue", temperature="0", max_tokens="30")
     assert written_on(card) == completion(cluster, prompt="def main(")
     parts = card.find_elements(By.CSS_SELECTOR, ".legend li")
     kinds = [part.get_attribute("data-part") for part in parts]
@@ -114,50 +81,129 @@ def test_page_shows_answer_timeline_and_placement(page, cluster, tmp_path):
     page.save_screenshot(str(tmp_path / "page.png"))
 
 
+@pytest.mark.system
+def test_page_sends_on_enter_and_empties_the_box(page):
+    choose(page, max_tokens="4")
+    prompt = page.find_element(By.ID, "prompt")
+    prompt.send_keys("one", Keys.SHIFT, Keys.ENTER, Keys.NULL, "two", Keys.ENTER)
+    card = page.find_element(By.CSS_SELECTOR, ".card")
+    assert card.find_element(By.CSS_SELECTOR, ".prompt").text == "one\ntwo"
+    assert prompt.get_property("value") == ""
+    assert page.switch_to.active_element == prompt
+    eventually(page, lambda: is_done(card))
+    assert page.switch_to.active_element == prompt
+    prompt.send_keys(" ", Keys.ENTER)
+    assert len(page.find_elements(By.CSS_SELECTOR, ".card")) == 1
+    assert "Shift+Enter" in page.find_element(By.ID, "hint").text
+
+
+@pytest.mark.system
+def test_page_converses_by_default_and_begins_new_chats(page):
+    assert page.find_element(By.ID, "mode").get_property("value") == "chat"
+    first = answered(page, "A queue.", temperature="0", max_tokens="8")
+    second = answered(page, "Go on.")
+    assert num_prompt_tokens(second) > num_prompt_tokens(first) + 8
+    num_first = num_prompt_tokens(first)
+    button(page, "New chat").click()
+    assert page.find_elements(By.CSS_SELECTOR, ".card") == []
+    assert page.switch_to.active_element == page.find_element(By.ID, "prompt")
+    assert num_prompt_tokens(answered(page, "A queue.")) == num_first
+
+
+@pytest.mark.system
+def test_page_sends_the_system_prompt(page):
+    plain = num_prompt_tokens(answered(page, "A queue.", max_tokens="4"))
+    button(page, "New chat").click()
+    told = num_prompt_tokens(answered(page, "A queue.", system="Answer in one word."))
+    assert told > plain + 4
+
+
+@pytest.mark.system
+def test_page_repeats_or_edits_the_last_message(page):
+    first = num_prompt_tokens(answered(page, "A queue.", temperature="0", max_tokens="8"))
+    button(page.find_element(By.CSS_SELECTOR, ".card"), "Try again").click()
+    card = page.find_element(By.CSS_SELECTOR, ".card")
+    eventually(page, lambda: is_done(card))
+    assert num_prompt_tokens(card) == first
+    button(card, "Edit").click()
+    assert page.find_elements(By.CSS_SELECTOR, ".card") == []
+    card = answered(page, " And a stack.")
+    assert card.find_element(By.CSS_SELECTOR, ".prompt").text == "A queue. And a stack."
+
+
+@pytest.mark.system
+def test_page_copies_curl_that_repeats_the_request(page):
+    evil = 'It\'s "$HOME" `id` \\ é'
+    card = answered(page, evil, temperature="0", max_tokens="12", api_key="k")
+    command = copied(page, card, "Copy as curl")
+    assert '-H "authorization: Bearer $BATON_TOKEN"' in command
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    events = [line.removeprefix("data: ") for line in done.stdout.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert text == copied(page, card, "Copy")
+
+
+@pytest.mark.system
+def test_page_explains_each_term_by_key(page):
+    card = answered(page, "def main(", max_tokens="8")
+    card.find_element(By.TAG_NAME, "summary").click()
+    for term in card.find_elements(By.CSS_SELECTOR, "td .term"):
+        assert term.get_attribute("title") == f"{TERMS[term.text]}."
+    amounts = card.find_elements(By.CSS_SELECTOR, "td:last-child")
+    assert any(amount.find_elements(By.CSS_SELECTOR, ".term") for amount in amounts)
+    explanation = page.find_element(By.ID, "explanation")
+    for term in card.find_elements(By.CSS_SELECTOR, ".legend .term"):
+        term.send_keys(Keys.ENTER)
+        assert explanation.text == f"{term.text}: {term.get_attribute('title')}"
+        page.switch_to.active_element.send_keys(Keys.ESCAPE)
+        assert not explanation.is_displayed()
+
+
+@pytest.mark.system
+def test_page_lists_terms_and_routes_in_its_help(page, cluster):
+    page.find_element(By.ID, "help-button").click()
+    shown = page.find_element(By.ID, "help")
+    assert all(meaning in shown.text for meaning in TERMS.values())
+    links = [link.get_attribute("href") for link in shown.find_elements(By.TAG_NAME, "a")]
+    paths = ["/openapi.json", "/v1/models", "/metrics"]
+    assert links == [cluster.http_address + path for path in paths]
+
+
 @pytest.mark.nightly
-def test_page_streams_an_answer_and_stops_it(page, cluster):
-    card = ask(page, "import os", temperature="0", max_tokens="1900")
+@pytest.mark.parametrize("how", ["button", "escape"])
+def test_page_streams_an_answer_and_stops_it(page, cluster, how):
+    card = ask(page, "import os", mode="continue", temperature="0", max_tokens="1900")
     eventually(page, lambda: len(written_on(card)) > 20)
     assert not is_done(card)
-    page.find_element(By.ID, "send").click()
+    if how == "button":
+        page.find_element(By.ID, "send").click()
+    else:
+        page.find_element(By.ID, "prompt").send_keys(Keys.ESCAPE)
     eventually(page, lambda: is_done(card))
-    assert card.find_element(By.CSS_SELECTOR, ".wrong").text == "stopped"
+    assert card.find_element(By.CSS_SELECTOR, ".note").text == "Stopped."
 
 
 @pytest.mark.nightly
 async def test_page_cancels_its_request_when_left(page, cluster):
     await until_nothing_is_held(cluster)
-    ask(page, "class A:", temperature="1", max_tokens="1900")
+    ask(page, "class A:", mode="continue", temperature="1", max_tokens="1900")
     await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the answer")
     page.get("about:blank")
     await until_nothing_is_held(cluster)
 
 
 @pytest.mark.nightly
-def test_page_continues_a_conversation(page):
-    first = ask(page, "A queue.", mode="conversation", temperature="0", max_tokens="8")
-    eventually(page, lambda: is_done(first))
-    second = ask(page, "Go on.")
-    eventually(page, lambda: is_done(second))
-    counts = [
-        int(card.find_element(By.CSS_SELECTOR, ".about .quiet").text.split(" for ")[1].split()[0])
-        for card in (first, second)
-    ]
-    assert counts[1] > counts[0] + 8
-
-
-@pytest.mark.nightly
 def test_page_shows_the_error_of_a_rejected_request(page):
-    card = ask(page, "x", max_tokens="100000")
-    eventually(page, lambda: is_done(card))
+    card = answered(page, "x", max_tokens="100000")
     assert "the model's length is 2048" in card.find_element(By.CSS_SELECTOR, ".wrong").text
 
 
 @pytest.mark.nightly
 def test_page_escapes_prompt_and_answer(page):
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
-    card = ask(page, evil, temperature="0", max_tokens="4")
-    eventually(page, lambda: is_done(card))
+    card = answered(page, evil, mode="continue", temperature="0", max_tokens="4")
     assert card.find_element(By.CSS_SELECTOR, ".prompt").text == evil
     assert card.find_elements(By.TAG_NAME, "img") == []
     assert page.title == "Baton"
@@ -168,17 +214,42 @@ def test_page_forbids_foreign_scripts(page, cluster):
     policy = httpx.get(cluster.http_address).headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    page.execute_script(
-        "const s = document.createElement('script'); s.textContent = 'document.title = 1';"
-        "document.body.append(s);"
-    )
+    (scripts,) = re.findall(r"script-src (.*?);", policy)
+    assert all(source.startswith("'sha256-") for source in scripts.split())
+    for sink in (
+        "document.createElement('script').text = 'document.title = 1'",
+        "document.createElement('script').src = 'data:,document.title = 1'",
+        "document.body.setAttribute('onclick', 'document.title = 1')",
+        "document.body.innerHTML = '<b>taken</b>'",
+    ):
+        with pytest.raises(JavascriptException, match="requires 'Trusted"):
+            page.execute_script(sink)
+    page.execute_script("new Image().src = 'https://evil.example/'")
     assert page.title == "Baton"
     assert any("Content Security Policy" in e["message"] for e in page.get_log("browser"))
 
 
+@pytest.mark.nightly
+def test_page_loads_nothing_but_the_list_of_models(page, cluster):
+    script = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
+    assert page.execute_script(script) == [f"{cluster.http_address}/v1/models"]
+
+
 @pytest.mark.slow
-def test_page_loads_nothing_from_other_hosts():
-    text = (ROOT / "router/baton_router/http/page.html").read_text()
-    assert "http://" not in text
-    assert "https://" not in text
-    assert "innerHTML" not in text
+def test_page_makes_html_with_the_sanitizer_alone():
+    folder = ROOT / "router/baton_router/http/page_files"
+    vendored = {"marked.umd.js", "purify.min.js"}
+    own = [path for path in folder.glob("*.js") if path.name not in vendored]
+    assert len(own) == 6
+    for path in own:
+        assert not re.search("HTML =|insertAdjacent|eval|https?://", path.read_text()), path
+
+
+@pytest.mark.slow
+def test_dependencies_name_the_version_of_each_script():
+    table = (ROOT / "docs/dependencies.md").read_text()
+    rows = re.findall(r"^\| `(\S+\.js)` \| \S+ (\S+), ", table, re.MULTILINE)
+    scripts = [*(ROOT / "router").rglob("*.*.js"), *(ROOT / "tests").rglob("*.js")]
+    assert {ROOT / name for name, _ in rows} == set(scripts)
+    for name, version in rows:
+        assert version in (ROOT / name).read_text()[:200]

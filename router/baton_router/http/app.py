@@ -33,7 +33,7 @@ from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
 from baton_router.http.generation import Generations
 from baton_router.http.middleware import Failures, disconnected
-from baton_router.http.page import PAGE, PAGE_HEADERS
+from baton_router.http.page import page_response
 from baton_router.http.sampling import in_openai_terms
 from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton_router.lifecycle.in_flight import Requests
@@ -148,8 +148,8 @@ class Routes:
         body, content_type = self._render_metrics(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    async def page(self, _request: Request) -> Response:
-        return Response(PAGE, headers=PAGE_HEADERS)
+    async def page(self, request: Request) -> Response:
+        return page_response(request)
 
     async def _generate(
         self, request: Request, schema: type[_Body], make: "_Make[_Body]"
