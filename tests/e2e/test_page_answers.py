@@ -126,6 +126,17 @@ def test_page_runs_and_loads_nothing_of_an_answer(page, router, evil):
     assert answer.is_displayed()
 
 
+def test_page_asks_an_example_by_click(page, router):
+    example = page.find_element(By.CSS_SELECTOR, ".examples button")
+    text = example.text
+    example.click()
+    card = page.find_element(By.CSS_SELECTOR, ".card")
+    eventually(page, lambda: is_done(card))
+    assert router.requests[0]["messages"] == [{"role": "user", "content": text}]
+    assert not example.is_displayed()
+    assert page.switch_to.active_element == page.find_element(By.ID, "prompt")
+
+
 def test_page_shows_text_that_is_nested_too_deep(page, router):
     deep = ">" * 20_000 + "x"
     router.answers = [[{"content": deep}]]
@@ -157,6 +168,7 @@ def test_page_shows_tool_calls_as_they_come(page, router):
     eventually(page, lambda: is_done(card))
     shown.find_element(By.TAG_NAME, "textarea").send_keys("rain", Keys.ENTER)
     after = page.find_element(By.CSS_SELECTOR, ".card:last-child")
+    assert page.switch_to.active_element == page.find_element(By.ID, "prompt")
     eventually(page, lambda: is_done(after))
     assert written_on(after).strip() == "It rains."
     question, call, result = router.requests[1]["messages"]

@@ -110,8 +110,8 @@ def copied(page: webdriver.Chrome, place: WebElement, label: str) -> str:
     """Clicks a button that copies, and returns the clipboard."""
     page.execute_async_script("navigator.clipboard.writeText('nothing').then(arguments[0])")
     button(place, label).click()
-    eventually(page, lambda: "Copied" in place.text)
-    return str(page.execute_async_script("navigator.clipboard.readText().then(arguments[0])"))
+    read = "navigator.clipboard.readText().then((text) => arguments[0](text !== 'nothing' && text))"
+    return str(eventually(page, lambda: page.execute_async_script(read)))
 
 
 def prefer(page: webdriver.Chrome, theme: str) -> None:

@@ -134,7 +134,7 @@ class Card {
       this.write(delta ? delta.content : text);
       if (delta?.reasoning_content) this.think(delta.reasoning_content);
       for (const call of delta?.tool_calls ?? []) this.call(call);
-      if (reason === "length") this.note("Max tokens are reached; the options have more.");
+      if (reason === "length") this.note("Stopped at Max tokens; raise it in the options.");
     }
     if (chunk.baton) this.about = about(chunk.baton.requests[0]);
   }
@@ -302,6 +302,7 @@ async function submit({ messages, prompt }) {
   find("send").textContent = "Stop";
   showEmpty();
   find("answers").append(card.element);
+  find("prompt").focus(); // also where the button that asked is gone
   scrollToEnd();
   announce("The model is asked.");
   try {
@@ -357,7 +358,6 @@ function send() {
   if (!areToolsValid()) return;
   ask(field.value);
   field.value = "";
-  field.focus();
 }
 
 find("form").addEventListener("submit", (event) => {
@@ -370,10 +370,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector(":popover-open")) stop();
 });
 for (const example of document.querySelectorAll(".examples button")) {
-  example.addEventListener("click", () => {
-    ask(example.textContent);
-    find("prompt").focus();
-  });
+  example.addEventListener("click", () => ask(example.textContent));
 }
 find("new-chat").addEventListener("click", newChat);
 find("options-button").addEventListener("click", () => showOptions(find("options").hidden));
