@@ -149,7 +149,7 @@ def test_page_copies_curl_that_repeats_the_request(page):
 def test_page_explains_each_term_by_key(page):
     card = answered(page, "def main(", max_tokens="8")
     card.find_element(By.TAG_NAME, "summary").click()
-    for term in card.find_elements(By.CSS_SELECTOR, "td .term"):
+    for term in card.find_elements(By.CSS_SELECTOR, "td .term, .quiet .term"):
         assert term.get_attribute("title") == f"{TERMS[term.text]}."
     amounts = card.find_elements(By.CSS_SELECTOR, "td:last-child")
     assert any(amount.find_elements(By.CSS_SELECTOR, ".term") for amount in amounts)

@@ -8,6 +8,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from baton.placement_terms import TERMS
 from tests.support.page.browser import (
     answered,
     ask,
@@ -22,7 +23,7 @@ from tests.support.page.browser import (
     prefer,
     written_on,
 )
-from tests.support.page.scripted_router import TINY, ScriptedRouter, scripted_router
+from tests.support.page.scripted_router import TIMELINE, TINY, ScriptedRouter, scripted_router
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system]
 
@@ -142,6 +143,15 @@ def test_page_shows_text_that_is_nested_too_deep(page, router):
     router.answers = [[{"content": deep}]]
     card = answered(page, "x")
     assert written_on(card).endswith("x")
+
+
+def test_page_explains_the_terms_of_a_reason(page, router):
+    card = answered(page, "x")
+    reason = card.find_element(By.CSS_SELECTOR, ".placement .quiet")
+    assert reason.text == TIMELINE["reason"]
+    terms = reason.find_elements(By.CSS_SELECTOR, ".term")
+    assert [term.text for term in terms] == ["interruption", "last turn"]
+    assert [term.get_attribute("title") for term in terms] == [f"{TERMS[t.text]}." for t in terms]
 
 
 def test_page_shows_tool_calls_as_they_come(page, router):
@@ -332,7 +342,8 @@ def test_page_reaches_all_controls_by_tab_in_order(page, router):
     assert names == [
         *("new-chat", "theme", "help-button"),
         *("Copy as curl", "Try again", "Edit"),
-        *("router queue", "prefill queue", "prefill", "transfer", "decode"),
+        *("cached", "router queue", "prefill queue", "prefill", "transfer", "decode"),
+        *("interruption", "last turn"),
         "What every worker would have cost",
         *("prompt", "options-button", "send"),
     ]

@@ -32,7 +32,8 @@ TIMELINE = {
     "prefill_worker": "prefill-0",
     "decode_worker": "decode-0",
     "prefix_source": "",
-    "reason": "prefill-0 with decode-0 cost 45.1 ms. No other choice could take it.",
+    "reason": "prefill-0 with decode-0 cost 45.1 ms. The only other choice: decode-0 alone, "
+    "7 ms more (interruption +9 ms, last turn -2 ms).",
     "candidates": [
         {
             "worker": "prefill-0",

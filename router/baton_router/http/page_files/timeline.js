@@ -40,16 +40,24 @@ function partsOf(seconds) {
 }
 
 function summaryOf({ usage, seconds }) {
-  const texts = [
-    milliseconds(seconds.total),
-    `${usage.num_prompt_tokens} prompt tokens (${usage.num_cached_prompt_tokens ?? 0} cached)`,
-    `${usage.num_output_tokens} written`,
-  ];
   const decoding = seconds.total - seconds.time_to_first_token;
-  if (usage.num_output_tokens > 1 && decoding > 0) {
-    texts.push(`${((usage.num_output_tokens - 1) / decoding).toFixed(0)} tokens/s`);
-  }
-  return texts.join(" \u00b7 ");
+  const isMeasured = usage.num_output_tokens > 1 && decoding > 0;
+  const rate = isMeasured ? ` \u00b7 ${((usage.num_output_tokens - 1) / decoding).toFixed(0)} tokens/s` : "";
+  const summary = make("p", "quiet", `${milliseconds(seconds.total)} \u00b7 ${usage.num_prompt_tokens} prompt tokens (`);
+  summary.append(
+    `${usage.num_cached_prompt_tokens ?? 0} `, term("cached", TERMS.cached),
+    `) \u00b7 ${usage.num_output_tokens} written${rate}`,
+  );
+  return summary;
+}
+
+/** The reason of a placement, whose differences of costs explain themselves. */
+function reasonWithTerms(reason) {
+  const line = make("p", "quiet");
+  reason.split(/(?<=\(|, )([a-z ]+)(?= [+-]\d)/).forEach((text, i) => {
+    line.append(i % 2 ? term(text, TERMS[text]) : text);
+  });
+  return line;
 }
 
 /** The timeline of an answer, and the placement of its request. */
@@ -74,7 +82,7 @@ function about(told) {
   bar.setAttribute("role", "img");
   const lengths = parts.map(({ name, length }) => `${name} ${milliseconds(length)}`).join(", ");
   bar.setAttribute("aria-label", `Timeline of ${milliseconds(total)}: ${lengths}`);
-  element.append(make("p", "quiet", summaryOf(told)), bar, legend, where(told));
+  element.append(summaryOf(told), bar, legend, where(told));
   return element;
 }
 
@@ -84,7 +92,7 @@ function where(told) {
   const source = told.prefix_source ? `, its beginning from ${told.prefix_source}` : "";
   element.append(
     make("p", "where", `Prompt computed by ${prefill}${source}; written by ${told.decode_worker}.`),
-    make("p", "quiet", told.reason),
+    reasonWithTerms(told.reason),
   );
   if (told.candidates.length) {
     const details = make("details");
@@ -98,7 +106,11 @@ function costs(told) {
   const table = make("table");
   const head = make("tr");
   const columns = [
-    ["Worker"], ["Role"], ["Cached tokens", TERMS.cached], ["Cost", TERMS.cost], ["Made of"],
+    ["Worker"],
+    ["Role", "prefill workers compute prompts, decode workers write the other tokens or do both"],
+    ["Cached tokens", TERMS.cached],
+    ["Cost", TERMS.cost],
+    ["Made of", "terms of the cost, the largest first"],
   ];
   for (const [name, meaning] of columns) {
     const cell = make("th");
