@@ -42,3 +42,14 @@ def snapshot_key(worker: str, epoch: int, prefix: str = "") -> str:
 def signatures_key(worker: str, epoch: int, prefix: str = "") -> str:
     """Returns the key of the signatures of the snapshot of a worker's epoch."""
     return f"{snapshot_key(worker, epoch, prefix)}:signatures"
+
+
+def responses_key(tenant: str, prefix: str = "") -> str:
+    """Returns the key of the hash of a tenant's stored responses: their ids and when they expire.
+    `tenant`: 32 hex digits."""
+    return f"{prefix}{KEY_TAG}:responses:{tenant}"
+
+
+def response_key(tenant: str, response_id: str, prefix: str = "") -> str:
+    """Returns the key of a stored response."""
+    return f"{responses_key(tenant, prefix)}:{response_id}"

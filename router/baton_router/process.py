@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
+from redis.asyncio import Redis
 
 from baton.cancellation import run_until
 from baton.cluster.address import with_password
@@ -191,6 +192,7 @@ async def serve(settings: RouterSettings) -> None:
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
         if settings.http_port is not None:
             parts = (
+                redis,
                 inference,
                 intake,
                 requests,
@@ -218,6 +220,7 @@ def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
 
 def _http_server(
     settings: RouterSettings,
+    redis: Redis,
     inference: Inference,
     intake: Intake,
     requests: Requests,
@@ -233,6 +236,8 @@ def _http_server(
     from baton_router.http.body import Bodies
     from baton_router.http.connection import ConnectionLimits
     from baton_router.http.generation import Generations
+    from baton_router.http.responses.responses import Responses
+    from baton_router.http.responses.store import ResponseStore
     from baton_router.http.server import HttpServer
     from baton_router.http.structure import bounds_of
     from baton_router.http.timeline import timeline_for
@@ -240,6 +245,13 @@ def _http_server(
     timeout = settings.default_timeout_s
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, timeout, extra_of)
+    store = ResponseStore(
+        redis,
+        settings.responses_ttl_s,
+        settings.responses_max_bytes,
+        settings.responses_per_tenant,
+    )
+    responses = Responses(generations, store, tenants)
     render = exposition.render if settings.metrics else None
     bounds = bounds_of(
         inference.card.max_model_len,
@@ -254,6 +266,7 @@ def _http_server(
     routes = Routes(
         inference,
         generations,
+        responses,
         requests,
         readiness,
         tenants,

@@ -103,6 +103,27 @@ class RouterSettings(PickerSettings):
         "rejected with 403. Unset: `localhost,127.0.0.1,::1` if --host is a loopback address, so "
         "that no web page reaches the router by DNS rebinding; else any.",
     )
+    responses_ttl_s: float = Field(
+        3600.0,
+        ge=0,
+        le=30 * 86_400,
+        description="Seconds for which responses of /v1/responses are kept in Redis, with their "
+        "conversation, for previous_response_id. 0: none are stored.",
+    )
+    responses_max_bytes: int = Field(
+        512 * 2**10,
+        ge=1024,
+        le=16 * 2**20,
+        description="Maximum bytes of a stored response with its conversation. A larger one is "
+        "answered and not stored.",
+    )
+    responses_per_tenant: int = Field(
+        200,
+        ge=1,
+        le=10_000,
+        description="Maximum stored responses of a tenant. Beyond it the oldest are dropped; none "
+        "is stored while Redis' memory is half full.",
+    )
     model: str = Field(
         DEFAULT_MODEL,
         description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "

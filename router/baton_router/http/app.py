@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -34,6 +35,8 @@ from baton_router.http.exchange import Exchange
 from baton_router.http.generation import Generations
 from baton_router.http.middleware import Failures, disconnected
 from baton_router.http.page import page_response
+from baton_router.http.responses.responses import Responses
+from baton_router.http.responses.schemas import ResponsesRequest
 from baton_router.http.sampling import in_openai_terms
 from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton_router.lifecycle.in_flight import Requests
@@ -41,7 +44,8 @@ from baton_router.lifecycle.inference import Inference
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
-_Body = TypeVar("_Body", bound=GenerationRequest)
+_Body = TypeVar("_Body", bound=Struct)
+_Chat = TypeVar("_Chat", bound=GenerationRequest)
 _Make = Callable[[_Body, Caller], Awaitable[Exchange]]
 
 
@@ -78,6 +82,7 @@ class Routes:
         self,
         inference: Inference,
         generations: Generations,
+        responses: Responses,
         requests: Requests,
         readiness: Readiness,
         tenants: Tenants,
@@ -89,6 +94,7 @@ class Routes:
     ) -> None:
         self._inference = inference
         self._generations = generations
+        self._responses = responses
         self._requests = requests
         self._readiness = readiness
         self._tenants = tenants
@@ -104,6 +110,8 @@ class Routes:
         routes = [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/responses", self.create_response, methods=["POST"]),
+            Route("/v1/responses/{id}", self.response, methods=["GET", "DELETE"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
@@ -116,10 +124,21 @@ class Routes:
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, CompletionRequest, self._generations.complete)
+        return await self._generate(request, CompletionRequest, _openai(self._generations.complete))
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._generate(request, ChatRequest, self._generations.chat)
+        return await self._generate(request, ChatRequest, _openai(self._generations.chat))
+
+    async def create_response(self, request: Request) -> Response:
+        return await self._generate(request, ResponsesRequest, self._responses.create)
+
+    async def response(self, request: Request) -> Response:
+        """Returns or deletes a stored response."""
+        caller, response_id = self._caller(request), request.path_params["id"]
+        if request.method == "DELETE":
+            return JSONResponse(await self._responses.delete(response_id, caller))
+        content = await self._responses.get(response_id, caller)
+        return Response(content, media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
@@ -173,10 +192,7 @@ class Routes:
         """Makes the exchange for the request in the body."""
         count_bytes = partial(self._limits.count_bytes, self._tenants.of(caller).name)
         async with self._bodies.read(request, schema, count_bytes) as parsed:
-            try:
-                return await make(parsed, caller)
-            except InvalidArgumentError as error:
-                raise in_openai_terms(error, parsed) from error
+            return await make(parsed, caller)
 
     def _caller(self, request: Request) -> Caller:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
@@ -195,6 +211,18 @@ class Routes:
             "max_model_len": self._inference.max_model_len,
             "has_chat_template": self._inference.card.chat_template is not None,
         }
+
+
+def _openai(make: "Callable[[_Chat, Caller], Awaitable[Exchange]]") -> "_Make[_Chat]":
+    """Returns the function with OpenAI's names of fields in its errors."""
+
+    async def made(body: _Chat, caller: Caller) -> Exchange:
+        try:
+            return await make(body, caller)
+        except InvalidArgumentError as error:
+            raise in_openai_terms(error, body) from error
+
+    return made
 
 
 async def _raise(_request: Request, error: Exception) -> Response:

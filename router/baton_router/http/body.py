@@ -134,14 +134,19 @@ def parse(body: bytes | bytearray, schema: type[_Schema]) -> _Schema:
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
-    content = _without_nulls(content)
-    try:
-        request = msgspec.convert(content, schema)
-    except msgspec.ValidationError as error:
-        raise _explained(error, content) from None
+    request: _Schema = convert(_without_nulls(content), schema)
     if isinstance(request, CompletionRequest):
         _check_prompt(request.prompt)
     return request
+
+
+def convert(content: Any, kind: Any, field: str = "") -> Any:
+    """Returns JSON objects as values of the type `kind`. Raises `InvalidArgumentError`, which names
+    the field; `content` is the value of `field` or the whole body."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(error, content, field) from None
 
 
 def _read_json(body: bytes | bytearray) -> Any:
@@ -165,13 +170,14 @@ def _find_half_surrogate(body: bytes | bytearray) -> None:
 def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
     """Drops nulls at the top and in messages: clients send null for fields they leave out."""
     kept = {name: value for name, value in content.items() if value is not None}
-    if isinstance(kept.get("messages"), list):
-        kept["messages"] = [
-            {name: value for name, value in message.items() if value is not None}
-            if isinstance(message, dict)
-            else message
-            for message in kept["messages"]
-        ]
+    for field in ("messages", "input"):
+        if isinstance(kept.get(field), list):
+            kept[field] = [
+                {name: value for name, value in item.items() if value is not None}
+                if isinstance(item, dict)
+                else item
+                for item in kept[field]
+            ]
     return kept
 
 
@@ -181,10 +187,7 @@ def _check_prompt(prompt: str | list[Any]) -> None:
     if not isinstance(prompt, list) or not prompt:
         return
     kinds: dict[type, Any] = {str: list[str], list: list[list[_TokenId]]}
-    try:
-        msgspec.convert(prompt, kinds.get(type(prompt[0]), list[_TokenId]))
-    except msgspec.ValidationError as error:
-        raise _explained(error, prompt, "prompt") from None
+    convert(prompt, kinds.get(type(prompt[0]), list[_TokenId]), "prompt")
 
 
 def _explained(

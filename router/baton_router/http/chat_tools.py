@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
-from baton_router.http.openai_responses import Json
+from baton_router.http.answer_writer import Json
 from baton_router.http.schemas import AllowedTools, ChatMessage, ChatRequest, NamedTool, Tool
 from baton_router.intake.model_card import ModelCard
 from baton_router.intake.parsing import call_arguments, check_variables

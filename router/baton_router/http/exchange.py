@@ -1,16 +1,13 @@
-"""Exchange over HTTP: sends requests to the router and writes the answer in OpenAI's format, whole
-or as a stream of server-sent events.
+"""Exchange over HTTP: sends requests to the router and writes the answer, whole or as a stream of
+server-sent events.
 
 Nothing is written before the first request is accepted, so that a refusal has its own status.
 """
 
 import asyncio
-import json
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
 
 from opentelemetry import context as otel_context
 from starlette.types import Send
@@ -21,10 +18,8 @@ from baton.serving.telemetry.propagation import incoming
 from baton.serving.telemetry.tracing import is_tracing
 from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
+from baton_router.http.answer_writer import AnswerWriter, encoded
 from baton_router.http.errors import Failure, failure_of
-from baton_router.http.openai_responses import Json, Shape
-from baton_router.http.sampling import in_openai_terms
-from baton_router.http.schemas import GenerationRequest
 from baton_router.http.sequence_reader import Reader, SequenceDelta
 from baton_router.lifecycle.inference import Inference
 
@@ -38,18 +33,14 @@ _ERROR_GRACE_SECONDS = 1.0
 
 _Headers = list[tuple[bytes, bytes]]
 Event = tuple[int, pb.GenerateResponse]
-Extra = Callable[[Sequence[Reader]], Json]
-"""Function that makes the answer's field `baton`, given its requests that have ended."""
 
 
 class Exchange:
     """Exchange of one HTTP request and its answer; `write` is used once.
 
     Args:
-        request_id: of the answer; the ids of its requests begin with it.
         requests: one for each prompt.
         readers: one for each request.
-        extra: makes the answer's field `baton`; None: there is none.
     """
 
     def __init__(
@@ -57,23 +48,19 @@ class Exchange:
         inference: Inference,
         caller: Caller,
         deadline: Deadline,
-        body: GenerationRequest,
-        request_id: str,
         requests: Sequence[pb.GenerateRequest],
         readers: Sequence[Reader],
-        shape: Shape,
-        extra: Extra | None = None,
+        writer: AnswerWriter,
+        *,
+        is_stream: bool,
     ) -> None:
         self._inference = inference
         self._caller = caller
         self._deadline = deadline
-        self._body = body
-        self._request_id = request_id
         self._requests = requests
         self._readers = readers
-        self._shape = shape
-        self._extra = extra
-        self._created = int(time.time())
+        self._writer = writer
+        self._is_stream = is_stream
 
     async def write(self, send: Send) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
@@ -85,21 +72,16 @@ class Exchange:
         try:
             # A client that does not read holds no resources beyond its deadline.
             async with asyncio.timeout(self._deadline.remaining() + _ERROR_GRACE_SECONDS):
-                await (self._stream(send) if self._body.stream else self._send_at_once(send))
+                await (self._stream(send) if self._is_stream else self._send_at_once(send))
         except InvalidArgumentError as error:
-            raise in_openai_terms(error, self._body) from error
+            raise self._writer.in_terms(error) from error
 
     async def _send_at_once(self, send: Send) -> None:
-        updates: dict[int, list[SequenceDelta]] = {i: [] for r in self._readers for i in r.indices}
+        updates: list[SequenceDelta] = []
         async with aclosing(self._events()) as events:
             async for at, event in events:
-                for update in self._readers[at].read(event):
-                    updates[update.index].append(update)
-        choices = [self._shape.whole(index, found) for index, found in updates.items()]
-        answer = {**self._frame(self._shape.whole_name, choices), "usage": self._usage()}
-        if self._extra is not None:
-            answer["baton"] = self._extra(self._readers)
-        content = _encoded(answer)
+                updates += self._readers[at].read(event)
+        content = encoded(await self._writer.whole(updates))
         headers = [(b"content-length", str(len(content)).encode())]
         await self._start(send, b"application/json", headers)
         await send({"type": "http.response.body", "body": content})
@@ -109,92 +91,34 @@ class Exchange:
         try:
             async with aclosing(self._events()) as events:
                 async for at, event in events:
-                    chunks = [] if has_begun else list(self._openings())
-                    chunks += self._chunks(at, event)
+                    updates = list(self._readers[at].read(event))
+                    body = b"" if has_begun else self._writer.opening()
+                    body += b"".join(map(self._writer.part, updates))
                     if not has_begun:
                         headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
                         await self._start(send, b"text/event-stream; charset=utf-8", headers)
                         has_begun = True
-                    if chunks:
-                        body = b"".join(_event(chunk) for chunk in chunks)
+                    if body:
                         await send({"type": "http.response.body", "body": body, "more_body": True})
-            rest = b"".join(_event(chunk) for chunk in self._closings()) + b"data: [DONE]\n\n"
+            rest = await self._writer.closing()
         except Exception as error:
             if not has_begun:
                 raise
-            rest = _event(self._failure(error).body)
+            rest = self._writer.failed(self._failure(error))
         await send({"type": "http.response.body", "body": rest})
 
     def _failure(self, error: BaseException) -> Failure:
         if isinstance(error, InvalidArgumentError):
-            error = in_openai_terms(error, self._body)
+            error = self._writer.in_terms(error)
         failure = failure_of(error)
         if failure.is_bug:
             logger.error("a stream failed", exc_info=error)
         return failure
 
     async def _start(self, send: Send, media_type: bytes, headers: _Headers) -> None:
-        own = [(b"content-type", media_type), (b"x-request-id", self._request_id.encode())]
+        own = [(name.encode(), value.encode()) for name, value in self._writer.headers.items()]
+        own.append((b"content-type", media_type))
         await send({"type": "http.response.start", "status": 200, "headers": own + headers})
-
-    # Writing.
-
-    def _frame(self, name: str, choices: list[Json]) -> Json:
-        return {
-            "id": self._shape.id_prefix + self._request_id,
-            "object": name,
-            "created": self._created,
-            "model": self._inference.card.name,
-            "choices": choices,
-        }
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        frame = self._frame(self._shape.chunk_name, choices)
-        options = self._body.stream_options
-        if options is not None and options.continuous_usage_stats and choices:
-            frame["usage"] = self._usage()
-        elif options is not None and options.include_usage:
-            frame["usage"] = None
-        return frame
-
-    def _openings(self) -> Iterator[Json]:
-        for reader in self._readers:
-            for index in reader.indices:
-                choice = self._shape.opening(index)
-                if choice is not None:
-                    yield self._chunk([choice])
-
-    def _chunks(self, at: int, event: pb.GenerateResponse) -> Iterator[Json]:
-        for update in self._readers[at].read(event):
-            choice = self._shape.part(update)
-            if choice is not None:
-                yield self._chunk([choice])
-
-    def _closings(self) -> Iterator[Json]:
-        options = self._body.stream_options
-        if self._extra is not None:
-            yield {**self._chunk([]), "baton": self._extra(self._readers)}
-        if options is not None and options.include_usage:
-            yield {**self._chunk([]), "usage": self._usage()}
-
-    def _usage(self) -> Json:
-        """Returns the usage of all prompts so far."""
-        usages = [reader.finished.usage for reader in self._readers if reader.finished is not None]
-        num_prompt = sum(reader.num_prompt_tokens for reader in self._readers)
-        num_output = sum(reader.num_output_tokens for reader in self._readers)
-        num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
-        details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages)
-            },
-            **(details if num_reasoning else {}),
-        }
-
-    # Reading.
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         """Yields the events of all requests in any order, each with its request's index."""
@@ -250,11 +174,3 @@ def _in_trace_of(caller: Caller) -> Iterator[None]:
         yield
     finally:
         otel_context.detach(token)
-
-
-def _encoded(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _event(content: Json) -> bytes:
-    return b"data: " + _encoded(content) + b"\n\n"

@@ -3,20 +3,23 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
+from baton_router.http.answer_writer import AnswerStart, Extra, WriterOf
 from baton_router.http.chat_tools import (
     parsing_of,
     template_tools,
     template_turns,
     template_variables,
 )
-from baton_router.http.exchange import Exchange, Extra
-from baton_router.http.openai_responses import ChatShape, CompletionShape, Shape
+from baton_router.http.choice_writer import ChoiceWriter
+from baton_router.http.exchange import Exchange
+from baton_router.http.openai_responses import ChatShape, CompletionShape
 from baton_router.http.sampling import chat_sampling, completion_sampling
 from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton_router.http.sequence_reader import Prompt, Reader
@@ -66,10 +69,14 @@ class Generations:
             for request in requests:
                 await self._inference.check(request, caller)
         shape = CompletionShape(self._tokens)
-        return self._exchange(body, caller, deadline, request_id, requests, readers, shape)
+        writer_of = partial(ChoiceWriter, body, shape)
+        return self._exchange(body, caller, deadline, request_id, requests, readers, writer_of)
 
-    async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
-        """Makes the exchange of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
+    async def chat(
+        self, body: ChatRequest, caller: Caller, writer_of: WriterOf | None = None
+    ) -> Exchange:
+        """Makes the exchange of a conversation. `writer_of` makes the writer of its answer; None:
+        that of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
         _check_stream(body)
         variables = template_variables(body)
         deadline = self._deadline(body)
@@ -93,9 +100,11 @@ class Generations:
         parsing = parsing_of(body, self._inference.card, has_free_grammar=has_free_grammar)
         if parsing is not None:
             request.parsing.CopyFrom(parsing)
-        shape = ChatShape(self._tokens, is_parsed=parsing is not None)
+        if writer_of is None:
+            shape = ChatShape(self._tokens, is_parsed=parsing is not None)
+            writer_of = partial(ChoiceWriter, body, shape)
         readers = [Reader(0, body.n)]
-        return self._exchange(body, caller, deadline, request_id, [request], readers, shape)
+        return self._exchange(body, caller, deadline, request_id, [request], readers, writer_of)
 
     def _exchange(
         self,
@@ -105,11 +114,14 @@ class Generations:
         request_id: str,
         requests: Sequence[pb.GenerateRequest],
         readers: Sequence[Reader],
-        shape: Shape,
+        writer_of: WriterOf,
     ) -> Exchange:
         extra = self._extra_of(caller) if body.baton.timeline else None
+        is_parsed = requests[0].HasField("parsing")
+        start = AnswerStart(request_id, self._inference.card.name, readers, is_parsed, extra)
+        writer = writer_of(start)
         return Exchange(
-            self._inference, caller, deadline, body, request_id, requests, readers, shape, extra
+            self._inference, caller, deadline, requests, readers, writer, is_stream=body.stream
         )
 
     def _deadline(self, body: GenerationRequest) -> Deadline:

@@ -5,13 +5,12 @@ A `Shape` serves one answer, and gets the pieces of each choice in order.
 
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.v1 import inference_pb2 as pb
+from baton_router.http.answer_writer import Json
 from baton_router.http.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.http.tokens import TokenBytes
-
-Json = dict[str, Any]
 
 _Utf8 = getincrementaldecoder("utf-8")
 

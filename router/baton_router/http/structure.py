@@ -67,6 +67,7 @@ def bounds_of(
         max_model_len,
         {
             "messages": min(max_messages, max_model_len),
+            "input": min(max_messages, max_model_len),
             "tools": min(max_tools, max_model_len),
             "logit_bias": MAX_BIASED_TOKENS,
         },

@@ -9,8 +9,7 @@ from baton.serving.tenant import Caller, Tenants
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router import admin_wire
-from baton_router.http.exchange import Extra
-from baton_router.http.openai_responses import Json
+from baton_router.http.answer_writer import Extra, Json
 from baton_router.http.sequence_reader import Reader
 from baton_router.lifecycle import worker_wire
 from baton_router.placement.placer import Placer

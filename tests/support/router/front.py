@@ -7,6 +7,7 @@ from functools import partial
 
 import httpx
 
+from baton.cluster.redis import connect
 from baton.serving.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
 from baton_router.admission.admission_queue import MAX_WAITING
@@ -19,6 +20,8 @@ from baton_router.admission.readiness import Readiness
 from baton_router.http.app import Routes
 from baton_router.http.body import Bodies
 from baton_router.http.generation import Generations
+from baton_router.http.responses.responses import Responses
+from baton_router.http.responses.store import ResponseStore
 from baton_router.http.structure import bounds_of
 from baton_router.http.timeline import timeline_for
 from baton_router.intake.intake import Intake
@@ -35,6 +38,7 @@ MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
 TTFT_OBJECTIVE = 2.0
 NO_LIMITS = Quota()
+NO_REDIS = "redis://127.0.0.1:1"  # nothing is stored
 
 
 class _FrontFleet(FakeFleet):
@@ -83,7 +87,11 @@ def routes_to(
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
     bodies = Bodies(MAX_BODY_BYTES, bounds_of(model.max_model_len), LargeRequests())
-    return Routes(inference, generations, requests, readiness, tenants, limits, None, bodies)
+    store = ResponseStore(connect(NO_REDIS), ttl=0, max_bytes=0, max_responses=0)
+    responses = Responses(generations, store, tenants)
+    return Routes(
+        inference, generations, responses, requests, readiness, tenants, limits, None, bodies
+    )
 
 
 @asynccontextmanager

@@ -1,0 +1,237 @@
+"""Conversion of Responses requests to chat completions, and names of fields in errors back."""
+
+import re
+from collections.abc import Sequence
+
+from baton.errors import InvalidArgumentError
+from baton_router.http.answer_writer import Json
+from baton_router.http.body import convert
+from baton_router.http.responses.schemas import (
+    AllowedFunctions,
+    AnyObject,
+    FunctionCallItem,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    NamedFunction,
+    ObjectOfSchema,
+    OutputText,
+    ReasoningItem,
+    Refusal,
+    ResponsesRequest,
+    TextOptions,
+)
+from baton_router.http.sampling import in_openai_terms
+from baton_router.http.schemas import (
+    AllowedTools,
+    ChatMessage,
+    ChatRequest,
+    Function,
+    FunctionCall,
+    FunctionName,
+    JsonSchema,
+    NamedTool,
+    ObjectFormat,
+    ResponseFormat,
+    SchemaFormat,
+    SomeTools,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+
+# Fields of chat completions that have another name in the Responses API.
+_NAMES = (
+    (re.compile(r"messages.*"), "input"),
+    (re.compile(r"max_tokens|max_completion_tokens"), "max_output_tokens"),
+    (re.compile(r"response_format"), "text.format"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
+)
+
+
+def items_of(body: ResponsesRequest) -> list[Json]:
+    """Returns the items of the input, as they were sent; a text is a message of the user."""
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": body.input}]
+    if not body.input:
+        raise InvalidArgumentError("input", "is empty; expected a text or items. Send a message.")
+    return [
+        {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item
+        for item in body.input
+    ]
+
+
+def chat_request(
+    body: ResponsesRequest, earlier: Sequence[Json], given: Sequence[Json]
+) -> ChatRequest:
+    """Returns the same request as a chat completion.
+
+    Args:
+        earlier: items of the previous response's conversation, and of its output.
+        given: items of the input.
+
+    Raises:
+        InvalidArgumentError: an item is invalid; with the path in the input.
+    """
+    before: list[Item] = convert(list(earlier), list[Item], "previous_response_id")
+    items: list[Item] = convert(list(given), list[Item], "input")
+    _check_outputs(before, items)
+    return ChatRequest(
+        model=body.model,
+        messages=_messages(body.instructions, [*before, *items]),
+        stream=body.stream,
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        stop=body.stop,
+        ignore_eos=body.ignore_eos,
+        response_format=_response_format(body.text),
+        tools=[
+            Tool("function", Function(tool.name, tool.description, tool.parameters, tool.strict))
+            for tool in body.tools
+        ],
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort,
+        chat_template_kwargs=body.chat_template_kwargs,
+        baton=body.baton,
+    )
+
+
+def in_responses_terms(error: InvalidArgumentError, chat: ChatRequest) -> InvalidArgumentError:
+    """Returns an error of the chat completion with the field names of the Responses API."""
+    error = in_openai_terms(error, chat)
+    field = error.field
+    for pattern, name in _NAMES:
+        if pattern.match(field):
+            return InvalidArgumentError(pattern.sub(name, field, count=1), error.problem)
+    return error
+
+
+def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
+    """Raises `InvalidArgumentError` for the output of a call that is not in the conversation."""
+    call_ids = {item.call_id for item in before if isinstance(item, FunctionCallItem)}
+    for at, item in enumerate(items):
+        if isinstance(item, FunctionCallItem):
+            call_ids.add(item.call_id)
+        elif isinstance(item, FunctionCallOutput) and item.call_id not in call_ids:
+            raise InvalidArgumentError(
+                f"input[{at}].call_id",
+                f"is {item.call_id!r}; expected the call_id of an earlier function_call. Send that "
+                "item, too, or the previous_response_id of its response.",
+            )
+
+
+def _messages(instructions: str, items: Sequence[Item]) -> list[ChatMessage]:
+    """Returns the messages of a conversation, for chat templates that take one system message at
+    its beginning, and the calls and the text of a turn in one message."""
+    rules = [instructions] if instructions else []
+    num_leading = 0
+    for item in items:
+        if not (isinstance(item, Message) and item.role in ("system", "developer")):
+            break
+        rules.append(_text(item.content))
+        num_leading += 1
+    turns = _Turns()
+    if rules:
+        turns.add(ChatMessage("system", "\n\n".join(rules)))
+    for item in items[num_leading:]:
+        _add(turns, item)
+    return turns.end()
+
+
+def _add(turns: "_Turns", item: Item) -> None:
+    match item:
+        case Message(role="assistant"):
+            turns.say(_text(item.content))
+        case Message():
+            role = "system" if item.role == "developer" else item.role
+            turns.add(ChatMessage(role, _text(item.content)))
+        case FunctionCallItem(status="incomplete"):
+            pass  # its arguments end somewhere
+        case FunctionCallItem():
+            call = FunctionCall(item.name, item.arguments)
+            turns.call(ToolCall(id=item.call_id, function=call))
+        case FunctionCallOutput():
+            output = _text(item.output)
+            turns.add(ChatMessage("tool", output, tool_call_id=item.call_id))
+        case ReasoningItem():
+            turns.think("".join(part.text for part in item.content or ()))
+
+
+class _Turns:
+    """Messages of a conversation. Adjacent items of the model are one message."""
+
+    def __init__(self) -> None:
+        self._messages: list[ChatMessage] = []
+        self._thoughts: list[str] = []
+        self._text: str | None = None
+        self._calls: list[ToolCall] = []
+
+    def add(self, message: ChatMessage) -> None:
+        self._end_turn()
+        self._messages.append(message)
+
+    def think(self, text: str) -> None:
+        if self._text is not None or self._calls:
+            self._end_turn()
+        self._thoughts.append(text)
+
+    def say(self, text: str) -> None:
+        if self._text is not None:
+            self._end_turn()
+        self._text = text
+
+    def call(self, call: ToolCall) -> None:
+        self._calls.append(call)
+
+    def end(self) -> list[ChatMessage]:
+        self._end_turn()
+        return self._messages
+
+    def _end_turn(self) -> None:
+        if self._text is not None or self._calls:
+            message = ChatMessage(
+                "assistant",
+                self._text,
+                tool_calls=self._calls or None,
+                reasoning_content="".join(self._thoughts) or None,
+            )
+            self._messages.append(message)
+        self._thoughts, self._text, self._calls = [], None, []
+
+
+def _text(content: str | Sequence[InputText | OutputText | Refusal]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content)
+
+
+def _response_format(text: TextOptions) -> ResponseFormat | None:
+    given = text.format
+    if isinstance(given, ObjectOfSchema):
+        return SchemaFormat(json_schema=JsonSchema(name=given.name, json_schema=given.json_schema))
+    return ObjectFormat() if isinstance(given, AnyObject) else None
+
+
+def _tool_choice(body: ResponsesRequest) -> ToolChoice:
+    choice = body.tool_choice
+    if isinstance(choice, NamedFunction):
+        return _named(choice)
+    if isinstance(choice, AllowedFunctions):
+        return AllowedTools(
+            allowed_tools=SomeTools(choice.mode, [_named(tool) for tool in choice.tools])
+        )
+    return choice
+
+
+def _named(function: NamedFunction) -> NamedTool:
+    return NamedTool(function=FunctionName(function.name))

@@ -1,0 +1,157 @@
+"""Stored responses in a real Redis: for a while, of one tenant, and not too many."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis import connect
+from baton.cluster.signing import SigningKeys
+from baton.errors import NotFoundError, UnavailableError
+from baton_router.http.responses.store import ResponseStore
+from tests.support.redis_servers import RedisServer
+
+TENANT = "team-a"
+LONG = 60.0  # seconds
+
+
+def id_of(number: int) -> str:
+    return f"resp_{number:016x}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as running:
+        yield running
+
+
+@pytest.fixture
+async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
+    client = connect(server.url)
+    await client.flushdb()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> SigningKeys:
+    path = tmp_path / "keys"
+    path.write_text("k" * 32)
+    return SigningKeys(path)
+
+
+def store_on(redis: Redis, ttl: float = LONG, most: int = 10) -> ResponseStore:
+    return ResponseStore(redis, ttl, max_bytes=1000, max_responses=most)
+
+
+async def test_store_returns_what_was_put_until_it_is_deleted(redis):
+    store = store_on(redis)
+    assert await store.put(TENANT, id_of(1), b"content")
+    assert await store.get(TENANT, id_of(1)) == b"content"
+    await store.delete(TENANT, id_of(1))
+    for asking in (store.get(TENANT, id_of(1)), store.delete(TENANT, id_of(1))):
+        with pytest.raises(NotFoundError, match="was deleted, has expired"):
+            await asking
+    assert await redis.keys("*") == []
+
+
+async def test_stored_response_expires_after_its_ttl(redis):
+    store = store_on(redis, ttl=0.1)
+    assert await store.put(TENANT, id_of(1), b"content")
+    await asyncio.sleep(0.15)
+    with pytest.raises(NotFoundError, match=r"has expired \(after 0\.1 s\)"):
+        await store.get(TENANT, id_of(1))
+    assert await redis.keys("*") == []
+
+
+async def test_stored_response_is_unknown_to_another_tenant(redis):
+    store = store_on(redis)
+    assert await store.put(TENANT, id_of(1), b"content")
+    for asking in (store.get("team-b", id_of(1)), store.delete("team-b", id_of(1))):
+        with pytest.raises(NotFoundError):
+            await asking
+    assert await store.get(TENANT, id_of(1)) == b"content"
+
+
+async def test_store_drops_the_oldest_beyond_its_number(redis):
+    store = store_on(redis, most=3)
+    assert await store.put("team-b", id_of(9), b"of another tenant")
+    for number in range(5):
+        assert await store.put(TENANT, id_of(number), b"content")
+        await asyncio.sleep(0.002)  # the order is by milliseconds
+    for number in (0, 1):
+        with pytest.raises(NotFoundError):
+            await store.get(TENANT, id_of(number))
+    for number in (2, 3, 4):
+        assert await store.get(TENANT, id_of(number)) == b"content"
+    assert await store.get("team-b", id_of(9)) == b"of another tenant"
+    assert len(await redis.keys("*")) == 3 + 1 + 2
+
+
+async def test_store_refuses_a_response_above_its_bytes(redis):
+    store = store_on(redis)
+    assert not await store.put(TENANT, id_of(1), b"x" * 1001)
+    assert await redis.keys("*") == []
+
+
+async def test_store_leaves_half_of_redis_memory_free(tmp_path):
+    with RedisServer(tmp_path) as running:
+        redis = connect(f"redis://{running.node}")
+        store, used = store_on(redis), int(str(running.info("memory")["used_memory"]))
+        running.ask("CONFIG", "SET", "maxmemory", int(1.9 * used))
+        assert not await store.put(TENANT, id_of(1), b"content")
+        running.ask("CONFIG", "SET", "maxmemory", 10 * used)
+        assert await store.put(TENANT, id_of(1), b"content")
+        await redis.aclose()
+
+
+async def test_store_without_ttl_is_off_and_says_so(redis):
+    store = store_on(redis, ttl=0)
+    assert not store.is_on
+    assert not await store.put(TENANT, id_of(1), b"content")
+    with pytest.raises(NotFoundError, match="--responses-ttl-s 0"):
+        await store.get(TENANT, id_of(1))
+
+
+@pytest.mark.parametrize("given", ["", "resp_1", "resp_" + "g" * 16, "x" * 10_000, "resp_*"])
+async def test_store_rejects_an_id_that_is_none(redis, given):
+    with pytest.raises(NotFoundError):
+        await store_on(redis).get(TENANT, given)
+
+
+async def test_store_without_redis_stores_nothing_and_says_so(tmp_path):
+    with RedisServer(tmp_path) as running:
+        redis = connect(f"redis://{running.node}")
+        store = store_on(redis)
+        assert await store.put(TENANT, id_of(1), b"content")
+        running.kill()
+        assert not await store.put(TENANT, id_of(2), b"content")
+        for asking in (store.get(TENANT, id_of(1)), store.delete(TENANT, id_of(1))):
+            with pytest.raises(UnavailableError, match="Redis does not answer"):
+                await asking
+        await redis.aclose()
+
+
+async def test_store_ignores_what_its_keys_have_not_signed(server, redis, keys):
+    signed = connect(server.url, signing_keys=keys)
+    store = store_on(signed)
+    assert await store.put(TENANT, id_of(1), b"content")
+    assert await store.get(TENANT, id_of(1)) == b"content"
+    (key,) = await redis.keys("*resp_*")
+    await redis.hset(key, "content", b"forged")
+    with pytest.raises(NotFoundError):
+        await store.get(TENANT, id_of(1))
+    await signed.aclose()
+
+
+async def test_store_survives_keys_of_a_wrong_type(redis):
+    store = store_on(redis)
+    assert await store.put(TENANT, id_of(1), b"content")
+    for key in await redis.keys("*"):
+        await redis.set(key, b"text")
+    with pytest.raises(NotFoundError):
+        await store.get(TENANT, id_of(1))
+    assert not await store.put(TENANT, id_of(2), b"content")
