@@ -236,6 +236,7 @@ def _http_server(
     from baton_router.http.body import Bodies
     from baton_router.http.connection import ConnectionLimits
     from baton_router.http.generation import Generations
+    from baton_router.http.messages.messages import Messages
     from baton_router.http.responses.responses import Responses
     from baton_router.http.responses.store import ResponseStore
     from baton_router.http.server import HttpServer
@@ -267,6 +268,7 @@ def _http_server(
         inference,
         generations,
         responses,
+        Messages(generations),
         requests,
         readiness,
         tenants,

@@ -1,4 +1,4 @@
-"""Routes of the OpenAI-compatible HTTP API.
+"""Routes of the HTTP API: OpenAI's, and Anthropic's for messages.
 
 Requests become the same messages as those over gRPC, and are served by the same pipeline
 (`baton_router.lifecycle.inference`).
@@ -33,6 +33,8 @@ from baton_router.http.caller import HttpCaller
 from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
 from baton_router.http.generation import Generations
+from baton_router.http.messages.messages import Messages
+from baton_router.http.messages.schemas import Conversation, MessagesRequest
 from baton_router.http.middleware import Failures, disconnected
 from baton_router.http.page import page_response
 from baton_router.http.responses.responses import Responses
@@ -46,7 +48,8 @@ _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 _Body = TypeVar("_Body", bound=Struct)
 _Chat = TypeVar("_Chat", bound=GenerationRequest)
-_Make = Callable[[_Body, Caller], Awaitable[Exchange]]
+_Made = TypeVar("_Made")
+_Make = Callable[[_Body, Caller], Awaitable[_Made]]
 
 
 class _Answer(Response):
@@ -83,6 +86,7 @@ class Routes:
         inference: Inference,
         generations: Generations,
         responses: Responses,
+        messages: Messages,
         requests: Requests,
         readiness: Readiness,
         tenants: Tenants,
@@ -95,6 +99,7 @@ class Routes:
         self._inference = inference
         self._generations = generations
         self._responses = responses
+        self._messages = messages
         self._requests = requests
         self._readiness = readiness
         self._tenants = tenants
@@ -112,6 +117,8 @@ class Routes:
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/responses", self.create_response, methods=["POST"]),
             Route("/v1/responses/{id}", self.response, methods=["GET", "DELETE"]),
+            Route("/v1/messages", self.create_message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
@@ -139,6 +146,17 @@ class Routes:
             return JSONResponse(await self._responses.delete(response_id, caller))
         content = await self._responses.get(response_id, caller)
         return Response(content, media_type="application/json")
+
+    async def create_message(self, request: Request) -> Response:
+        return await self._generate(request, MessagesRequest, self._messages.create)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Counts the tokens of a prompt of the Messages API."""
+        make = self._messages.count_tokens
+        num_tokens, tenant = await self._parsed(request, Conversation, make)
+        self._limits.count_request(tenant)
+        headers = limit_headers(self._limits.statuses(tenant))
+        return JSONResponse({"input_tokens": num_tokens}, headers=headers)
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
@@ -171,8 +189,15 @@ class Routes:
         return page_response(request)
 
     async def _generate(
-        self, request: Request, schema: type[_Body], make: "_Make[_Body]"
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, Exchange]"
     ) -> Response:
+        exchange, tenant = await self._parsed(request, schema, make)
+        return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
+
+    async def _parsed(
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]"
+    ) -> tuple[_Made, str]:
+        """Returns what `make` makes of the body, and the tenant."""
         # Unknown callers and tenants over their limit are rejected before the body is read.
         caller = self._caller(request)
         tenant = self._tenants.of(caller).name
@@ -180,19 +205,12 @@ class Routes:
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         try:
-            exchange = await self._exchange(request, schema, make, caller)
+            count_bytes = partial(self._limits.count_bytes, tenant)
+            async with self._bodies.read(request, schema, count_bytes) as parsed:
+                return await make(parsed, caller), tenant
         except BatonError:
             self._limits.count_request(tenant)  # an invalid request has cost work, too
             raise
-        return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
-
-    async def _exchange(
-        self, request: Request, schema: type[_Body], make: "_Make[_Body]", caller: Caller
-    ) -> Exchange:
-        """Makes the exchange for the request in the body."""
-        count_bytes = partial(self._limits.count_bytes, self._tenants.of(caller).name)
-        async with self._bodies.read(request, schema, count_bytes) as parsed:
-            return await make(parsed, caller)
 
     def _caller(self, request: Request) -> Caller:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
@@ -213,7 +231,7 @@ class Routes:
         }
 
 
-def _openai(make: "Callable[[_Chat, Caller], Awaitable[Exchange]]") -> "_Make[_Chat]":
+def _openai(make: "Callable[[_Chat, Caller], Awaitable[Exchange]]") -> "_Make[_Chat, Exchange]":
     """Returns the function with OpenAI's names of fields in its errors."""
 
     async def made(body: _Chat, caller: Caller) -> Exchange:

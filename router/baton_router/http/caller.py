@@ -21,5 +21,10 @@ class HttpCaller:
         return cast("Mapping[str, Iterable[bytes]]", self._auth_context)
 
     def invocation_metadata(self) -> "Iterable[tuple[str, str | bytes]]":
-        """Returns the headers with lower-case names, as in gRPC."""
-        return self._headers.items()
+        """Returns the headers with lower-case names, as in gRPC. `x-api-key`, in which Anthropic's
+        clients have the token, is a bearer token."""
+        headers = self._headers.items()
+        key = self._headers.get("x-api-key")
+        if key is None or "authorization" in self._headers:
+            return headers
+        return [*headers, ("authorization", f"Bearer {key}")]

@@ -78,14 +78,9 @@ class Generations:
         """Makes the exchange of a conversation. `writer_of` makes the writer of its answer; None:
         that of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
         _check_stream(body)
-        variables = template_variables(body)
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
-        is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
-        turns = await asyncio.to_thread(template_turns, body) if is_long else template_turns(body)
-        token_ids = await self._intake.tokenize_chat(
-            body.model, turns, template_tools(body), variables
-        )
+        token_ids = await self.tokenize(body)
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
             raise InvalidArgumentError(
@@ -105,6 +100,13 @@ class Generations:
             writer_of = partial(ChoiceWriter, body, shape)
         readers = [Reader(0, body.n)]
         return self._exchange(body, caller, deadline, request_id, [request], readers, writer_of)
+
+    async def tokenize(self, body: ChatRequest) -> Sequence[int]:
+        """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
+        variables = template_variables(body)
+        is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
+        turns = await asyncio.to_thread(template_turns, body) if is_long else template_turns(body)
+        return await self._intake.tokenize_chat(body.model, turns, template_tools(body), variables)
 
     def _exchange(
         self,

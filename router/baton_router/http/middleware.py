@@ -1,4 +1,4 @@
-"""Middleware of every route: errors in OpenAI's format, requests counted."""
+"""Middleware of every route: errors in the format of the API, requests counted."""
 
 import asyncio
 import json
@@ -9,7 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton_router.http.answer_writer import Json
 from baton_router.http.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
+from baton_router.http.messages.errors import PATH as MESSAGES_PATH
+from baton_router.http.messages.errors import error_body
 from baton_router.http.structure import StructureError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +84,9 @@ class Failures:
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not has_begun:
                 may_be_writing = isinstance(error, _WHILE_READING) and not has_body
-                await _answer(failure, send, receive if may_be_writing else None)
+                is_messages = scope["path"].startswith(MESSAGES_PATH)
+                body = error_body(failure) if is_messages else failure.body
+                await _answer(failure, body, send, receive if may_be_writing else None)
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -93,8 +98,8 @@ def _failure_of(error: Exception) -> Failure:
     return Failure(error.status_code, str(error.detail), kind, code, headers=headers)
 
 
-async def _answer(failure: Failure, send: Send, unread: Receive | None) -> None:
-    content = json.dumps(failure.body).encode()
+async def _answer(failure: Failure, body: Json, send: Send, unread: Receive | None) -> None:
+    content = json.dumps(body).encode()
     headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
     headers += [*_HEADERS, (b"content-length", str(len(content)).encode())]
     if unread is not None:

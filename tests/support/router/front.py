@@ -20,6 +20,7 @@ from baton_router.admission.readiness import Readiness
 from baton_router.http.app import Routes
 from baton_router.http.body import Bodies
 from baton_router.http.generation import Generations
+from baton_router.http.messages.messages import Messages
 from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.store import ResponseStore
 from baton_router.http.structure import bounds_of
@@ -90,7 +91,16 @@ def routes_to(
     store = ResponseStore(connect(NO_REDIS), ttl=0, max_bytes=0, max_responses=0)
     responses = Responses(generations, store, tenants)
     return Routes(
-        inference, generations, responses, requests, readiness, tenants, limits, None, bodies
+        inference,
+        generations,
+        responses,
+        Messages(generations),
+        requests,
+        readiness,
+        tenants,
+        limits,
+        None,
+        bodies,
     )
 
 

@@ -157,7 +157,7 @@ class ResponseWriter:
 
     # Its events.
 
-    def _event(self, name: str, **fields: object) -> bytes:
+    def _event(self, name: str, /, **fields: object) -> bytes:
         written = named_event({"type": name, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return written

@@ -1,0 +1,148 @@
+"""Request schemas of Anthropic's Messages API, as far as it is supported.
+
+Fields that change no answer are accepted. Those that would change it, and cannot be honoured, are
+refused by name.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from baton.errors import InvalidArgumentError
+from baton_router.http.schemas import BatonOptions, JsonObject
+
+# Fields that would change the answer.
+_UNSUPPORTED = ("container", "mcp_servers")
+
+
+class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schema whose types are taken literally: no text is a number."""
+
+
+class _Block(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Block of a message. Clients send back blocks of earlier answers, and say what may be cached;
+    such further fields change nothing."""
+
+
+class TextBlock(_Block, frozen=True, tag="text"):
+    text: str
+
+
+class ThinkingBlock(_Block, frozen=True, tag="thinking"):
+    thinking: str
+
+
+class ToolUse(_Block, frozen=True, tag="tool_use"):
+    id: str
+    name: str
+    input: JsonObject
+
+
+class ToolResult(_Block, frozen=True, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+
+
+Block = TextBlock | ThinkingBlock | ToolUse | ToolResult
+
+
+class Message(_Schema, frozen=True):
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class CustomTool(_Schema, frozen=True, kw_only=True):
+    """Tool that the client runs; the only type of tools here."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    input_schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+
+    # They change no answer.
+    cache_control: Any = None
+    eager_input_streaming: bool | None = None
+
+
+class _Choice(_Schema, frozen=True, kw_only=True, tag_field="type"):
+    disable_parallel_tool_use: bool = False
+
+
+class AutoChoice(_Choice, frozen=True, tag="auto"):
+    pass
+
+
+class AnyChoice(_Choice, frozen=True, tag="any"):
+    pass
+
+
+class ToolChoice(_Choice, frozen=True, tag="tool"):
+    name: str
+
+
+class NoChoice(_Choice, frozen=True, tag="none"):
+    pass
+
+
+class ThinkingOn(_Schema, frozen=True, tag_field="type", tag="enabled"):
+    budget_tokens: int
+    display: str | None = None
+
+
+class ThinkingOff(_Schema, frozen=True, tag_field="type", tag="disabled"):
+    pass
+
+
+class ThinkingAdaptive(_Schema, frozen=True, tag_field="type", tag="adaptive"):
+    display: str | None = None
+
+
+class OutputSchema(_Schema, frozen=True, tag_field="type", tag="json_schema"):
+    json_schema: JsonObject = field(name="schema")
+
+
+class OutputConfig(_Schema, frozen=True):
+    effort: str | None = None
+    format: OutputSchema | None = None
+
+
+class Conversation(_Schema, frozen=True, kw_only=True):
+    """Conversation and tools: the request body of `/v1/messages/count_tokens`."""
+
+    messages: list[Message]
+    model: str = ""
+    system: str | list[TextBlock] = ""
+    tools: list[CustomTool] = []
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice = AutoChoice()
+    thinking: ThinkingOn | ThinkingOff | ThinkingAdaptive | None = None
+    output_config: OutputConfig = OutputConfig()
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+    container: Any = None
+    mcp_servers: list[Any] = []
+
+    # They change no answer, or only what the prompt costs.
+    cache_control: Any = None
+    context_management: Any = None
+
+    def __post_init__(self) -> None:
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise InvalidArgumentError(name, "is not supported here; leave it out")
+
+
+class MessagesRequest(Conversation, frozen=True, kw_only=True):
+    """Request body of `/v1/messages`."""
+
+    max_tokens: int
+    stream: bool = False
+    stop_sequences: list[str] = []
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    # They change no answer.
+    inference_geo: str = ""
+    metadata: JsonObject = {}
+    service_tier: str = ""

@@ -1,0 +1,307 @@
+"""Anthropic's own client against /v1/messages: text, tool calls, thinking and refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import Message
+
+from baton.v1 import inference_pb2 as pb
+from baton_router.admission.quotas import Quota
+from baton_router.intake.model_card import ModelCard
+from tests.support.router.front import front_of
+from tests.support.router.scripted import decode, prefill
+from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
+
+USER: Any = {"role": "user", "content": "How is the weather in Oslo?"}
+WEATHER: Any = {
+    "name": "weather",
+    "description": "Of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+TIME: Any = {"name": "time", "input_schema": {"type": "object", "properties": {}}}
+THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+CALLS: list[Any] = [("weather", {"city": "Oslo 漢"}), ("time", {})]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder: Path = tmp_path_factory.mktemp("model") / "caller"
+    save_calling_model(folder)
+    return calling_card(folder)
+
+
+def client_of(front: httpx.AsyncClient) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(
+        base_url="http://router", api_key="any", max_retries=0, http_client=front
+    )
+
+
+def given_to(model: ModelCard, **body: Any) -> dict[str, Any]:
+    return {"model": model.name, "messages": [USER], "max_tokens": 200, **body}
+
+
+async def ask(model: ModelCard, text: str, **body: Any) -> Message:
+    """Returns the message, when the model writes `text`."""
+    reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
+    async with front_of(*writing(text, 3, reason), model=model) as front:
+        return await client_of(front).messages.create(**given_to(model, **body))
+
+
+async def prompt_of(model: ModelCard, **body: Any) -> str:
+    """Returns the prompt that the workers get for a request."""
+    computing, decoding = writing("a")
+    async with front_of(computing, decoding, model=model) as front:
+        await client_of(front).messages.create(**given_to(model, **body))
+    (asked,) = computing.requests
+    text: str = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
+    return text
+
+
+async def refusal_of(card: ModelCard, **body: Any) -> anthropic.APIStatusError:
+    async with front_of(prefill(), decode(), model=card) as front:
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await client_of(front).messages.create(**{**given_to(card), **body})
+    return caught.value
+
+
+def blocks_of(message: Message) -> list[Any]:
+    return [block.model_dump(exclude_none=True) for block in message.content]
+
+
+async def test_message_has_thinking_text_and_tool_use_as_blocks(model):
+    message = await ask(model, f"{THOUGHT}I look.\n{OSLO}\n{NOW}", tools=[WEATHER, TIME])
+    thought, text, *calls = message.content
+    kinds = [block.type for block in message.content]
+    assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+    assert "The user asks for Oslo: é 漢." in thought.thinking
+    assert text.text.strip() == "I look."
+    assert [(call.name, call.input) for call in calls] == CALLS
+    assert len({call.id for call in calls}) == 2
+    assert (message.stop_reason, message.role, message.model) == (
+        "tool_use",
+        "assistant",
+        model.name,
+    )
+    assert message.usage.output_tokens > 10
+    assert message.id == f"msg_{message._request_id}"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_message_stream_adds_up_to_the_whole(model, size):
+    text = f"{THOUGHT}I look.\n{OSLO}\n{NOW}"
+    whole = await ask(model, text, tools=[WEATHER, TIME])
+    async with (
+        front_of(*writing(text, size), model=model) as front,
+        client_of(front).messages.stream(**given_to(model, tools=[WEATHER, TIME])) as stream,
+    ):
+        types = [event.type async for event in stream]
+        final = await stream.get_final_message()
+    ids = [block.pop("id", None) for block in (*blocks_of(whole), *blocks_of(final))]
+    assert len(ids) == 2 * len(whole.content)
+    for streamed, block in zip(blocks_of(final), blocks_of(whole), strict=True):
+        assert {**streamed, "id": ""} == {**block, "id": ""}
+    assert (final.stop_reason, final.usage.output_tokens) == (
+        "tool_use",
+        whole.usage.output_tokens,
+    )
+    assert types[0] == "message_start"
+    assert types[-2:] == ["message_delta", "message_stop"]
+    assert types.count("content_block_start") == types.count("content_block_stop") == 4
+
+
+async def test_raw_message_events_are_of_anthropics_types(model):
+    text = f"{THOUGHT}I look.\n{OSLO}"
+    async with front_of(*writing(text), model=model) as front:
+        stream = await client_of(front).messages.create(
+            stream=True, **given_to(model, tools=[WEATHER])
+        )
+        events = [event async for event in stream]
+    for event in events:  # the package accepts what it cannot parse, so its types parse it again
+        type(event).model_validate(event.model_dump())
+    deltas = {event.delta.type for event in events if event.type == "content_block_delta"}
+    assert deltas == {"thinking_delta", "text_delta", "input_json_delta"}
+    opened = None
+    for event in events:
+        if event.type == "content_block_start":
+            assert opened is None
+            opened = event.index
+        elif event.type == "content_block_delta":
+            assert event.index == opened
+        elif event.type == "content_block_stop":
+            assert event.index == opened
+            opened = None
+
+
+async def test_message_begins_with_a_ping_for_clients(model):
+    async with front_of(*writing("Hello."), model=model) as front:
+        body = given_to(model, stream=True)
+        response = await front.post("/v1/messages", json=body, headers={"x-api-key": "any"})
+    events = [part.split("\n")[0] for part in response.text.strip().split("\n\n")]
+    assert events[:3] == ["event: message_start", "event: ping", "event: content_block_start"]
+    assert events[-1] == "event: message_stop"
+
+
+async def test_cut_message_says_so_and_has_no_part_of_a_call(model):
+    message = await ask(
+        model, f"I look.\n{OSLO[:50]}", tools=[WEATHER], reason=pb.FINISH_REASON_LENGTH
+    )
+    assert [block.type for block in message.content] == ["text"]
+    assert message.stop_reason == "max_tokens"
+
+
+async def test_stop_sequence_is_reported(model):
+    message = await ask(model, "One. Two. Three.", stop_sequences=["Two"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
+    assert blocks_of(message) == [{"type": "text", "text": "One. "}]
+
+
+async def test_conversation_of_blocks_becomes_messages_of_the_template(model):
+    answer = await ask(model, f"{THOUGHT}I look.{OSLO}{NOW}", tools=[WEATHER, TIME])
+    *_, weather, time = answer.content
+    prompt = await prompt_of(
+        model,
+        system=[
+            {"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be short."},
+        ],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "How is the weather?"}]},
+            {"role": "assistant", "content": answer.content},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": weather.id, "content": "Rain."},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": time.id,
+                        "content": [{"type": "text", "text": "Noon."}],
+                        "is_error": False,
+                    },
+                    {"type": "text", "text": "And now?"},
+                ],
+            },
+        ],
+    )
+    *turns, last = prompt.replace("\n", " ").split("<|im_end|> ")
+    roles = ["system", "user", "assistant", "tool", "tool", "user"]
+    for turn, role in zip(turns, roles, strict=True):
+        assert turn.startswith(f"<|im_start|>{role}")
+    assert "Be kind. Be short." in turns[0]
+    assert "The user asks for Oslo: é 漢." in turns[2]
+    assert "calls weather city=Oslo 漢 calls time" in turns[2]
+    assert "I look." in turns[2]
+    assert ["Rain." in turns[3], "Noon." in turns[4], "And now?" in turns[5]] == [True] * 3
+    assert last.startswith("<|im_start|>assistant")
+
+
+async def test_disabled_thinking_and_effort_reach_the_template(model):
+    assert "<think>" not in await prompt_of(model)
+    assert "<think>" in await prompt_of(model, thinking={"type": "disabled"})
+    assert "effort: low" in await prompt_of(model, output_config={"effort": "low"})
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, False),
+        ({"type": "any"}, True),
+        ({"type": "tool", "name": "weather"}, True),
+    ],
+)
+async def test_tool_choice_forces_calls_by_grammar(model, choice, expected):
+    computing, decoding = writing(OSLO)
+    async with front_of(computing, decoding, model=model) as front:
+        given = given_to(model, tools=[WEATHER], tool_choice=choice)
+        await client_of(front).messages.create(**given)
+    (asked,) = computing.requests
+    assert asked.sampling.HasField("grammar") is expected
+
+
+async def test_tool_choice_none_leaves_tools_out(model):
+    prompt = await prompt_of(model, tools=[WEATHER], tool_choice={"type": "none"})
+    assert "Of a city." not in prompt
+
+
+async def test_count_tokens_equals_the_tokens_of_the_message(model):
+    given: Any = {"messages": [USER], "system": "Be kind.", "tools": [WEATHER]}
+    message = await ask(model, "a", **given)
+    async with front_of(prefill(), decode(), model=model) as front:
+        counted = await client_of(front).messages.count_tokens(model=model.name, **given)
+    assert counted.input_tokens == message.usage.input_tokens
+
+
+async def test_message_accepts_hints_without_effect(model):
+    message = await ask(
+        model,
+        "Hello.",
+        metadata={"user_id": "somebody"},
+        service_tier="auto",
+        tools=[{**WEATHER, "type": "custom", "cache_control": {"type": "ephemeral"}}],
+        extra_body={"cache_control": {"type": "ephemeral"}, "context_management": {"edits": []}},
+        extra_headers={"anthropic-beta": "some-beta"},
+    )
+    assert message.usage.output_tokens == len(ids_of("Hello."))
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [USER, {"role": "assistant", "content": "It"}]}, "messages[1].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}
+                ]
+            },
+            "messages[0].content[0].tool_use_id",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},
+            "tool_choice",
+        ),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        # The tokenizer of this model cannot tell where reasoning ends.
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"extra_body": {"mcp_servers": [{"url": "x"}]}}, "mcp_servers"),
+        ({"extra_body": {"container": "x"}}, "container"),
+    ],
+)
+async def test_front_refuses_bad_message_by_name_of_field(model, body, field):
+    refusal = await refusal_of(model, **body)
+    assert isinstance(refusal, anthropic.BadRequestError)
+    assert refusal.body["type"] == "error"
+    assert refusal.body["error"]["type"] == "invalid_request_error"
+    assert refusal.body["error"]["message"].startswith(field), refusal.body
+
+
+async def test_message_errors_are_those_of_anthropics_client(model):
+    assert isinstance(await refusal_of(model, model="other"), anthropic.NotFoundError)
+    async with front_of(prefill(), decode(), model=model) as front:
+        unknown = await front.get("/v1/messages/x")
+        assert unknown.json()["error"]["type"] == "not_found_error"
+        invalid = await front.post(
+            "/v1/messages", content=b"{", headers={"content-type": "application/json"}
+        )
+        assert invalid.json()["type"] == "error"
+    limits = Quota(requests_per_minute=1)
+    async with front_of(*writing("a"), model=model, limits=limits) as front:
+        client = client_of(front)
+        await client.messages.create(**given_to(model))
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            await client.messages.create(**given_to(model))
+    assert caught.value.body["error"]["type"] == "rate_limit_error"

@@ -1,0 +1,226 @@
+"""Tool calls, reasoning and refusals of /v1/responses, as OpenAI's client sees them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from baton.v1 import inference_pb2 as pb
+from baton_router.intake.model_card import ModelCard
+from tests.support.router.front import front_of
+from tests.support.router.scripted import decode, prefill
+from tests.support.router.written import calling_card, save_calling_model, writing
+
+QUESTION = "How is the weather in Oslo?"
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "Of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+TIME: Any = {
+    "type": "function",
+    "name": "time",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+CALLS = [("weather", '{"city": "Oslo 漢"}'), ("time", "{}")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder: Path = tmp_path_factory.mktemp("model") / "caller"
+    save_calling_model(folder)
+    return calling_card(folder)
+
+
+def client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
+    )
+
+
+async def ask(model: ModelCard, text: str, size: int = 3, **body: Any) -> Any:
+    """Returns the response, or the events of a stream, when the model writes `text`."""
+    reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
+    given = {"input": QUESTION, "tools": [WEATHER, TIME], "max_output_tokens": 200, **body}
+    async with front_of(*writing(text, size, reason), model=model) as front:
+        answer = await client_of(front).responses.create(model=model.name, **given)
+        return [event async for event in answer] if given.get("stream") else answer
+
+
+async def prompt_of(model: ModelCard, **body: Any) -> str:
+    """Returns the prompt that the workers get for a request."""
+    computing, decoding = writing("a")
+    async with front_of(computing, decoding, model=model) as front:
+        given = {"model": model.name, "max_output_tokens": 8, **body}
+        await client_of(front).responses.create(**given)
+    (asked,) = computing.requests
+    text: str = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
+    return text
+
+
+async def refusal_of(model: ModelCard, **body: Any) -> openai.BadRequestError:
+    async with front_of(prefill(), decode(), model=model) as front:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client_of(front).responses.create(
+                **{"model": model.name, "input": QUESTION, **body}
+            )
+    return caught.value
+
+
+async def test_response_has_reasoning_text_and_calls_as_items(model):
+    answer = await ask(model, f"{THOUGHT}I look.\n{OSLO}\n{NOW}")
+    thought, message, *calls = answer.output
+    assert [item.type for item in answer.output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
+    assert "The user asks for Oslo: é 漢." in thought.content[0].text
+    assert message.content[0].text.strip() == "I look."
+    assert [(call.name, call.arguments) for call in calls] == CALLS
+    assert len({call.call_id for call in calls}) == 2
+    assert answer.status == "completed"
+    assert all(item.status == "completed" for item in answer.output)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_response_stream_adds_up_to_the_whole(model, size):
+    text = f"{THOUGHT}I look.\n{OSLO}\n{NOW}"
+    expected = await ask(model, text)
+    events = await ask(model, text, size, stream=True)
+    for event in events:  # the package accepts what it cannot parse, so its types parse it again
+        type(event).model_validate(event.model_dump(by_alias=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    items = json.loads(json.dumps([item.model_dump() for item in expected.output]))
+    grown: dict[int, str] = {}
+    open_item = None
+    for event in events:
+        kind = event.type.removeprefix("response.")
+        if kind == "output_item.added":
+            assert open_item is None
+            open_item = event.output_index
+            grown[open_item] = ""
+        elif kind.endswith(".delta"):
+            assert event.output_index == open_item
+            grown[open_item] += event.delta
+        elif kind in ("output_text.done", "reasoning_text.done"):
+            assert grown[open_item] == event.text
+        elif kind == "function_call_arguments.done":
+            assert grown[open_item] == event.arguments
+        elif kind == "output_item.done":
+            assert _content(event.item) == grown[open_item] == _content(items[open_item])
+            open_item = None
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert [_content(item) for item in last.response.output] == [_content(i) for i in items]
+
+
+def _content(item: Any) -> str:
+    item = item if isinstance(item, dict) else item.model_dump()
+    if item["type"] == "function_call":
+        return str(item["arguments"])
+    return str(item["content"][0]["text"])
+
+
+async def test_cut_call_is_incomplete_and_not_sent_to_the_model(model):
+    answer = await ask(model, OSLO[:60], reason=pb.FINISH_REASON_LENGTH)
+    (call,) = answer.output
+    assert (answer.status, call.status) == ("incomplete", "incomplete")
+    prompt = await prompt_of(model, input=[{"role": "user", "content": "Hi."}, call])
+    assert "calls weather" not in prompt
+
+
+async def test_conversation_of_items_becomes_messages_of_the_template(model):
+    answer = await ask(model, f"{THOUGHT}I look.{OSLO}{NOW}")
+    _, _, weather, time = answer.output
+    prompt = await prompt_of(
+        model,
+        instructions="Be kind.",
+        input=[
+            {"role": "developer", "content": "Be short."},
+            {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+            *answer.output,
+            {"type": "function_call_output", "call_id": weather.call_id, "output": "Rain."},
+            {
+                "type": "function_call_output",
+                "call_id": time.call_id,
+                "output": [{"type": "input_text", "text": "Noon."}],
+            },
+        ],
+    )
+    *turns, last = prompt.replace("\n", " ").split("<|im_end|> ")
+    roles = ["system", "user", "assistant", "tool", "tool"]
+    for turn, role in zip(turns, roles, strict=True):
+        assert turn.startswith(f"<|im_start|>{role}")
+    assert "Be kind.  Be short." in turns[0]
+    assert QUESTION in turns[1]
+    assert "The user asks for Oslo: é 漢." in turns[2]
+    assert "calls weather city=Oslo 漢 calls time" in turns[2]
+    assert "I look." in turns[2]
+    assert ["Rain." in turns[3], "Noon." in turns[4]] == [True, True]
+    assert last.startswith("<|im_start|>assistant")
+
+
+async def test_reasoning_effort_reaches_the_template(model):
+    prompt = await prompt_of(model, input="Hi.", reasoning={"effort": "high"})
+    assert "effort: high" in prompt
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools[1].type"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "call_9", "output": "x"}]},
+            "input[0].call_id",
+        ),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}},
+            "tool_choice",
+        ),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+    ],
+)
+async def test_front_refuses_bad_response_by_name_of_field(model, body, param):
+    assert (await refusal_of(model, **body)).param == param
+
+
+async def test_front_without_store_says_so(model):
+    answer = await ask(model, "a", store=True)
+    assert answer.store is False
+    async with front_of(prefill(), decode(), model=model) as front:
+        client = client_of(front)
+        for asking in (
+            client.responses.retrieve(answer.id),
+            client.responses.create(model=model.name, input="x", previous_response_id=answer.id),
+        ):
+            with pytest.raises(openai.NotFoundError, match="--responses-ttl-s 0"):
+                await asking
