@@ -1,9 +1,10 @@
 """OpenAI's own client against /v1/responses: the tokens of chats, in items and events."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from openai.types.responses import Response
@@ -11,6 +12,9 @@ from openai.types.responses import Response
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
+from tests.support.cluster.named_clusters import tenants_file
+from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = pytest.mark.e2e
 
@@ -189,3 +193,54 @@ async def test_response_errors_name_fields_of_the_responses_api(ai):
     with pytest.raises(openai.BadRequestError) as refused:
         await ai.responses.create(input="x", max_output_tokens=0, **GREEDY)
     assert refused.value.param == "max_output_tokens"
+
+
+# A router of its own, with tenants.
+
+
+@pytest.fixture(scope="module")
+def shared(
+    single_shape: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SecondRouter]:
+    path = tenants_file(tmp_path_factory.mktemp("tenants"), {"a": "acme", "g": "globex"})
+    flags = {"tenants_file": path, "responses_per_tenant": 2, **HANDOFFS}
+    with second_router(single_shape, http=True, **flags) as running:
+        yield running
+
+
+def connected(router: SecondRouter, token: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{router.http_address}/v1", api_key=token, max_retries=0)
+
+
+async def test_stored_responses_belong_to_their_tenant(shared):
+    async with connected(shared, "a") as owner, connected(shared, "g") as other:
+        made = await owner.responses.create(input="x", max_output_tokens=1, **GREEDY)
+        for asking in (
+            other.responses.retrieve(made.id),
+            other.responses.delete(made.id),
+            other.responses.create(input="x", previous_response_id=made.id, **GREEDY),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await asking
+        assert (await owner.responses.retrieve(made.id)).id == made.id
+
+
+async def test_oldest_response_is_lost_beyond_their_number(shared):
+    async with connected(shared, "a") as ai:
+        made = [
+            await ai.responses.create(input="x", max_output_tokens=1, **GREEDY) for _ in range(3)
+        ]
+        with pytest.raises(openai.NotFoundError, match="has expired"):
+            await ai.responses.retrieve(made[0].id)
+        for response in made[1:]:
+            assert (await ai.responses.retrieve(response.id)).id == response.id
+
+
+async def test_key_of_anthropics_clients_is_a_bearer_token(shared):
+    given: Any = {"max_tokens": 1, "messages": FIRST, **GREEDY}
+    options = {"base_url": shared.http_address, "max_retries": 0}
+    async with anthropic.AsyncAnthropic(api_key="a", **options) as client:
+        assert (await client.messages.create(**given)).usage.output_tokens == 1
+    async with anthropic.AsyncAnthropic(api_key="guessed", **options) as client:
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.messages.create(**given)

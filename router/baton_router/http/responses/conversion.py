@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from baton.errors import InvalidArgumentError
 from baton_router.http.answer_writer import Json
@@ -118,9 +119,9 @@ def in_responses_terms(error: InvalidArgumentError, chat: ChatRequest) -> Invali
 
 def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
     """Raises `InvalidArgumentError` for the output of a call that is not in the conversation."""
-    call_ids = {item.call_id for item in before if isinstance(item, FunctionCallItem)}
+    call_ids = {item.call_id for item in before if _is_whole_call(item)}
     for at, item in enumerate(items):
-        if isinstance(item, FunctionCallItem):
+        if _is_whole_call(item):
             call_ids.add(item.call_id)
         elif isinstance(item, FunctionCallOutput) and item.call_id not in call_ids:
             raise InvalidArgumentError(
@@ -128,6 +129,10 @@ def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
                 f"is {item.call_id!r}; expected the call_id of an earlier function_call. Send that "
                 "item, too, or the previous_response_id of its response.",
             )
+
+
+def _is_whole_call(item: Item) -> TypeGuard[FunctionCallItem]:
+    return isinstance(item, FunctionCallItem) and item.status != "incomplete"
 
 
 def _messages(instructions: str, items: Sequence[Item]) -> list[ChatMessage]:
@@ -140,34 +145,34 @@ def _messages(instructions: str, items: Sequence[Item]) -> list[ChatMessage]:
             break
         rules.append(_text(item.content))
         num_leading += 1
-    turns = _Turns()
+    messages = _Messages()
     if rules:
-        turns.add(ChatMessage("system", "\n\n".join(rules)))
+        messages.add(ChatMessage("system", "\n\n".join(rules)))
     for item in items[num_leading:]:
-        _add(turns, item)
-    return turns.end()
+        _add(messages, item)
+    return messages.end()
 
 
-def _add(turns: "_Turns", item: Item) -> None:
+def _add(messages: "_Messages", item: Item) -> None:
     match item:
         case Message(role="assistant"):
-            turns.say(_text(item.content))
+            messages.say(_text(item.content))
         case Message():
             role = "system" if item.role == "developer" else item.role
-            turns.add(ChatMessage(role, _text(item.content)))
+            messages.add(ChatMessage(role, _text(item.content)))
         case FunctionCallItem(status="incomplete"):
             pass  # its arguments end somewhere
         case FunctionCallItem():
             call = FunctionCall(item.name, item.arguments)
-            turns.call(ToolCall(id=item.call_id, function=call))
+            messages.call(ToolCall(id=item.call_id, function=call))
         case FunctionCallOutput():
             output = _text(item.output)
-            turns.add(ChatMessage("tool", output, tool_call_id=item.call_id))
+            messages.add(ChatMessage("tool", output, tool_call_id=item.call_id))
         case ReasoningItem():
-            turns.think("".join(part.text for part in item.content or ()))
+            messages.think("".join(part.text for part in item.content or ()))
 
 
-class _Turns:
+class _Messages:
     """Messages of a conversation. Adjacent items of the model are one message."""
 
     def __init__(self) -> None:
