@@ -45,11 +45,11 @@ def signatures_key(worker: str, epoch: int, prefix: str = "") -> str:
 
 
 def responses_key(tenant: str, prefix: str = "") -> str:
-    """Returns the key of the hash of a tenant's stored responses: their ids and when they expire.
+    """Returns the key of the hash of a tenant's stored responses: when each expires, by number.
     `tenant`: 32 hex digits."""
     return f"{prefix}{KEY_TAG}:responses:{tenant}"
 
 
-def response_key(tenant: str, response_id: str, prefix: str = "") -> str:
+def response_key(tenant: str, number: str, prefix: str = "") -> str:
     """Returns the key of a stored response."""
-    return f"{responses_key(tenant, prefix)}:{response_id}"
+    return f"{responses_key(tenant, prefix)}:{number}"

@@ -2,24 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
-from baton.cluster.signing import SigningKeys
 from baton.errors import NotFoundError, UnavailableError
 from baton_router.http.responses.store import ResponseStore
 from tests.support.redis_servers import RedisServer
 
 TENANT = "team-a"
 LONG = 60.0  # seconds
+SECRET = "0123456789abcdef" * 2
 
 
 def id_of(number: int) -> str:
-    return f"resp_{number:016x}"
+    return f"resp_{number:016x}{SECRET}"
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +33,6 @@ async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
     await client.flushdb()
     yield client
     await client.aclose()
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> SigningKeys:
-    path = tmp_path / "keys"
-    path.write_text("k" * 32)
-    return SigningKeys(path)
 
 
 def store_on(redis: Redis, ttl: float = LONG, most: int = 10) -> ResponseStore:
@@ -116,7 +108,7 @@ async def test_store_without_ttl_is_off_and_says_so(redis):
         await store.get(TENANT, id_of(1))
 
 
-@pytest.mark.parametrize("given", ["", "resp_1", "resp_" + "g" * 16, "x" * 10_000, "resp_*"])
+@pytest.mark.parametrize("given", ["", "resp_1", "resp_" + "g" * 48, "x" * 10_000, "resp_*"])
 async def test_store_rejects_an_id_that_is_none(redis, given):
     with pytest.raises(NotFoundError):
         await store_on(redis).get(TENANT, given)
@@ -135,16 +127,29 @@ async def test_store_without_redis_stores_nothing_and_says_so(tmp_path):
         await redis.aclose()
 
 
-async def test_store_ignores_what_its_keys_have_not_signed(server, redis, keys):
-    signed = connect(server.url, signing_keys=keys)
-    store = store_on(signed)
-    assert await store.put(TENANT, id_of(1), b"content")
-    assert await store.get(TENANT, id_of(1)) == b"content"
-    (key,) = await redis.keys("*resp_*")
-    await redis.hset(key, "content", b"forged")
+async def test_redis_never_has_the_text_of_a_response(redis):
+    store = store_on(redis)
+    assert await store.put(TENANT, id_of(1), b"secret text")
+    (key,) = await redis.keys("*:0*")
+    dump = b"".join([key, *(await redis.hgetall(key)).values(), *await redis.keys("*")])
+    assert b"secret text" not in dump
+    assert TENANT.encode() not in dump
+    assert SECRET.encode() not in dump
+    other_secret = id_of(1).removesuffix(SECRET) + "0" * 32
     with pytest.raises(NotFoundError):
-        await store.get(TENANT, id_of(1))
-    await signed.aclose()
+        await store.get(TENANT, other_secret)
+
+
+async def test_store_ignores_what_was_changed_in_redis(redis):
+    store = store_on(redis)
+    for number in (1, 2):
+        assert await store.put(TENANT, id_of(number), b"content")
+    first, second = sorted(await redis.keys("*:0*"))
+    await redis.hset(first, "content", await redis.hget(second, "content"))
+    await redis.hset(second, "content", b"forged")
+    for number in (1, 2):
+        with pytest.raises(NotFoundError):
+            await store.get(TENANT, id_of(number))
 
 
 async def test_store_survives_keys_of_a_wrong_type(redis):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from baton.errors import InvalidArgumentError, NotFoundError
+from baton.errors import InvalidArgumentError
 from baton.serving.tenant import Caller, Tenants
 from baton_router.http.answer_writer import Json, encoded
 from baton_router.http.exchange import Exchange
@@ -70,10 +70,7 @@ class Responses:
 
     async def _read(self, response_id: str, caller: Caller) -> _Stored:
         content = await self._store.get(self._tenants.of(caller).name, response_id)
-        try:
-            return msgspec.json.decode(content, type=_Stored)
-        except msgspec.DecodeError:
-            raise NotFoundError(f"response {response_id!r} was changed in Redis") from None
+        return msgspec.json.decode(content, type=_Stored)
 
     async def _save(self, tenant: str, items: list[Json], response: Json) -> bool:
         kept: dict[str, Any] = {"items": [*items, *response["output"]], "response": response}

@@ -1,20 +1,27 @@
 """Store of responses in Redis, bounded per tenant, with a TTL.
 
 Redis is advisory here, too: what it loses is an unknown response, and a response that cannot be
-stored is answered all the same.
+stored is answered all the same. It is not trusted with texts: a response is encrypted with a key
+that only its id has, of which Redis knows the first half alone.
 """
 
 import asyncio
 import hashlib
 import logging
+import os
 import re
+import secrets
 import time
+from dataclasses import dataclass
+from typing import Any
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.keys import response_key, responses_key
-from baton.cluster.redis import prefix_of, signing_keys_of, transact, transact_each
+from baton.cluster.redis import Command, prefix_of, transact, transact_each
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import NotFoundError, UnavailableError
 
@@ -23,18 +30,20 @@ _logger = logging.getLogger(__name__)
 # Seconds for which the end of an answer may wait until it is stored.
 _PUT_SECONDS = 0.5
 
-_ID = re.compile(r"resp_[0-9a-f]{16}")
+# Its number, by which Redis knows the response, and the secret from which its key is made.
+_ID = re.compile(r"resp_([0-9a-f]{16})([0-9a-f]{32})")
+_NONCE_BYTES = 12
 
 # Stores a response and drops the expired ones from the index, and the oldest ones above the limit.
 # Stores nothing in a Redis whose memory is half full, which registration needs more.
-#   KEYS: index, response; ARGV: id, content, signature, TTL in milliseconds, now in milliseconds,
-#   maximum number of responses
+#   KEYS: index, response; ARGV: number, content, TTL in milliseconds, now in milliseconds, maximum
+#   number of responses
 _PUT = """
 local memory = redis.call('INFO', 'memory')
 local used = tonumber(string.match(memory, 'used_memory:(%d+)')) or 0
 local most = tonumber(string.match(memory, 'maxmemory:(%d+)')) or 0
 if most > 0 and 2 * (used + #ARGV[2]) > most then return 0 end
-local now, kept = tonumber(ARGV[5]), {}
+local now, kept = tonumber(ARGV[4]), {}
 local found = redis.call('HGETALL', KEYS[1])
 for i = 1, #found, 2 do
   local expiry = tonumber(found[i + 1]) or 0
@@ -42,15 +51,15 @@ for i = 1, #found, 2 do
   else kept[#kept + 1] = {expiry, found[i]} end
 end
 table.sort(kept, function(a, b) return a[1] < b[1] end)
-for i = 1, #kept - tonumber(ARGV[6]) + 1 do
+for i = 1, #kept - tonumber(ARGV[5]) + 1 do
   redis.call('HDEL', KEYS[1], kept[i][2])
   redis.call('DEL', KEYS[1] .. ':' .. kept[i][2])
 end
-redis.call('HSET', KEYS[1], ARGV[1], now + ARGV[4])
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('HSET', KEYS[1], ARGV[1], now + ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('DEL', KEYS[2])
-redis.call('HSET', KEYS[2], 'content', ARGV[2], 'signature', ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('HSET', KEYS[2], 'content', ARGV[2])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return 1
 """
 
@@ -71,7 +80,6 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_responses = max_responses
         self._prefix = prefix_of(redis)
-        self._signing_keys = signing_keys_of(redis)
         self._log = ThrottledLog(_logger)
 
     @property
@@ -79,17 +87,17 @@ class ResponseStore:
         return self._ttl > 0
 
     async def put(self, tenant: str, response_id: str, content: bytes) -> bool:
-        """Stores a response; returns whether it is stored."""
+        """Stores a response under an id of `new_response_id`; returns whether it is stored."""
         if not self.is_on or len(content) > self._max_bytes:
             return False
-        key = self._key(tenant, response_id)
-        script = ("EVAL", _PUT, 2, responses_key(_digest(tenant), self._prefix), key)
-        signature = self._signature(key, content)
+        place = self._place(tenant, response_id)
         ttl, now = int(1000 * self._ttl), time.time_ns() // 1_000_000
-        arguments = (response_id, content, signature, ttl, now, self._max_responses)
+        arguments = (place.number, place.encrypted(content), ttl, now, self._max_responses)
         try:
             async with asyncio.timeout(_PUT_SECONDS):
-                (is_stored,) = await transact(self._redis, (*script, *arguments))
+                (is_stored,) = await transact(
+                    self._redis, ("EVAL", _PUT, 2, place.index, place.key, *arguments)
+                )
         except (RedisError, OSError) as error:
             self._log.warning("a response is not stored: %s", error or type(error).__name__)
             return False
@@ -97,45 +105,37 @@ class ResponseStore:
 
     async def get(self, tenant: str, response_id: str) -> bytes:
         """Returns a response of the tenant. Raises `NotFoundError`, `UnavailableError`."""
-        self._check(response_id)
-        key = self._key(tenant, response_id)
-        try:
-            (reply,) = await transact_each(self._redis, ("HGETALL", key))
-        except (RedisError, OSError) as error:
-            raise _unavailable(response_id) from error
-        if isinstance(reply, RedisError) or not reply:
-            raise self._unknown(response_id)
-        content: bytes = reply.get(b"content", b"")
-        signature = reply.get(b"signature", b"")
-        keys = self._signing_keys
-        if keys is not None and not keys.is_signed(signature, key.encode(), content):
-            self._log.warning("ignoring response %s: it is not signed with our keys", response_id)
+        place = self._place(tenant, response_id)
+        (reply,) = await self._ask(response_id, ("HGET", place.key, "content"))
+        content = place.decrypted(reply) if isinstance(reply, bytes) else None
+        if content is None:
             raise self._unknown(response_id)
         return content
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Deletes a response of the tenant. Raises `NotFoundError`, `UnavailableError`."""
-        self._check(response_id)
-        index = responses_key(_digest(tenant), self._prefix)
-        commands = (("DEL", self._key(tenant, response_id)), ("HDEL", index, response_id))
+        await self.get(tenant, response_id)
+        place = self._place(tenant, response_id)
+        await self._ask(response_id, ("DEL", place.key), ("HDEL", place.index, place.number))
+
+    async def _ask(self, response_id: str, *commands: Command) -> list[Any]:
         try:
-            num_deleted, _ = await transact_each(self._redis, *commands)
+            return await transact_each(self._redis, *commands)
         except (RedisError, OSError) as error:
-            raise _unavailable(response_id) from error
-        if not num_deleted:
-            raise self._unknown(response_id)
+            raise UnavailableError(
+                f"response {response_id!r} cannot be reached: Redis does not answer. Retry, or "
+                "send the whole conversation as input."
+            ) from error
 
-    def _key(self, tenant: str, response_id: str) -> str:
-        return response_key(_digest(tenant), response_id, self._prefix)
-
-    def _signature(self, key: str, content: bytes) -> bytes:
-        keys = self._signing_keys
-        return b"" if keys is None else keys.sign(key.encode(), content)
-
-    def _check(self, response_id: str) -> None:
+    def _place(self, tenant: str, response_id: str) -> "_Place":
         """Raises `NotFoundError` for what cannot be the id of a stored response."""
-        if not self.is_on or not _ID.fullmatch(response_id):
+        match = _ID.fullmatch(response_id)
+        if not self.is_on or match is None:
             raise self._unknown(response_id)
+        digest = hashlib.sha256(tenant.encode()).hexdigest()[:32]
+        number, secret = match.groups()
+        index = responses_key(digest, self._prefix)
+        return _Place(index, response_key(digest, number, self._prefix), number, secret)
 
     def _unknown(self, response_id: str) -> NotFoundError:
         if not self.is_on:
@@ -150,12 +150,31 @@ class ResponseStore:
         )
 
 
-def _unavailable(response_id: str) -> UnavailableError:
-    return UnavailableError(
-        f"response {response_id!r} cannot be reached: Redis does not answer. Retry, or send the "
-        "whole conversation as input."
-    )
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Place of a response in Redis: the keys of its tenant's index and of itself."""
+
+    index: str
+    key: str
+    number: str
+    secret: str
+
+    def encrypted(self, content: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher().encrypt(nonce, content, self.key.encode())
+
+    def decrypted(self, stored: bytes) -> bytes | None:
+        """Returns None for what was not encrypted under this id, or was changed."""
+        nonce, encrypted = stored[:_NONCE_BYTES], stored[_NONCE_BYTES:]
+        try:
+            return self._cipher().decrypt(nonce, encrypted, self.key.encode())
+        except (InvalidTag, ValueError):
+            return None
+
+    def _cipher(self) -> AESGCM:
+        return AESGCM(hashlib.sha256(self.secret.encode()).digest())
 
 
-def _digest(tenant: str) -> str:
-    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+def new_response_id(number: str) -> str:
+    """Returns an id that nobody can guess. `number`: 16 hex digits."""
+    return f"resp_{number}{secrets.token_hex(16)}"

@@ -11,6 +11,7 @@ from baton_router.http.blocks import Block, BlockDelta, Blocks, BlockStart, Chan
 from baton_router.http.errors import Failure
 from baton_router.http.responses.conversion import in_responses_terms
 from baton_router.http.responses.schemas import ResponsesRequest
+from baton_router.http.responses.store import new_response_id
 from baton_router.http.schemas import ChatRequest
 from baton_router.http.sequence_reader import SequenceDelta
 
@@ -40,6 +41,7 @@ class ResponseWriter:
         self._chat = chat
         self._start = start
         self._save = save
+        self._id = new_response_id(start.request_id)
         self._created = int(time.time())
         self._blocks = Blocks(is_parsed=start.is_parsed)
         self._num_events = 0
@@ -95,7 +97,7 @@ class ResponseWriter:
     def _response(self, status: str, **more: object) -> Json:
         body = self._body
         return {
-            "id": f"resp_{self._start.request_id}",
+            "id": self._id,
             "object": "response",
             "created_at": self._created,
             "status": status,
