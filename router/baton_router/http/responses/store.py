@@ -33,6 +33,7 @@ _PUT_SECONDS = 0.5
 # Its number, by which Redis knows the response, and the secret from which its key is made.
 _ID = re.compile(r"resp_([0-9a-f]{16})([0-9a-f]{32})")
 _NONCE_BYTES = 12
+_MORE_BYTES = 64  # that encryption adds, at most
 
 # Stores a response and drops the expired ones from the index, and the oldest ones above the limit.
 # Stores nothing in a Redis whose memory is half full, which registration needs more.
@@ -57,9 +58,7 @@ for i = 1, #kept - tonumber(ARGV[5]) + 1 do
 end
 redis.call('HSET', KEYS[1], ARGV[1], now + ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('DEL', KEYS[2])
-redis.call('HSET', KEYS[2], 'content', ARGV[2])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 return 1
 """
 
@@ -106,7 +105,8 @@ class ResponseStore:
     async def get(self, tenant: str, response_id: str) -> bytes:
         """Returns a response of the tenant. Raises `NotFoundError`, `UnavailableError`."""
         place = self._place(tenant, response_id)
-        (reply,) = await self._ask(response_id, ("HGET", place.key, "content"))
+        most = self._max_bytes + _MORE_BYTES  # whatever is there
+        (reply,) = await self._ask(response_id, ("GETRANGE", place.key, 0, most))
         content = place.decrypted(reply) if isinstance(reply, bytes) else None
         if content is None:
             raise self._unknown(response_id)
