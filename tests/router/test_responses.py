@@ -51,14 +51,14 @@ async def ask(model: ModelCard, text: str, size: int = 3, **body: Any) -> Any:
     """Returns the response, or the events of a stream, when the model writes `text`."""
     reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
     given = {"input": QUESTION, "tools": [WEATHER, TIME], "max_output_tokens": 200, **body}
-    async with front_of(*writing(text, size, reason), model=model) as front:
+    async with front_of(*writing(text, size, reason, model), model=model) as front:
         answer = await client_of(front).responses.create(model=model.name, **given)
         return [event async for event in answer] if given.get("stream") else answer
 
 
 async def prompt_of(model: ModelCard, **body: Any) -> str:
     """Returns the prompt that the workers get for a request."""
-    computing, decoding = writing("a")
+    computing, decoding = writing("a", model=model)
     async with front_of(computing, decoding, model=model) as front:
         given = {"model": model.name, "max_output_tokens": 8, **body}
         await client_of(front).responses.create(**given)
@@ -161,14 +161,14 @@ async def test_conversation_of_items_becomes_messages_of_the_template(model):
     *turns, last = prompt.replace("\n", " ").split("<|im_end|> ")
     roles = ["system", "user", "assistant", "tool", "tool"]
     for turn, role in zip(turns, roles, strict=True):
-        assert turn.startswith(f"<|im_start|>{role}")
+        assert turn.startswith(f"## {role}")
     assert "Be kind.  Be short." in turns[0]
     assert QUESTION in turns[1]
     assert "The user asks for Oslo: é 漢." in turns[2]
     assert "calls weather city=Oslo 漢 calls time" in turns[2]
     assert "I look." in turns[2]
     assert ["Rain." in turns[3], "Noon." in turns[4]] == [True, True]
-    assert last.startswith("<|im_start|>assistant")
+    assert last.startswith("## assistant")
 
 
 async def test_reasoning_effort_reaches_the_template(model):
@@ -224,3 +224,18 @@ async def test_front_without_store_says_so(model):
         ):
             with pytest.raises(openai.NotFoundError, match="--responses-ttl-s 0"):
                 await asking
+
+
+async def test_response_is_answered_where_redis_does_not_answer(model):
+    async with front_of(*writing("Hello.", model=model), model=model, responses_ttl=60.0) as front:
+        client = client_of(front)
+        answer = await client.responses.create(model=model.name, input=QUESTION)
+        assert (answer.output_text, answer.store) == ("Hello.", False)
+        for asking in (
+            client.responses.retrieve(answer.id),
+            client.responses.delete(answer.id),
+            client.responses.create(model=model.name, input="x", previous_response_id=answer.id),
+        ):
+            with pytest.raises(openai.InternalServerError, match="Redis does not answer") as error:
+                await asking
+            assert error.value.status_code == 503

@@ -142,6 +142,9 @@ class Routes:
     async def response(self, request: Request) -> Response:
         """Returns or deletes a stored response."""
         caller, response_id = self._caller(request), request.path_params["id"]
+        tenant = self._tenants.of(caller).name
+        self._limits.check(tenant)
+        self._limits.count_request(tenant)
         if request.method == "DELETE":
             return JSONResponse(await self._responses.delete(response_id, caller))
         content = await self._responses.get(response_id, caller)

@@ -39,7 +39,7 @@ MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
 TTFT_OBJECTIVE = 2.0
 NO_LIMITS = Quota()
-NO_REDIS = "redis://127.0.0.1:1"  # nothing is stored
+NO_REDIS = "redis://127.0.0.1:1"  # it does not answer
 
 
 class _FrontFleet(FakeFleet):
@@ -57,7 +57,11 @@ class _FrontFleet(FakeFleet):
 
 
 def routes_to(
-    fleet: FakeFleet, model: ModelCard, quotas: Quotas, max_waiting: int = MAX_WAITING
+    fleet: FakeFleet,
+    model: ModelCard,
+    quotas: Quotas,
+    max_waiting: int = MAX_WAITING,
+    responses_ttl: float = 0.0,
 ) -> Routes:
     """The routes of a router without tenants."""
     known = _FrontFleet(fleet, model.max_model_len)
@@ -88,7 +92,7 @@ def routes_to(
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
     bodies = Bodies(MAX_BODY_BYTES, bounds_of(model.max_model_len), LargeRequests())
-    store = ResponseStore(connect(NO_REDIS), ttl=0, max_bytes=0, max_responses=0)
+    store = ResponseStore(connect(NO_REDIS), responses_ttl, max_bytes=2**20, max_responses=9)
     responses = Responses(generations, store, tenants)
     return Routes(
         inference,
@@ -110,11 +114,12 @@ async def front_of(
     model: ModelCard | None = None,
     limits: Quota = NO_LIMITS,
     max_waiting: int = MAX_WAITING,
+    responses_ttl: float = 0.0,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one."""
     async with fleet_of(*workers) as fleet:
         quotas = Quotas(default=limits)
-        routes = routes_to(fleet, model or card(), quotas, max_waiting)
+        routes = routes_to(fleet, model or card(), quotas, max_waiting, responses_ttl)
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
