@@ -153,7 +153,7 @@ class ResponseWriter:
             "input_tokens": reader.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
             "output_tokens": reader.num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": reader.num_reasoning_tokens},
             "total_tokens": reader.num_prompt_tokens + reader.num_output_tokens,
         }
 
