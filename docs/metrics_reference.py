@@ -9,6 +9,8 @@ from baton.worker.metrics import WorkerMetrics
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.metrics import exchange_metrics
 from baton_router.endpoint_picker.metrics import PickerMetrics
+from baton_router.http.metrics import HttpMetrics
+from baton_router.http.unknown_fields import UnknownFields
 from baton_router.metrics import RateLimitMetrics, RouterMetrics
 from docs.tables import code, page, prose, table
 
@@ -30,6 +32,7 @@ def families() -> dict[str, list[Metric]]:
     router = [
         *RouterMetrics(*(MagicMock() for _ in range(8))).collect(),
         *RateLimitMetrics(MagicMock(), [], MagicMock()).collect(),
+        *HttpMetrics(UnknownFields()).collect(),
     ]
     worker = [
         *WorkerMetrics(MagicMock()).collect(),

@@ -237,11 +237,13 @@ def _http_server(
     from baton_router.http.connection import ConnectionLimits
     from baton_router.http.generation import Generations
     from baton_router.http.messages.messages import Messages
+    from baton_router.http.metrics import HttpMetrics
     from baton_router.http.responses.responses import Responses
     from baton_router.http.responses.store import ResponseStore
     from baton_router.http.server import HttpServer
     from baton_router.http.structure import bounds_of
     from baton_router.http.timeline import timeline_for
+    from baton_router.http.unknown_fields import UnknownFields
 
     timeout = settings.default_timeout_s
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
@@ -261,7 +263,9 @@ def _http_server(
         settings.max_messages,
         settings.http_max_tools,
     )
-    bodies = Bodies(settings.http_max_body_bytes, bounds, large)
+    unknown = UnknownFields(refuses=settings.http_unknown_fields == "refuse")
+    exposition.add(HttpMetrics(unknown))
+    bodies = Bodies(settings.http_max_body_bytes, bounds, large, unknown)
     access = None if settings.tls is None else Access(settings.by_token)
     hosts = allowed_hosts(settings.http_allowed_hosts, settings.host)
     routes = Routes(

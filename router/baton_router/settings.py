@@ -124,6 +124,12 @@ class RouterSettings(PickerSettings):
         description="Maximum stored responses of a tenant. Beyond it the oldest are dropped; none "
         "is stored while Redis' memory is half full.",
     )
+    http_unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="Unknown fields of HTTP requests and their messages. ignore: they are named in "
+        "the header x-baton-ignored of the answer and counted. refuse: 400. Unsupported ones that "
+        "would change the answer are always refused.",
+    )
     model: str = Field(
         DEFAULT_MODEL,
         description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "

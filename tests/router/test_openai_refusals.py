@@ -61,10 +61,15 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format.type"),
     "a tool that must be called": ({"tool_choice": "required"}, "tool_choice"),
-    "to be stored": ({"store": True}, "store"),
-    "audio": ({"modalities": ["text", "audio"]}, "modalities[1]"),
     "a budget for thinking": ({"thinking_token_budget": 5}, "thinking_token_budget"),
-    "what nobody knows": ({"flavour": "sweet"}, "flavour"),
+    "audio": ({"modalities": ["text", "audio"]}, "modalities[1]"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "an audio answer": ({"audio": {"voice": "alloy"}}, "audio"),
+    "a salt of the cache": ({"cache_salt": "x"}, "cache_salt"),
+    "an earlier call of a function": (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+        "messages[0].function_call",
+    ),
     "usage without a stream": (
         {"stream": False, "stream_options": {"include_usage": True}},
         "stream_options",

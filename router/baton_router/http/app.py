@@ -41,6 +41,7 @@ from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.schemas import ResponsesRequest
 from baton_router.http.sampling import in_openai_terms
 from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton_router.http.unknown_fields import IgnoredHeader
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 
@@ -127,7 +128,11 @@ class Routes:
         if self._render_metrics is not None:
             routes.append(Route(METRICS_PATH, self.metrics))
         handlers = {HTTPException: _raise}
-        middleware = [Middleware(Failures), Middleware(AllowedHosts, self._hosts)]
+        middleware = [
+            Middleware(IgnoredHeader),
+            Middleware(Failures),
+            Middleware(AllowedHosts, self._hosts),
+        ]
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def completions(self, request: Request) -> Response:

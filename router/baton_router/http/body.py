@@ -23,6 +23,7 @@ from baton_router.http.errors import (
 )
 from baton_router.http.schemas import CompletionRequest
 from baton_router.http.structure import PIECE_BYTES, Bounds, Structure
+from baton_router.http.unknown_fields import Unknown, UnknownFields, find_unknown
 
 # Timeout for a body to arrive, in seconds, whatever its size.
 BODY_SECONDS = 60.0
@@ -44,12 +45,20 @@ class Bodies:
         max_bytes: maximum bytes of one body.
         bounds: bounds of its structure.
         large: budget and threads of large bodies.
+        unknown: policy for unknown fields; None: they are ignored.
     """
 
-    def __init__(self, max_bytes: int, bounds: Bounds, large: LargeRequests) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        bounds: Bounds,
+        large: LargeRequests,
+        unknown: UnknownFields | None = None,
+    ) -> None:
         self._max_bytes = max_bytes
         self._bounds = bounds
         self._large = large
+        self._unknown = unknown or UnknownFields()
 
     @asynccontextmanager
     async def read(
@@ -58,7 +67,7 @@ class Bodies:
         """Reads and parses the body. A large one has its share of the budget within the block.
         Calls `count_bytes` with its size before it is parsed.
 
-        Raises the errors of `read_body` and `parse`.
+        Raises the errors of `read_body` and `parse`, and for unknown fields that are refused.
         """
         with self._large.share() as share:
             body = await read_body(
@@ -69,11 +78,13 @@ class Bodies:
                 share,
             )
             count_bytes(len(body))
+            unknown: list[Unknown] = []
             if len(body) <= LARGE_BYTES:
-                parsed = parse(body, schema)
+                parsed = parse(body, schema, unknown)
             else:
-                parsed = await self._large.parse(parse, body, schema)
+                parsed = await self._large.parse(parse, body, schema, unknown)
             del body
+            self._unknown.note(request.scope, unknown)
             yield parsed
 
 
@@ -129,14 +140,20 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
         )
 
 
-def parse(body: bytes | bytearray, schema: type[_Schema]) -> _Schema:
-    """Returns the validated body. Raises `InvalidArgumentError`, which names the field."""
+def parse(
+    body: bytes | bytearray, schema: type[_Schema], unknown: list[Unknown] | None = None
+) -> _Schema:
+    """Returns the validated body, and adds its unknown fields to `unknown`. Raises
+    `InvalidArgumentError`, which names the field."""
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
     request: _Schema = convert(_without_nulls(content), schema)
     if isinstance(request, CompletionRequest):
         _check_prompt(request.prompt)
+    found = find_unknown(content, schema)
+    if unknown is not None:
+        unknown += found
     return request
 
 

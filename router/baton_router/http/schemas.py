@@ -1,8 +1,8 @@
 """Request schemas of OpenAI's API, as far as it is supported.
 
-Fields that are not listed are rejected by name, so that nothing is ignored silently; the few that
-change no answer are accepted and marked. Null equals an absent field. Bounds are not checked here
-but with every request's (`baton.sampling`).
+Unknown fields of a request and of its messages are left to `baton_router.http.unknown_fields`;
+elsewhere they are rejected by name. Null equals an absent field. Bounds are not checked here but
+with every request's (`baton.sampling`).
 """
 
 from typing import Annotated, Any, Literal
@@ -68,7 +68,7 @@ class SchemaFormat(_Schema, frozen=True, tag_field="type", tag="json_schema"):
 ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
 
 
-class GenerationRequest(_Schema, frozen=True):
+class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
     """Request fields that completions and chat completions share."""
 
     model: str = ""
@@ -94,9 +94,6 @@ class GenerationRequest(_Schema, frozen=True):
     ignore_eos: bool = False
     baton: BatonOptions = field(default_factory=BatonOptions)
 
-    # They change no answer.
-    user: str = ""
-
     def __post_init__(self) -> None:
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise InvalidArgumentError("seed", f"is {self.seed}; must be in [-2^63, 2^64)")
@@ -112,19 +109,19 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: int | None = None
 
 
-class ContentPart(_Schema, frozen=True):
+class ContentPart(_Schema, frozen=True, forbid_unknown_fields=False):
     """Part of a message. Only text is accepted."""
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(_Schema, frozen=True):
+class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):
     name: str
     arguments: str
 
 
-class ToolCall(_Schema, frozen=True, kw_only=True):
+class ToolCall(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Tool call that the model made in an earlier turn."""
 
     id: str
@@ -132,7 +129,7 @@ class ToolCall(_Schema, frozen=True, kw_only=True):
     function: FunctionCall
 
 
-class ChatMessage(_Schema, frozen=True):
+class ChatMessage(_Schema, frozen=True, forbid_unknown_fields=False):
     """Chat message; the chat template decides which roles exist."""
 
     role: str
@@ -216,17 +213,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     # Extension, under the name that other servers use.
     thinking_token_budget: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
-
-    # They change no answer.
-    metadata: JsonObject = {}
-    store: bool = False
-    service_tier: Literal["auto", "default"] = "auto"
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_value("store", self.store, False)
 
 
 def _check_value(name: str, value: bool, only: bool) -> None:

@@ -25,6 +25,7 @@ from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.store import ResponseStore
 from baton_router.http.structure import bounds_of
 from baton_router.http.timeline import timeline_for
+from baton_router.http.unknown_fields import UnknownFields
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.in_flight import Requests
@@ -62,6 +63,7 @@ def routes_to(
     quotas: Quotas,
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
+    unknown: UnknownFields | None = None,
 ) -> Routes:
     """The routes of a router without tenants."""
     known = _FrontFleet(fleet, model.max_model_len)
@@ -91,7 +93,7 @@ def routes_to(
     )
     extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
-    bodies = Bodies(MAX_BODY_BYTES, bounds_of(model.max_model_len), LargeRequests())
+    bodies = Bodies(MAX_BODY_BYTES, bounds_of(model.max_model_len), LargeRequests(), unknown)
     store = ResponseStore(connect(NO_REDIS), responses_ttl, max_bytes=2**20, max_responses=9)
     responses = Responses(generations, store, tenants)
     return Routes(
@@ -115,11 +117,12 @@ async def front_of(
     limits: Quota = NO_LIMITS,
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
+    unknown: UnknownFields | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one."""
     async with fleet_of(*workers) as fleet:
         quotas = Quotas(default=limits)
-        routes = routes_to(fleet, model or card(), quotas, max_waiting, responses_ttl)
+        routes = routes_to(fleet, model or card(), quotas, max_waiting, responses_ttl, unknown)
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
