@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
@@ -312,7 +312,6 @@ async def test_chat_completion_follows_a_json_schema(ai, client):
 
 
 class Sized(BaseModel):
-    model_config = ConfigDict(json_schema_extra={"x-guidance": {"whitespace_flexible": False}})
     is_small: bool
     is_heavy: bool
 

@@ -3,29 +3,24 @@
 The bounds are those of `baton.sampling`; only the defaults differ, which are OpenAI's.
 """
 
-import json
 import re
 from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton.params_wire import to_proto
-from baton.sampling import DEFAULT_MAX_TOKENS, Grammar, GrammarKind, SamplingParams
+from baton.sampling import DEFAULT_MAX_TOKENS, SamplingParams
 from baton.v1 import sampling_pb2
 from baton_router.http.schemas import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    ObjectFormat,
-    ResponseFormat,
-    SchemaFormat,
 )
+from baton_router.http.structured_outputs import field_of_grammar, grammar_of
 
-_ANY_OBJECT = {"type": "object"}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 # Fields of errors that have another name in OpenAI's API.
 _NAMES = {
-    "sampling.grammar": "response_format",
     "parsing.tools": "tools",
     "parsing.tool_choice": "tool_choice",
     "parsing.tool_name": "tool_choice",
@@ -79,7 +74,7 @@ def _to_proto(
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body.logit_bias),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
-        grammar=_grammar(body.response_format),
+        grammar=grammar_of(body),
         top_k=body.top_k,
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
@@ -102,14 +97,6 @@ def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token_id), bias) for token_id, bias in given.items())
 
 
-def _grammar(given: ResponseFormat | None) -> Grammar | None:
-    if isinstance(given, SchemaFormat):
-        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(given.json_schema.json_schema))
-    if isinstance(given, ObjectFormat):
-        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_ANY_OBJECT))
-    return None
-
-
 def in_openai_terms(error: InvalidArgumentError, body: GenerationRequest) -> InvalidArgumentError:
     """Returns the same error with the client's field names."""
     return InvalidArgumentError(
@@ -118,6 +105,8 @@ def in_openai_terms(error: InvalidArgumentError, body: GenerationRequest) -> Inv
 
 
 def _their_name(field: str, body: GenerationRequest) -> str:
+    if field.startswith("sampling.grammar"):
+        return field_of_grammar(body)
     for ours, theirs in _NAMES.items():
         if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
             rest = field.removeprefix(ours)

@@ -68,6 +68,28 @@ class SchemaFormat(_Schema, frozen=True, tag_field="type", tag="json_schema"):
 ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
 
 
+class StructuredOutputs(_Schema, frozen=True, kw_only=True):
+    """Constraint of the output, as vLLM takes it. One of the first five fields is given.
+
+    Attributes:
+        json: JSON schema, also as text.
+        choice: texts of which the output is one.
+        grammar: EBNF, in the notation of GBNF or Lark.
+        disable_any_whitespace: False: JSON may have whitespace; unset or True: it is compact.
+        whitespace_pattern: regular expression of the whitespace in JSON.
+    """
+
+    json: str | JsonObject | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_fallback: bool = False
+    disable_additional_properties: Literal[False] = False
+
+
 class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
     """Request fields that completions and chat completions share."""
 
@@ -92,6 +114,12 @@ class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | JsonObject | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     baton: BatonOptions = field(default_factory=BatonOptions)
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ _ANY = object()
 # Fields that clients send by themselves and that may be ignored, and the values that
 # `--http-unknown-fields refuse` takes, too.
 HINTS: Mapping[str, Any] = {
+    "guided_decoding_backend": (),
     "metadata": _ANY,
     "parallel_tool_calls": (True,),
     "prediction": (),

@@ -1,0 +1,127 @@
+"""Structured outputs over HTTP: forms of other servers, as grammars of the engine."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import Grammar, GrammarKind
+from baton_router.http.body import parse
+from baton_router.http.sampling import completion_sampling, in_openai_terms
+from baton_router.http.schemas import CompletionRequest
+from baton_router.http.structured_outputs import grammar_of
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+COMPACT = {"whitespace_flexible": False}
+
+
+def grammar(**fields: Any) -> Grammar | None:
+    return grammar_of(parse(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest))
+
+
+def json_grammar(schema: dict[str, Any], options: dict[str, Any]) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"x-guidance": options, **schema}))
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["object", "text"])
+def test_json_schema_is_compact_by_default(schema):
+    expected = json_grammar(SCHEMA, COMPACT)
+    named = {"name": "x", "schema": SCHEMA}
+    assert grammar(structured_outputs={"json": schema}) == expected
+    assert grammar(guided_json=schema) == expected
+    assert grammar(response_format={"type": "json_schema", "json_schema": named}) == expected
+
+
+def test_json_object_is_compact_by_default():
+    expected = json_grammar({"type": "object"}, COMPACT)
+    assert grammar(structured_outputs={"json_object": True}) == expected
+    assert grammar(response_format={"type": "json_object"}) == expected
+
+
+def test_schema_keeps_its_own_whitespace_options():
+    schema = {**SCHEMA, "x-guidance": {"key_separator": ": "}}
+    found = grammar(guided_json=schema)
+    assert found is not None
+    assert json.loads(found.text) == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"disable_any_whitespace": True}, COMPACT),
+        ({"disable_any_whitespace": False}, {"whitespace_flexible": True}),
+        ({"whitespace_pattern": "[ ]?"}, {"whitespace_pattern": "[ ]?"}),
+    ],
+)
+def test_structured_outputs_set_whitespace(fields, options):
+    outputs = {"json": SCHEMA, **fields}
+    assert grammar(structured_outputs=outputs) == json_grammar(SCHEMA, options)
+
+
+def test_guided_whitespace_pattern_is_that_of_json():
+    found = grammar(guided_json=SCHEMA, guided_whitespace_pattern=" ")
+    assert found == json_grammar(SCHEMA, {"whitespace_pattern": " "})
+
+
+def test_regex_and_ebnf_are_passed_on():
+    ebnf = 'root ::= "a"'
+    for form in ({"structured_outputs": {"regex": "a+"}}, {"guided_regex": "a+"}):
+        assert grammar(**form) == Grammar(GrammarKind.REGEX, "a+")
+    for form in ({"structured_outputs": {"grammar": ebnf}}, {"guided_grammar": ebnf}):
+        assert grammar(**form) == Grammar(GrammarKind.EBNF, ebnf)
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=5), st.text())
+def test_choice_matches_its_texts_alone(choice, other):
+    found = grammar(structured_outputs={"choice": choice})
+    assert found == grammar(guided_choice=choice)
+    assert found is not None
+    assert found.kind is GrammarKind.REGEX
+    for text in [*choice, other]:
+        assert bool(re.fullmatch(found.text, text)) == (text in choice)
+
+
+def test_no_constraint_is_no_grammar():
+    assert grammar() is None
+    assert grammar(response_format={"type": "text"}, structured_outputs=None) is None
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "two forms": (
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+        "guided_regex",
+    ),
+    "two constraints": ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "choice"),
+    "no constraint": ({"structured_outputs": {}}, "structured_outputs"),
+    "no choice": ({"guided_choice": []}, "guided_choice"),
+    "an empty choice": ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
+    "no JSON": ({"guided_json": "{"}, "guided_json"),
+    "no schema": ({"guided_json": "3"}, "guided_json"),
+    "a tag": ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    "a large one": ({"guided_grammar": "x" * 70_000}, "guided_grammar"),
+    "an empty one": ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    "closed objects": (
+        {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD.values(), ids=BAD)
+def test_structured_outputs_are_refused_by_field(fields, param):
+    with pytest.raises(InvalidArgumentError) as caught:
+        sampling_of(json.dumps({"prompt": "x", **fields}).encode())
+    assert caught.value.field.endswith(param)
+
+
+def sampling_of(body: bytes) -> None:
+    """Reads the sampling parameters of a body, as a route does."""
+    request = parse(body, CompletionRequest)
+    try:
+        completion_sampling(request)
+    except InvalidArgumentError as error:
+        raise in_openai_terms(error, request) from error
