@@ -350,7 +350,7 @@ def test_forced_calls_of_an_unknown_format_are_refused(special):
 
 
 @pytest.mark.parametrize("name", ["pythonic", "qwen3-coder"])
-def test_parameters_that_cannot_be_written_one_by_one_are_refused(special, name):
+def test_parameters_with_alternatives_at_top_are_refused(special, name):
     tool = Tool("get", {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, strict=True)
     with pytest.raises(InvalidArgumentError, match="'get' has 'anyOf' at its top"):
         special.format(name).grammar(ParsingOptions(tools=[tool]))

@@ -147,8 +147,10 @@ class _Soak:
             lanes = [] if self._network is None else self._lanes(self._network)
             asking = [self._ask_again(client, questions) for _ in range(self._in_flight)]
             sampling = self._sample_again(max(1.0, seconds / 720))
-            async with asyncio.timeout(seconds + 3 * BACK_WITHIN):
-                await asyncio.gather(*lanes, *asking, sampling)
+            # A fault that is not repaired ends all: without its worker the rest would be waiting.
+            async with asyncio.timeout(seconds + 3 * BACK_WITHIN), asyncio.TaskGroup() as tasks:
+                for work in (*lanes, *asking, sampling):
+                    tasks.create_task(work)
         await self._note_held()
         return self._report
 
@@ -352,9 +354,10 @@ class _Soak:
 
     async def _until_back(self, victim: Process) -> None:
         """Until the router gives it work. Fails after a while."""
-        async with asyncio.timeout(BACK_WITHIN):
-            while not await asyncio.to_thread(self._is_back, victim):  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
+        deadline = time.monotonic() + BACK_WITHIN
+        while not await asyncio.to_thread(self._is_back, victim):
+            assert time.monotonic() < deadline, f"{victim.name} stays away"
+            await asyncio.sleep(0.2)
 
     def _is_back(self, victim: Process) -> bool:
         try:

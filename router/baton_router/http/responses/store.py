@@ -176,5 +176,5 @@ class _Place:
 
 
 def new_response_id(number: str) -> str:
-    """Returns an id that nobody can guess. `number`: 16 hex digits."""
+    """Returns an id that cannot be guessed. `number`: 16 hex digits."""
     return f"resp_{number}{secrets.token_hex(16)}"
