@@ -281,6 +281,7 @@ def _http_server(
         bodies,
         access,
         hosts,
+        settings.http_allowed_origins,
     )
     asks = settings.client_auth == "certificate"
     connections = ConnectionLimits(

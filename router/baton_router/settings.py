@@ -30,6 +30,9 @@ from baton_router.roles.role_balance import Hysteresis
 
 _NONE = "none"
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+# Scheme, host and port, as browsers send them.
+_ORIGIN = r"https?://[^/\s,*]+"
+_ORIGINS = rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)$"
 
 
 class RouterSettings(PickerSettings):
@@ -123,6 +126,13 @@ class RouterSettings(PickerSettings):
         le=10_000,
         description="Maximum stored responses of a tenant. Beyond it the oldest are dropped; none "
         "is stored while Redis' memory is half full.",
+    )
+    http_allowed_origins: str | None = Field(
+        None,
+        pattern=_ORIGINS,
+        description="Origins of web pages that may call the HTTP API from a browser (CORS), "
+        "separated by commas, as in `https://chat.example.org,http://localhost:3000`; `*` is any, "
+        "without credentials of the browser. Unset: none but the router's own page.",
     )
     http_unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",

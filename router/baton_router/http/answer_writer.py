@@ -71,7 +71,7 @@ def encoded(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def event(content: Json) -> bytes:
+def event(content: Mapping[str, Any]) -> bytes:
     """Returns a server-sent event without a name."""
     return b"data: " + encoded(content) + b"\n\n"
 

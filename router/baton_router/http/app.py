@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.cancellation import run_until
@@ -25,11 +25,14 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
+from baton.version import version
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness
 from baton_router.http.allowed_hosts import AllowedHosts
 from baton_router.http.body import Bodies
 from baton_router.http.caller import HttpCaller
+from baton_router.http.cors import cors
+from baton_router.http.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
 from baton_router.http.generation import Generations
@@ -40,7 +43,15 @@ from baton_router.http.page import page_response
 from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.schemas import ResponsesRequest
 from baton_router.http.sampling import in_openai_terms
-from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton_router.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+)
 from baton_router.http.unknown_fields import IgnoredHeader
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
@@ -48,7 +59,6 @@ from baton_router.lifecycle.inference import Inference
 _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 _Body = TypeVar("_Body", bound=Struct)
-_Chat = TypeVar("_Chat", bound=GenerationRequest)
 _Made = TypeVar("_Made")
 _Make = Callable[[_Body, Caller], Awaitable[_Made]]
 
@@ -79,6 +89,7 @@ class Routes:
         render_metrics: None if metrics are turned off.
         bodies: reads the bodies of requests.
         hosts: names in host headers that are served; see `AllowedHosts`.
+        origins: of web pages that may read answers; see `cors`.
         access: checks client certificates; None: none are required.
     """
 
@@ -96,6 +107,7 @@ class Routes:
         bodies: Bodies,
         access: Access | None = None,
         hosts: Collection[str] = ("*",),
+        origins: str | None = None,
     ) -> None:
         self._inference = inference
         self._generations = generations
@@ -109,31 +121,108 @@ class Routes:
         self._bodies = bodies
         self._access = access
         self._hosts = hosts
+        self._origins = origins
         self._created = int(time.time())
 
     def app(self) -> Starlette:
         """Returns the ASGI application."""
-        routes = [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/v1/responses", self.create_response, methods=["POST"]),
-            Route("/v1/responses/{id}", self.response, methods=["GET", "DELETE"]),
-            Route("/v1/messages", self.create_message, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/health", self.health),
-            Route("/", self.page),
-        ]
-        if self._render_metrics is not None:
-            routes.append(Route(METRICS_PATH, self.metrics))
-        handlers = {HTTPException: _raise}
+        endpoints = self._endpoints()
+        self._document = openapi(endpoints)
         middleware = [
+            *cors(self._origins),
             Middleware(IgnoredHeader),
             Middleware(Failures),
             Middleware(AllowedHosts, self._hosts),
         ]
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+        return Starlette(
+            routes=[endpoint.route for endpoint in endpoints],
+            middleware=middleware,
+            exception_handlers={HTTPException: refusing(endpoints)},
+        )
+
+    def _endpoints(self) -> list[Endpoint]:
+        both, text = (JSON, EVENTS), ("text/plain",)
+        found = [
+            Endpoint(
+                "POST",
+                "/v1/completions",
+                self.completions,
+                "Continues texts",
+                CompletionRequest,
+                media_types=both,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/chat/completions",
+                self.chat_completions,
+                "Answers a conversation",
+                ChatRequest,
+                media_types=both,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/responses",
+                self.create_response,
+                "Creates a response",
+                ResponsesRequest,
+                media_types=both,
+            ),
+            Endpoint("GET", "/v1/responses/{id}", self.response, "Returns a stored response"),
+            Endpoint(
+                "DELETE", "/v1/responses/{id}", self.delete_response, "Deletes a stored response"
+            ),
+            Endpoint(
+                "POST",
+                "/v1/messages",
+                self.create_message,
+                "Answers a conversation, in Anthropic's format",
+                MessagesRequest,
+                media_types=both,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/messages/count_tokens",
+                self.count_tokens,
+                "Counts the tokens of a conversation in Anthropic's format",
+                Conversation,
+            ),
+            Endpoint("GET", "/v1/models", self.models, "Lists the models"),
+            Endpoint("GET", "/v1/models/{name:path}", self.model, "Describes a model"),
+            Endpoint(
+                "POST",
+                "/tokenize",
+                self.tokenize,
+                "Tokenizes a prompt or a conversation",
+                TokenizeRequest,
+                TokenizeResponse,
+            ),
+            Endpoint(
+                "POST",
+                "/detokenize",
+                self.detokenize,
+                "Returns the text of tokens",
+                DetokenizeRequest,
+                DetokenizeResponse,
+            ),
+            Endpoint(
+                "GET",
+                "/version",
+                self.version,
+                "Returns the version of the router",
+                answer=VersionResponse,
+            ),
+            Endpoint("GET", "/health", self.health, "Reports readiness"),
+            Endpoint("GET", "/ping", self.health, "Reports readiness"),
+            Endpoint("GET", "/openapi.json", self.openapi, "Returns this document"),
+            Endpoint(
+                "GET", "/", self.page, "Serves a page to try the model", media_types=("text/html",)
+            ),
+        ]
+        if self._render_metrics is not None:
+            found.append(
+                Endpoint("GET", METRICS_PATH, self.metrics, "Serves the metrics", media_types=text)
+            )
+        return found
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, CompletionRequest, _openai(self._generations.complete))
@@ -145,15 +234,14 @@ class Routes:
         return await self._generate(request, ResponsesRequest, self._responses.create)
 
     async def response(self, request: Request) -> Response:
-        """Returns or deletes a stored response."""
-        caller, response_id = self._caller(request), request.path_params["id"]
-        tenant = self._tenants.of(caller).name
-        self._limits.check(tenant)
-        self._limits.count_request(tenant)
-        if request.method == "DELETE":
-            return JSONResponse(await self._responses.delete(response_id, caller))
-        content = await self._responses.get(response_id, caller)
+        """Returns a stored response."""
+        content = await self._responses.get(request.path_params["id"], self._counted(request))
         return Response(content, media_type="application/json")
+
+    async def delete_response(self, request: Request) -> Response:
+        """Deletes a stored response."""
+        answer = await self._responses.delete(request.path_params["id"], self._counted(request))
+        return JSONResponse(answer)
 
     async def create_message(self, request: Request) -> Response:
         return await self._generate(request, MessagesRequest, self._messages.create)
@@ -165,6 +253,20 @@ class Routes:
         self._limits.count_request(tenant)
         headers = limit_headers(self._limits.statuses(tenant))
         return JSONResponse({"input_tokens": num_tokens}, headers=headers)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._compute(request, TokenizeRequest, _openai(self._generations.tokenize))
+
+    async def detokenize(self, request: Request) -> Response:
+        make = _openai(self._generations.detokenize)
+        return await self._compute(request, DetokenizeRequest, make)
+
+    async def version(self, request: Request) -> Response:
+        self._caller(request)
+        return JSONResponse({"version": version()})
+
+    async def openapi(self, _request: Request) -> Response:
+        return JSONResponse(self._document)
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
@@ -220,6 +322,23 @@ class Routes:
             self._limits.count_request(tenant)  # an invalid request has cost work, too
             raise
 
+    async def _compute(
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, Struct]"
+    ) -> Response:
+        """Answers with what the router itself computes of the body."""
+        answer, tenant = await self._parsed(request, schema, make)
+        self._limits.count_request(tenant)
+        headers = limit_headers(self._limits.statuses(tenant))
+        return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
+
+    def _counted(self, request: Request) -> Caller:
+        """Returns the caller, whose request counts towards its limits."""
+        caller = self._caller(request)
+        tenant = self._tenants.of(caller).name
+        self._limits.check(tenant)
+        self._limits.count_request(tenant)
+        return caller
+
     def _caller(self, request: Request) -> Caller:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
         caller = HttpCaller(request)
@@ -239,18 +358,13 @@ class Routes:
         }
 
 
-def _openai(make: "Callable[[_Chat, Caller], Awaitable[Exchange]]") -> "_Make[_Chat, Exchange]":
+def _openai(make: "_Make[_Body, _Made]") -> "_Make[_Body, _Made]":
     """Returns the function with OpenAI's names of fields in its errors."""
 
-    async def made(body: _Chat, caller: Caller) -> Exchange:
+    async def made(body: _Body, caller: Caller) -> _Made:
         try:
             return await make(body, caller)
         except InvalidArgumentError as error:
             raise in_openai_terms(error, body) from error
 
     return made
-
-
-async def _raise(_request: Request, error: Exception) -> Response:
-    """Bypasses Starlette's own error response, so that `Failures` handles all errors."""
-    raise error

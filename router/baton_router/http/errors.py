@@ -19,7 +19,7 @@ anything else             500, without its text
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from baton import errors
 from baton.serving.errors import UNEXPECTED
@@ -45,6 +45,21 @@ class MediaTypeError(errors.BatonError):
     """Request body that is not declared as JSON, or is compressed."""
 
 
+class ErrorDetail(TypedDict):
+    """Error in OpenAI's format. `param`: path of the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """Body of an error response."""
+
+    error: ErrorDetail
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Error response to a client.
@@ -63,9 +78,9 @@ class Failure:
     is_bug: bool = False
 
     @property
-    def body(self) -> dict[str, Any]:
-        body = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": body}
+    def body(self) -> ErrorBody:
+        error = ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code)
+        return ErrorBody(error=error)
 
 
 _INVALID = "invalid_request_error"

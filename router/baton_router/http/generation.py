@@ -21,7 +21,15 @@ from baton_router.http.choice_writer import ChoiceWriter
 from baton_router.http.exchange import Exchange
 from baton_router.http.openai_responses import ChatShape, CompletionShape
 from baton_router.http.sampling import chat_sampling, completion_sampling
-from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton_router.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    GenerationRequest,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from baton_router.http.sequence_reader import Prompt, Reader
 from baton_router.http.structure import MAX_PROMPTS
 from baton_router.http.tokens import TokenBytes
@@ -80,7 +88,7 @@ class Generations:
         _check_stream(body)
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
-        token_ids = await self.tokenize(body)
+        token_ids = await self.tokens_of_chat(body)
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
             raise InvalidArgumentError(
@@ -101,12 +109,46 @@ class Generations:
         readers = [Reader(0, body.n)]
         return self._exchange(body, caller, deadline, request_id, [request], readers, writer_of)
 
-    async def tokenize(self, body: ChatRequest) -> Sequence[int]:
+    async def tokens_of_chat(self, body: ChatRequest) -> Sequence[int]:
         """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
         variables = template_variables(body)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
         turns = await asyncio.to_thread(template_turns, body) if is_long else template_turns(body)
         return await self._intake.tokenize_chat(body.model, turns, template_tools(body), variables)
+
+    async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
+        """Answers `/tokenize`. Raises `InvalidArgumentError`."""
+        if body.prompt is not None and body.messages is not None:
+            raise InvalidArgumentError("messages", "is set beside prompt; give one of them")
+        if body.messages is None:
+            if body.prompt is None:
+                raise InvalidArgumentError("prompt", "is missing; set it, or messages")
+            asked = pb.TokenizeRequest(model=body.model, text=body.prompt)
+            has_special = body.add_special_tokens is not False
+            token_ids: Sequence[int]
+            token_ids, _ = await self._intake.tokenize(asked, add_special_tokens=has_special)
+        elif body.add_special_tokens:
+            raise InvalidArgumentError(
+                "add_special_tokens", "is True; the chat template adds those of messages"
+            )
+        else:
+            token_ids = await self.tokens_of_chat(
+                ChatRequest(
+                    model=body.model,
+                    messages=body.messages,
+                    tools=body.tools,
+                    chat_template_kwargs=body.chat_template_kwargs,
+                )
+            )
+        names = None
+        if body.return_token_strs:
+            names = [self._inference.card.tokenizer.id_to_token(i) or "" for i in token_ids]
+        limit = self._inference.max_model_len
+        return TokenizeResponse(list(token_ids), len(token_ids), limit, names)
+
+    async def detokenize(self, body: DetokenizeRequest, _caller: Caller) -> DetokenizeResponse:
+        """Answers `/detokenize`. Raises `InvalidArgumentError`."""
+        return DetokenizeResponse(await self._intake.detokenize(body.model, body.tokens))
 
     def _exchange(
         self,

@@ -4,12 +4,13 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton_router.http.answer_writer import Json
 from baton_router.http.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
 from baton_router.http.messages.errors import PATH as MESSAGES_PATH
 from baton_router.http.messages.errors import error_body
@@ -98,7 +99,9 @@ def _failure_of(error: Exception) -> Failure:
     return Failure(error.status_code, str(error.detail), kind, code, headers=headers)
 
 
-async def _answer(failure: Failure, body: Json, send: Send, unread: Receive | None) -> None:
+async def _answer(
+    failure: Failure, body: Mapping[str, Any], send: Send, unread: Receive | None
+) -> None:
     content = json.dumps(body).encode()
     headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
     headers += [*_HEADERS, (b"content-length", str(len(content)).encode())]

@@ -6,6 +6,8 @@ The bounds are those of `baton.sampling`; only the defaults differ, which are Op
 import re
 from typing import Any
 
+from msgspec import Struct
+
 from baton.errors import InvalidArgumentError
 from baton.params_wire import to_proto
 from baton.sampling import DEFAULT_MAX_TOKENS, SamplingParams
@@ -97,15 +99,15 @@ def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token_id), bias) for token_id, bias in given.items())
 
 
-def in_openai_terms(error: InvalidArgumentError, body: GenerationRequest) -> InvalidArgumentError:
+def in_openai_terms(error: InvalidArgumentError, body: Struct) -> InvalidArgumentError:
     """Returns the same error with the client's field names."""
     return InvalidArgumentError(
         _their_name(error.field, body), error.problem.replace("sampling.", "")
     )
 
 
-def _their_name(field: str, body: GenerationRequest) -> str:
-    if field.startswith("sampling.grammar"):
+def _their_name(field: str, body: Struct) -> str:
+    if field.startswith("sampling.grammar") and isinstance(body, GenerationRequest):
         return field_of_grammar(body)
     for ours, theirs in _NAMES.items():
         if field == ours or field.startswith((f"{ours}.", f"{ours}[")):

@@ -243,6 +243,52 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     thinking_token_budget: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
 
 
+class TokenizeRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/tokenize`: a prompt or a conversation.
+
+    Attributes:
+        add_special_tokens: of a prompt; the chat template adds those of a conversation.
+    """
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    tools: list[Tool] = []
+    chat_template_kwargs: JsonObject = {}
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+
+
+class TokenizeResponse(Struct, frozen=True):
+    """Response body of `/tokenize`."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Request body of `/detokenize`."""
+
+    tokens: list[int]
+    model: str = ""
+
+
+class DetokenizeResponse(Struct, frozen=True):
+    """Response body of `/detokenize`."""
+
+    prompt: str
+
+
+class VersionResponse(Struct, frozen=True):
+    """Response body of `/version`."""
+
+    version: str
+
+
 def _check_value(name: str, value: bool, only: bool) -> None:
     if value is not only:
         raise InvalidArgumentError(name, f"is {value}; only {only} is supported here")

@@ -23,6 +23,8 @@ MAX_DEPTH = 64
 # Bytes that are scanned without a pause: at most 10 ms, of brackets or empty strings alone.
 PIECE_BYTES = 16 * 2**10
 
+# Fields of prompts, which may hold a list of token ids.
+_ID_FIELDS = ("prompt", "tokens")
 _SHOWN_BYTES = 40
 _QUOTE = ord('"')
 
@@ -150,10 +152,10 @@ class Structure:
             self._expects_key = True
             if num_items > MAX_KEYS:
                 raise StructureError("body", f"has too many keys; expected at most {MAX_KEYS}")
-        elif self._field == "prompt":
+        elif self._field in _ID_FIELDS:
             if num_items > self._bounds.max_prompt_ids:
                 raise StructureError(
-                    "prompt",
+                    self._field,
                     f"has too many items; expected at most {self._bounds.max_prompt_ids} token "
                     "ids, the model's length: shorten the prompt",
                 )
@@ -166,7 +168,7 @@ class Structure:
 
     def _count(self, num: int) -> None:
         """Counts elements of the current field."""
-        if self._field == "prompt":
+        if self._field in _ID_FIELDS:
             self._num_prompt_elements += num
             most, given = self._bounds.max_prompt_elements, self._num_prompt_elements
         else:

@@ -40,6 +40,7 @@ from baton_router.request import ANONYMOUS, Request
 MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is dispatched.
 _THREAD_FROM_BYTES = 4096
+_THREAD_FROM_TOKENS = 256
 # Conversations above which a thread renders them, as it does all with tools.
 _THREAD_FROM_MESSAGES = 16
 # Last tokens of a prompt that tell whether it ends within reasoning.
@@ -117,10 +118,22 @@ class Intake:
             parsing,
         )
 
-    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
-        """Returns the tokens of an input, and the text that was tokenized."""
+    async def tokenize(
+        self, message: pb.TokenizeRequest, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], str]:
+        """Returns the tokens of an input, and the text that was tokenized. `add_special_tokens`:
+        those that the tokenizer puts around a text; a chat template has its own."""
         self._check_model(message.model)
-        return await self._encode(message)
+        return await self._encode(message, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        """Returns the text of tokens, special ones included. Raises `InvalidArgumentError`."""
+        self._check_model(model)
+        check_token_ids(token_ids, self._card.vocab_size, "tokens")
+        decode = partial(self._card.tokenizer.decode, skip_special_tokens=False)
+        is_long = len(token_ids) > _THREAD_FROM_TOKENS
+        text = await asyncio.to_thread(decode, token_ids) if is_long else decode(token_ids)
+        return str(text)
 
     async def tokenize_chat(
         self,
@@ -186,13 +199,17 @@ class Intake:
         return tuple(sequences)
 
     async def _encode(
-        self, message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest"
+        self,
+        message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest",
+        *,
+        add_special_tokens: bool = True,
     ) -> tuple[list[int], str]:
         kind = message.WhichOneof("input")
         if kind == "text":
             self._check_size("input.text", message.text)
             text = message.text
-            return await _off_loop(self._card.encode, text, len(text)), text
+            encode = self._card.encode if add_special_tokens else self._card.encode_rendered
+            return await _off_loop(encode, text, len(text)), text
         if kind == "chat":
             chat = await self._render(message)
             return await _off_loop(self._chat.encode, chat, len(chat.text)), chat.text

@@ -64,6 +64,7 @@ def routes_to(
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
     unknown: UnknownFields | None = None,
+    origins: str | None = None,
 ) -> Routes:
     """The routes of a router without tenants."""
     known = _FrontFleet(fleet, model.max_model_len)
@@ -107,6 +108,7 @@ def routes_to(
         limits,
         None,
         bodies,
+        origins=origins,
     )
 
 
@@ -118,11 +120,14 @@ async def front_of(
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
     unknown: UnknownFields | None = None,
+    origins: str | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one."""
     async with fleet_of(*workers) as fleet:
         quotas = Quotas(default=limits)
-        routes = routes_to(fleet, model or card(), quotas, max_waiting, responses_ttl, unknown)
+        routes = routes_to(
+            fleet, model or card(), quotas, max_waiting, responses_ttl, unknown, origins
+        )
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client

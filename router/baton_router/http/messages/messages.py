@@ -38,7 +38,7 @@ class Messages:
         """Returns the number of tokens of the prompt. Raises `InvalidArgumentError`."""
         chat = await _chat(counted_request, body)
         try:
-            return len(await self._generations.tokenize(chat))
+            return len(await self._generations.tokens_of_chat(chat))
         except InvalidArgumentError as error:
             raise in_messages_terms(error, chat) from error
 
