@@ -1,5 +1,6 @@
 """Hostile bodies and messages against a router process: each is refused by its field, cheaply."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from baton.errors import InvalidArgumentError
 from baton.rpc_errors import error_of
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
-from tests.support.router.hostile_bodies import BODIES, MESSAGES, assert_legal
+from tests.support.router.hostile_bodies import BODIES, MESSAGES, NEEDED, SHAPES, assert_legal
 from tests.support.router.lone_router import LoneRouter, lone_router
 
 JSON = {"content-type": "application/json"}
@@ -48,6 +49,39 @@ def test_router_refuses_hostile_body_at_little_cost(router, name):
             response = client.post(path, content=body, headers=JSON)
         assert (response.status_code, response.json()["error"]["param"]) == (400, field)
         assert client.get("models").status_code == 200
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_route_refuses_body_of_hostile_shape(router, name):
+    with httpx.Client(base_url=router.http_address, timeout=60) as client, costing_little(router):
+        for path, needed in NEEDED.items():
+            body = SHAPES[name](json.dumps(needed).encode())
+            response = client.post(path, content=body, headers=JSON)
+            assert response.status_code == 400, (path, response.text)
+            assert response.json()["error"]["param"] in ("body", "x")
+
+
+def test_every_route_with_a_body_is_tried_with_hostile_ones(router):
+    paths = httpx.get(f"{router.http_address}/openapi.json").json()["paths"]
+    assert {path for path, methods in paths.items() if "post" in methods} == {*NEEDED}
+
+
+def test_router_refuses_too_large_body_at_once_by_its_length(router):
+    head = b"content-type: application/json\r\ncontent-length: 99999999\r\n\r\n"
+    address = urlsplit(router.http_address)
+    for path in NEEDED:
+        with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\n".encode() + head)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("key", ["model", "mo\\u0064el"])
+def test_body_with_key_twice_is_refused_by_name(router, key):
+    body = b'{"prompt":"x","model":"tiny","%b":"tiny"}' % key.encode()
+    response = httpx.post(f"{router.http_address}/v1/completions", content=body, headers=JSON)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message == "body: has the key 'model' twice; expected it once"
 
 
 @pytest.mark.parametrize("name", [name for name in BODIES if name != "deep lists"])

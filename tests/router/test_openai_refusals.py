@@ -163,3 +163,23 @@ async def test_front_refuses_prompt_over_limit(front):
         with pytest.raises(openai.BadRequestError, match="at most 1048576 are taken") as caught:
             await ai.completions.create(model="tiny", prompt="x" * 2**21)
     assert caught.value.param == "prompt"
+
+
+LONG = "word " * 3000
+TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "text": ("completions", {"prompt": LONG}),
+    "one of several": ("completions", {"prompt": ["a", LONG]}),
+    "token ids": ("completions", {"prompt": [5] * 2048}),
+    "chat": ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+}
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}], ids=["unset", "5"])
+@pytest.mark.parametrize(("path", "asked"), TOO_LONG.values(), ids=TOO_LONG)
+async def test_front_blames_prompt_that_is_too_long_alone(front, path, asked, fields):
+    response = await post(front, f"/v1/{path}", json.dumps({**asked, **fields}))
+    error = response.json()["error"]
+    field = "messages" if "messages" in asked else "prompt"
+    assert (response.status_code, error["param"]) == (400, field)
+    assert "the model's length is 2048" in error["message"]
+    assert "max_tokens" not in error["message"]

@@ -6,6 +6,7 @@ An error names the path of the first invalid field, as in `messages[0].role`.
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeVar
@@ -151,6 +152,7 @@ def parse(
     request: _Schema = convert(_without_nulls(content), schema)
     if isinstance(request, CompletionRequest):
         _check_prompt(request.prompt)
+    _check_keys(body)
     found = find_unknown(content, schema)
     if unknown is not None:
         unknown += found
@@ -175,6 +177,22 @@ def _read_json(body: bytes | bytearray) -> Any:
         if len(body) <= LARGE_BYTES and rb"\ud" in body.lower():
             _find_half_surrogate(body)
         raise InvalidArgumentError("body", f"is not JSON: {error}") from None
+
+
+def _check_keys(body: bytes | bytearray) -> None:
+    """Raises an error that names a key which an object has twice: a proxy that checks requests may
+    have read the other one."""
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise InvalidArgumentError(
+                "body", f"has the key {twice[:_SHOWN_CHARS]!r} twice; expected it once"
+            )
+        return content
+
+    json.loads(body, object_pairs_hook=checked)
 
 
 def _find_half_surrogate(body: bytes | bytearray) -> None:

@@ -86,3 +86,51 @@ def assert_legal(body: bytes) -> None:
     """Fails unless `body` is JSON of less than 8 MiB."""
     assert len(body) < 8 * 2**20
     json.loads(body)
+
+
+# The least that each POST route takes.
+NEEDED: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+
+_LARGE = 2**20
+
+
+def _with(more: bytes) -> Callable[[bytes], bytes]:
+    """Returns a function that adds fields to an object."""
+    return lambda body: body[:-1] + b"," + more + b"}"
+
+
+# What makes a legal body hostile, by name: none is JSON that a text or a number could hold.
+SHAPES: dict[str, Callable[[bytes], bytes]] = {
+    "65 levels": _with(b'"x":' + b"[" * 64 + b"]" * 64),
+    "a million levels": _with(b'"x":' + b'{"x":' * _LARGE),
+    "NaN": _with(b'"x":NaN'),
+    "infinity": _with(b'"x":-Infinity'),
+    "a key twice": _with(b'"model":"a","model":"b"'),
+    "a key twice in an object": _with(b'"x":{"y":[{"z":1,"z":1}]}'),
+    "a key twice, once escaped": _with(rb'"x":1,"\u0078":2'),
+    "30,000 equal keys": _with(b'"x":{' + b'"k":1,' * 30_000 + b'"k":1}'),
+    "invalid UTF-8": _with(b'"x":"\xff"'),
+    "overlong UTF-8": _with(b'"x":"\xc0\xaf"'),
+    "a surrogate in UTF-8": _with(b'"x":"\xed\xa0\x80"'),
+    "invalid UTF-8 in a key": _with(b'"\xff":1'),
+    "UTF-16": lambda body: body.decode().encode("utf-16"),
+    "half a surrogate pair": _with(rb'"x":"\ud800"'),
+    "the other half": _with(rb'"x":"\udc00\ud800"'),
+    "a million surrogates": _with(b'"x":"' + rb"\ud800" * (_LARGE // 6) + b'"'),
+    "a million digits": _with(b'"x":' + b"9" * _LARGE),
+    "a float beyond all": _with(b'"x":1e999'),
+    "an exponent of 100,000 digits": _with(b'"x":1e' + b"9" * 100_000),
+    "a control character": _with(b'"x":"\x01"'),
+    "zeros": lambda body: b"\0" * len(body),
+    "half of it": lambda body: body[:-1],
+    "two of them": lambda body: body + body,
+    "no object": lambda body: b"[" + body + b"]",
+    "a comment": lambda body: b"/* */" + body,
+    "500,000 keys": _with(_keys(500_000)),
+    "500,000 elements": _with(b'"x":[' + b'"",' * 500_000 + b'""]'),
+}
