@@ -117,7 +117,7 @@ async def test_front_allows_no_origin_by_default(front):
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
-async def test_front_answers_preflight_of_allowed_origin_on_every_route():
+async def test_front_answers_preflight_of_allowed_origin_everywhere():
     async with front_of(prefill(), decode(), origins=f"{ORIGIN},http://localhost:3000") as front:
         for path in (await document(front))["paths"]:
             answer = await front.options(path, headers=PREFLIGHT)
