@@ -92,6 +92,9 @@ def assert_legal(body: bytes) -> None:
 NEEDED: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }
