@@ -30,6 +30,7 @@ from baton.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from baton.models import named
 from baton.models.support import check_model
 
 START_TIMEOUT = 120.0
@@ -186,7 +187,7 @@ class LocalCluster:
         If it raises, it leaves nothing running.
         """
         assert self._folder is None, "the cluster was started already"
-        check_model(self.model)
+        check_model(named(self.model)[1])
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         try:
             if self.redis is not None:

@@ -29,6 +29,15 @@ def locate(model: str) -> str:
     return str(_SHIPPED.get(model, model))
 
 
+def named(model: str) -> tuple[str, str]:
+    """Returns the served name and the checkpoint of `NAME=CHECKPOINT`, or of a checkpoint alone,
+    which is served under the last part of its path."""
+    name, sign, checkpoint = model.partition("=")
+    if sign and not Path(model).is_dir():
+        return name, locate(checkpoint)
+    return Path(model).name, locate(model)
+
+
 def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
     """Returns the folder itself, of a shipped model, or of a hub id's files, which are fetched
     unless they are in the hub's cache. Raises `UnsupportedModelError` if it is none of these."""

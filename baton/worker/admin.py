@@ -140,7 +140,7 @@ def _facts(worker: Worker) -> pb.WorkerFacts:
     engine = worker.engine
     return pb.WorkerFacts(
         id=worker.id,
-        model=engine.info.name,
+        model=worker.settings.model_name,
         fingerprint=engine.info.fingerprint,
         layouts=describe_layouts(engine.layouts),
         kv_endpoint=worker.kv_server.endpoint,

@@ -136,7 +136,7 @@ class WorkerMetrics:
         yield gauge(
             "baton_worker_info",
             "Identity of the worker, in the labels; always 1.",
-            {(worker.id, worker.role, engine.info.name): 1},
+            {(worker.id, worker.role, worker.settings.model_name): 1},
             ("worker", "role", "model"),
         )
         yield gauge(

@@ -10,7 +10,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.plugins import DRAFTER_GROUP, DRAFTERS, POLICY_GROUP
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.errors import InvalidArgumentError
-from baton.models import DEFAULT_MODEL, locate
+from baton.models import DEFAULT_MODEL, named
 from baton.plugins import check_plugin
 from baton.serving.listening import is_loopback
 from baton.serving.settings import ServingSettings
@@ -49,7 +49,9 @@ class WorkerSettings(_EngineSettings):
     )
     model: str = Field(
         DEFAULT_MODEL,
-        description="Checkpoint: a folder, a hub id, or 'tiny', which ships with Baton.",
+        description="Checkpoint: a folder, a hub id, or 'tiny', which ships with Baton. Or "
+        "NAME=CHECKPOINT, to serve it under a name of your own; it is the last part of the "
+        "checkpoint's path otherwise. Routers find the workers of a model by its name.",
     )
     kv_port: int | None = Field(
         None,
@@ -141,5 +143,10 @@ class WorkerSettings(_EngineSettings):
         return "TLS does not cover it; give --kv-connector nixl to both workers to use it anyway"
 
     @property
+    def model_name(self) -> str:
+        """Name under which the model is served."""
+        return named(self.model)[0]
+
+    @property
     def model_path(self) -> str:
-        return locate(self.model)
+        return named(self.model)[1]

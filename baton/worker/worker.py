@@ -358,7 +358,7 @@ class Worker:
             endpoint=self.server.endpoint,
             kv_endpoint=self.kv_server.endpoint,
             epoch=self.epoch,
-            model=engine.info.name,
+            model=self.settings.model_name,
             fingerprint=engine.info.fingerprint,
             layout=serialize_layouts(engine.layouts),
             tokenizer_hash=engine.info.namespace.tokenizer,
