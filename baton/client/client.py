@@ -37,6 +37,7 @@ from baton.client.types import (
     Load,
     Message,
     Model,
+    ModelList,
     OutputParsing,
     Part,
     Placement,
@@ -155,7 +156,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
 
         Args:
             params: None: greedy, 16 tokens.
-            model: empty: the served model.
+            model: name or alias; empty: the first of `list_models`.
             request_id: a name for `abort` and logs; empty: the router makes one.
             priority: workers that schedule by priority serve smaller ones first.
             timeout: seconds for the whole generation; None: the client's.
@@ -246,9 +247,13 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         """Returns the tokens that `generate` would make of a prompt."""
         return self._call(rpcs.TOKENIZE, prompt, model)
 
-    def get_model(self) -> Model:
-        """Returns the served model and its limits."""
-        return self._call(rpcs.GET_MODEL)
+    def get_model(self, model: str = "") -> Model:
+        """Returns a served model and its limits; the first one if `model` is empty."""
+        return self._call(rpcs.GET_MODEL, model=model)
+
+    def list_models(self) -> ModelList:
+        """Returns the served models and their aliases."""
+        return self._call(rpcs.LIST_MODELS)
 
     def list_workers(self) -> list[Worker]:
         """Returns the workers that the router knows."""
@@ -286,9 +291,10 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         """Returns the use of the KV memory of each serving worker."""
         return self._call(rpcs.GET_MEMORY)
 
-    def role_balance(self) -> RoleBalance:
-        """Returns the loads of both pools, and the role change that would balance them, if any."""
-        return self._call(rpcs.ROLE_BALANCE)
+    def role_balance(self, model: str = "") -> RoleBalance:
+        """Returns the loads of both pools of a model, and the role change that would balance them,
+        if any. `model`: empty: the first one."""
+        return self._call(rpcs.ROLE_BALANCE, model=model)
 
     def set_role(self, worker: str, role: str) -> int:
         """Drains a worker and makes it a "prefill" or "decode" worker; returns the epoch of the new
@@ -304,10 +310,11 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         """Resumes admission; returns the number of requests that waited."""
         return self._call(rpcs.RESUME_ADMISSION)
 
-    def flush_cache(self, prompt: Prompt | None = None) -> int:
+    def flush_cache(self, prompt: Prompt | None = None, *, model: str = "") -> int:
         """Drops the cached blocks of a prompt on all workers; None: all cached prefixes. Returns
-        the number of blocks dropped. `UnavailableError` names the workers that have not flushed."""
-        return self._call(rpcs.FLUSH_CACHE, prompt)
+        the number of blocks dropped. `UnavailableError` names the workers that have not flushed.
+        `model`: on whose workers; empty: the first one for a prompt, else all models."""
+        return self._call(rpcs.FLUSH_CACHE, prompt, model)
 
     def abort(self, request_id: str) -> None:
         """Ends a request of any client. `NotFoundError`: no request has this id."""
@@ -352,9 +359,13 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         """Returns the tokens that `generate` would make of a prompt."""
         return await self._call(rpcs.TOKENIZE, prompt, model)
 
-    async def get_model(self) -> Model:
-        """Returns the served model and its limits."""
-        return await self._call(rpcs.GET_MODEL)
+    async def get_model(self, model: str = "") -> Model:
+        """Returns a served model and its limits; the first one if `model` is empty."""
+        return await self._call(rpcs.GET_MODEL, model=model)
+
+    async def list_models(self) -> ModelList:
+        """Returns the served models and their aliases."""
+        return await self._call(rpcs.LIST_MODELS)
 
     async def list_workers(self) -> list[Worker]:
         """Returns the workers that the router knows."""
@@ -391,9 +402,10 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         """Returns the use of the KV memory of each serving worker, as `Client.get_memory`."""
         return await self._call(rpcs.GET_MEMORY)
 
-    async def role_balance(self) -> RoleBalance:
-        """Returns the loads of both pools, and the role change that would balance them, if any."""
-        return await self._call(rpcs.ROLE_BALANCE)
+    async def role_balance(self, model: str = "") -> RoleBalance:
+        """Returns the loads of both pools of a model, and the role change that would balance them,
+        if any. `model`: empty: the first one."""
+        return await self._call(rpcs.ROLE_BALANCE, model=model)
 
     async def set_role(self, worker: str, role: str) -> int:
         """Drains a worker and changes its role, as `Client.set_role`."""
@@ -407,9 +419,9 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         """Resumes admission; returns the number of requests that waited."""
         return await self._call(rpcs.RESUME_ADMISSION)
 
-    async def flush_cache(self, prompt: Prompt | None = None) -> int:
+    async def flush_cache(self, prompt: Prompt | None = None, *, model: str = "") -> int:
         """Drops the cached blocks of a prompt, or of all, as `Client.flush_cache`."""
-        return await self._call(rpcs.FLUSH_CACHE, prompt)
+        return await self._call(rpcs.FLUSH_CACHE, prompt, model)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request of any client. `NotFoundError`: no request has this id."""

@@ -15,6 +15,7 @@ from baton.client.wire import (
     load_of,
     memory_of,
     model_of,
+    models_of,
     requests_of,
     role_balance_of,
     set_role_request,
@@ -68,6 +69,7 @@ _NOT_FOUND = (grpc.StatusCode.NOT_FOUND,)
 
 TOKENIZE = Rpc(lambda stubs: stubs.inference.Tokenize, tokenize_request, tokens_of)
 GET_MODEL = Rpc(lambda stubs: stubs.inference.GetModel, pb.GetModelRequest, model_of)
+LIST_MODELS = Rpc(lambda stubs: stubs.inference.ListModels, pb.ListModelsRequest, models_of)
 LIST_WORKERS = Rpc(lambda stubs: stubs.admin.ListWorkers, admin.ListWorkersRequest, workers_of)
 LIST_REQUESTS = Rpc(lambda stubs: stubs.admin.ListRequests, admin.ListRequestsRequest, requests_of)
 EXPLAIN = Rpc(lambda stubs: stubs.admin.ExplainPlacement, explain_request, explanation_of)

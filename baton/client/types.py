@@ -229,6 +229,7 @@ class Explanation:
     policy: str
     placement: Placement
     reason: str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +238,14 @@ class Accepted:
 
     Attributes:
         seed: the one in use; a resumed request sends it again.
+        model: name of the model that answers; empty: an older router has not said it.
     """
 
     request_id: str
     num_prompt_tokens: int
     placement: Placement
     seed: int = 0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +353,20 @@ class Model:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     fingerprint: str
+    has_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """Served models and their aliases.
+
+    Attributes:
+        models: the first one answers requests that name none.
+        aliases: weights of the models of each alias.
+    """
+
+    models: tuple[Model, ...]
+    aliases: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +386,7 @@ class Worker:
     num_indexed_blocks: int
     admin_endpoint: str
     version: str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +427,7 @@ class RequestInfo:
     decode_worker: str
     time_to_first_token: float | None
     num_migrations: int
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +487,7 @@ class RoleBalance:
     proposal: RoleFlip | None
     reason: str
     is_elastic: bool
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

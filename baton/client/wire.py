@@ -20,6 +20,7 @@ from baton.client.types import (
     Load,
     Message,
     Model,
+    ModelList,
     OutputParsing,
     Part,
     Placement,
@@ -126,13 +127,14 @@ def _set_input(request: pb.GenerateRequest | admin.FlushCacheRequest, prompt: Pr
 def resumed_request(
     request: pb.GenerateRequest, accepted: Accepted | None, received: Sequence[Received]
 ) -> pb.GenerateRequest:
-    """Returns the request for the rest of its output, with id and seed as accepted before."""
+    """Returns the request for the rest of its output, with id, seed and model as accepted."""
     if accepted is None:
         return request
     resumed = pb.GenerateRequest()
     resumed.CopyFrom(request)
     resumed.request_id = accepted.request_id
     resumed.sampling.seed = accepted.seed
+    resumed.model = accepted.model or request.model
     if any(sequence.token_ids for sequence in received):
         resumed.continue_from.extend(map(_received_to_message, received))
         resumed.sampling.ClearField("prompt_logprobs")  # they came before the first token
@@ -192,8 +194,8 @@ def explain_request(
     return admin.ExplainPlacementRequest(request=request)
 
 
-def flush_cache_request(prompt: Prompt | None) -> admin.FlushCacheRequest:
-    request = admin.FlushCacheRequest()
+def flush_cache_request(prompt: Prompt | None, model: str = "") -> admin.FlushCacheRequest:
+    request = admin.FlushCacheRequest(model=model)
     if prompt is not None:
         _set_input(request, prompt)
     return request
@@ -288,6 +290,11 @@ def tokens_of(message: pb.TokenizeResponse) -> Tokens:
 
 def model_of(message: pb.GetModelResponse) -> Model:
     return _plain(Model, message, eos_token_ids=tuple(message.eos_token_ids))
+
+
+def models_of(message: pb.ListModelsResponse) -> ModelList:
+    aliases = {alias.name: dict(alias.weights) for alias in message.aliases}
+    return ModelList(tuple(map(model_of, message.models)), aliases)
 
 
 def workers_of(message: admin.ListWorkersResponse) -> list[Worker]:

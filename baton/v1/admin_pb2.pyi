@@ -165,6 +165,7 @@ class WorkerInfo(_message.Message):
     NUM_INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     ADMIN_ENDPOINT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the worker, unique in the cluster."""
     role: _inference_pb2.WorkerRole.ValueType
@@ -185,6 +186,8 @@ class WorkerInfo(_message.Message):
     """Version of Baton; workers exchange blocks within one version only. Empty: not reported, as by
     older workers.
     """
+    model: _builtins.str
+    """Name of the model that it serves."""
     def __init__(
         self,
         *,
@@ -197,10 +200,11 @@ class WorkerInfo(_message.Message):
         num_indexed_blocks: _builtins.int = ...,
         admin_endpoint: _builtins.str = ...,
         version: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,6 +271,7 @@ class RequestInfo(_message.Message):
     DECODE_WORKER_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     NUM_MIGRATIONS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request."""
     phase: Global___RequestPhase.ValueType
@@ -281,6 +286,8 @@ class RequestInfo(_message.Message):
     """Id of the decode worker. Empty: not placed yet."""
     num_migrations: _builtins.int
     """Number of migrations, as `Usage.num_migrations`."""
+    model: _builtins.str
+    """Name of the model."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
         """Time since its arrival at this router."""
@@ -301,10 +308,11 @@ class RequestInfo(_message.Message):
         decode_worker: _builtins.str = ...,
         time_to_first_token: _duration_pb2.Duration | None = ...,
         num_migrations: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_worker", b"decode_worker", "num_migrations", b"num_migrations", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "phase", b"phase", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_worker", b"decode_worker", "model", b"model", "num_migrations", b"num_migrations", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "phase", b"phase", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +359,7 @@ class ExplainPlacementResponse(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request; breaks ties."""
     num_tokens: _builtins.int
@@ -361,6 +370,8 @@ class ExplainPlacementResponse(_message.Message):
     """Reason why the chosen workers won and by how much, or why no worker can be chosen; sentences
     for people.
     """
+    model: _builtins.str
+    """Name of the model, whose workers alone are candidates."""
     @_builtins.property
     def placement(self) -> _inference_pb2.Placement:
         """Decision, with every worker as a candidate. Names no workers if none can be chosen."""
@@ -373,10 +384,11 @@ class ExplainPlacementResponse(_message.Message):
         policy: _builtins.str = ...,
         placement: _inference_pb2.Placement | None = ...,
         reason: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "placement", b"placement", "policy", b"policy", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "num_tokens", b"num_tokens", "placement", b"placement", "policy", b"policy", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -609,8 +621,8 @@ class GetInfoResponse(_message.Message):
 
     @_builtins.property
     def refused_records(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Records in Redis that the router refuses, at most 100 of them: the reason, by worker id. Empty
-        on workers.
+        """Records in Redis that the router does not use, at most 100 of them: the reason, by worker id.
+        Empty on workers.
         """
 
     def __init__(
@@ -847,12 +859,17 @@ class GetRoleBalanceRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model whose pools are compared, as in `GetModelRequest`."""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -869,6 +886,7 @@ class GetRoleBalanceResponse(_message.Message):
     PROPOSAL_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     IS_ELASTIC_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     prefill_pressure: _builtins.float
     """Pressure of the prefill pool: wait of a new prompt as a fraction of the TTFT objective. Above 1
     it waits too long.
@@ -881,6 +899,8 @@ class GetRoleBalanceResponse(_message.Message):
     """Reason for the proposal, or for none; a sentence for people."""
     is_elastic: _builtins.bool
     """True if this router makes the changes that it proposes (`--elastic`)."""
+    model: _builtins.str
+    """Name of the model."""
     @_builtins.property
     def proposal(self) -> Global___RoleFlip:
         """Proposed role change. Unset: none."""
@@ -893,10 +913,11 @@ class GetRoleBalanceResponse(_message.Message):
         proposal: Global___RoleFlip | None = ...,
         reason: _builtins.str = ...,
         is_elastic: _builtins.bool = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_pressure", b"decode_pressure", "is_elastic", b"is_elastic", "prefill_pressure", b"prefill_pressure", "proposal", b"proposal", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_pressure", b"decode_pressure", "is_elastic", b"is_elastic", "model", b"model", "prefill_pressure", b"prefill_pressure", "proposal", b"proposal", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1061,11 +1082,16 @@ class FlushCacheRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, as `GenerateRequest.text`."""
     block_hashes: _builtins.bytes
     """Chain hashes of its full blocks, 16 bytes each: the form in which the router asks workers,
     which have no tokenizer.
+    """
+    model: _builtins.str
+    """Name of the model whose workers drop it, as in `GetModelRequest`. Empty without a prompt: all
+    models.
     """
     @_builtins.property
     def token_ids(self) -> _inference_pb2.TokenIds:
@@ -1082,10 +1108,11 @@ class FlushCacheRequest(_message.Message):
         token_ids: _inference_pb2.TokenIds | None = ...,
         chat: _inference_pb2.Chat | None = ...,
         block_hashes: _builtins.bytes = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "chat", b"chat", "input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "chat", b"chat", "input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "chat", b"chat", "input", b"input", "model", b"model", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "block_hashes"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

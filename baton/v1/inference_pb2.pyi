@@ -129,8 +129,8 @@ class GenerateRequest(_message.Message):
     CONTINUE_FROM_FIELD_NUMBER: _builtins.int
     PARSING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model as `GetModel` reports it. Empty: the served model. Any other name is
-    INVALID_ARGUMENT.
+    """Name or alias of a model that `ListModels` lists. Empty: the first of them. Any other name is
+    NOT_FOUND. Of an alias of several models, `request_id` alone decides which one it is.
     """
     request_id: _builtins.str
     """Id of the request in traces, logs and `Admin.Abort`: at most 128 bytes, unique among the
@@ -489,12 +489,15 @@ class Accepted(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request: the client's, or one minted by the router."""
     num_prompt_tokens: _builtins.int
     """Number of prompt tokens after templating and tokenization."""
     seed: _builtins.int
     """Seed in use: the client's, or one drawn by the router."""
+    model: _builtins.str
+    """Name of the model that answers, which the request may have by an alias."""
     @_builtins.property
     def placement(self) -> Global___Placement:
         """Placement of the request. Empty: `continue_from` was complete already, so nothing runs."""
@@ -506,10 +509,11 @@ class Accepted(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         placement: Global___Placement | None = ...,
         seed: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "placement", b"placement", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "placement", b"placement", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1035,7 +1039,9 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model, as in `GenerateRequest`."""
+    """Name of the model, as in `GenerateRequest`. An alias of several models is the one with the
+    largest weight here.
+    """
     text: _builtins.str
     """Text, tokenized unchanged."""
     @_builtins.property
@@ -1089,16 +1095,21 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Request for the served model."""
+    """Request for a served model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model, as in `TokenizeRequest`."""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1117,6 +1128,7 @@ class GetModelResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    HAS_WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `GenerateRequest.model`."""
     architecture: _builtins.str
@@ -1131,6 +1143,8 @@ class GetModelResponse(_message.Message):
     """Fingerprint that workers must share to exchange blocks, in hex. Where serving workers differ, as
     during an upgrade, all of theirs in order, with commas between. Empty if no worker serves.
     """
+    has_workers: _builtins.bool
+    """True if a request of the model could be placed on workers now."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of the end-of-sequence tokens, at which generation ends."""
@@ -1145,11 +1159,107 @@ class GetModelResponse(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         has_chat_template: _builtins.bool = ...,
         fingerprint: _builtins.str = ...,
+        has_workers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_workers", b"has_workers", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    """Request for the list of models."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
+    """Served models and their aliases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetModelResponse]:
+        """Models; the first one is that of requests without a name."""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelAlias]:
+        """Aliases by name, ascending."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___GetModelResponse] | None = ...,
+        aliases: _abc.Iterable[Global___ModelAlias] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class ModelAlias(_message.Message):
+    """Alias of a model, or of several by weight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WeightsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name for `GenerateRequest.model`."""
+    @_builtins.property
+    def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Weight of each model, by its name: the share of requests that it answers."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weights: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelAlias: _TypeAlias = ModelAlias  # noqa: Y015

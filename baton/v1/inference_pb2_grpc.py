@@ -29,8 +29,8 @@ class InferenceStub:
     """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
-    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
+    in `authorization`), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
     die).
     """
@@ -56,14 +56,19 @@ class InferenceStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/baton.v1.Inference/ListModels',
+                request_serializer=baton_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
     """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
-    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
+    in `authorization`), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
     die).
     """
@@ -92,7 +97,14 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Returns the served model and the limits of a request.
+        """Returns a served model and the limits of its requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Lists the served models and their aliases.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,6 +128,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
             ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'baton.v1.Inference', rpc_method_handlers)
@@ -128,8 +145,8 @@ class Inference:
     """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
-    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
+    in `authorization`), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
     die).
     """
@@ -205,6 +222,33 @@ class Inference:
             '/baton.v1.Inference/GetModel',
             baton_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/ListModels',
+            baton_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,8 +30,8 @@ class InferenceStub:
     """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
-    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
+    in `authorization`), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
     die).
     """
@@ -55,15 +55,17 @@ class InferenceStub:
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Tokenizes an input exactly as `Generate` does, without running the model."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
-    """Returns the served model and the limits of a request."""
+    """Returns a served model and the limits of its requests."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
+    """Lists the served models and their aliases."""
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
     """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
-    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
+    in `authorization`), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
     die).
     """
@@ -84,14 +86,16 @@ class InferenceAsyncStub(InferenceStub):
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenizes an input exactly as `Generate` does, without running the model."""
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
-    """Returns the served model and the limits of a request."""
+    """Returns a served model and the limits of its requests."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Lists the served models and their aliases."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
-    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
+    in `authorization`), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
     die).
     """
@@ -128,6 +132,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetModelResponse, _abc.Awaitable[_inference_pb2.GetModelResponse]]:
-        """Returns the served model and the limits of a request."""
+        """Returns a served model and the limits of its requests."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _inference_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
+        """Lists the served models and their aliases."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
