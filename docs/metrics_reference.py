@@ -30,7 +30,7 @@ A histogram has the samples `_bucket`, `_sum` and `_count`."""
 def families() -> dict[str, list[Metric]]:
     """Returns the metrics of each process and those that router and worker share, by title."""
     router = [
-        *RouterMetrics(*(MagicMock() for _ in range(8))).collect(),
+        *RouterMetrics(*(MagicMock() for _ in range(4))).collect(),
         *RateLimitMetrics(MagicMock(), [], MagicMock()).collect(),
         *HttpMetrics(UnknownFields()).collect(),
     ]

@@ -18,13 +18,12 @@ from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton_router import admin_wire
-from baton_router.admission.readiness import Readiness
+from baton_router.admission.readiness import RouterReadiness
 from baton_router.fleet.fleet import Fleet, Member, State
-from baton_router.intake.intake import Intake
+from baton_router.fleet.fleets import Fleets
 from baton_router.lifecycle.in_flight import Requests
-from baton_router.placement.placer import Placer
+from baton_router.models.models import Models, ServedModel
 from baton_router.request import work_of
-from baton_router.roles.rebalancer import Rebalancer
 
 logger = logging.getLogger(__name__)
 
@@ -49,26 +48,25 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
 
     def __init__(
         self,
-        fleet: Fleet,
+        models: Models,
+        fleets: Fleets,
         requests: Requests,
-        readiness: Readiness,
+        readiness: RouterReadiness,
         tenants: Tenants,
-        intake: Intake,
-        placer: Placer,
-        rebalancer: Rebalancer,
     ) -> None:
-        self._fleet = fleet
+        self._models = models
+        self._fleets = fleets
         self._requests = requests
         self._readiness = readiness
         self._tenants = tenants
-        self._intake = intake
-        self._placer = placer
-        self._rebalancer = rebalancer
 
     async def ListWorkers(
         self, _request: admin_pb2.ListWorkersRequest, _context: Any
     ) -> admin_pb2.ListWorkersResponse:
-        return admin_pb2.ListWorkersResponse(workers=[self._info(m) for m in self._fleet.members])
+        workers = [
+            _info(member, served) for served in self._models for member in served.fleet.members
+        ]
+        return admin_pb2.ListWorkersResponse(workers=sorted(workers, key=lambda one: one.id))
 
     async def ListRequests(
         self, request: admin_pb2.ListRequestsRequest, context: Any
@@ -92,9 +90,12 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         if subject is None:
             raise InvalidArgumentError("subject", "is missing; set request or request_id")
         if subject == "request_id":
-            return admin_wire.explanation(self._placer.decision_of(request.request_id, tenant.name))
-        good = await self._intake.read(request.request, self._fleet.max_model_len, tenant)
-        return admin_wire.explanation(self._placer.explain(work_of(good, good.received)))
+            served, decision = self._models.decision_of(request.request_id, tenant.name)
+            return admin_wire.explanation(decision, served.name)
+        served = self._models.of(request.request.model, request.request.request_id)
+        good = await served.intake.read(request.request, served.fleet.max_model_len, tenant)
+        decision = served.placer.explain(work_of(good, good.received))
+        return admin_wire.explanation(decision, served.name)
 
     async def GetLoad(
         self, _request: admin_pb2.GetLoadRequest, _context: Any
@@ -117,10 +118,10 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetInfo(
         self, _request: admin_pb2.GetInfoRequest, _context: Any
     ) -> admin_pb2.GetInfoResponse:
-        refused = islice(self._fleet.refused_records.items(), _MOST_RECORDS_LISTED)
+        refused = islice(self._fleets.refused_records.items(), _MOST_RECORDS_LISTED)
         return build_info.info(
             has_redis=True,
-            redis_answers=self._fleet.is_redis_up,
+            redis_answers=self._fleets.is_redis_up,
             worker=None,
             refused_records=dict(refused),
         )
@@ -148,14 +149,17 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.SetRoleRequest, context: Any
     ) -> admin_pb2.SetRoleResponse:
         timeout = Deadline.of(context, _SET_ROLE_SECONDS).forward()
-        changer, role = self._rebalancer.changer, role_of(request.role)
+        served, role = self._models.of(self._fleets.model_of(request.worker)), role_of(request.role)
+        changer = served.rebalancer.changer
         epoch = await changer.set_role(request.worker, role, request.epoch, timeout)
         return admin_pb2.SetRoleResponse(epoch=epoch)
 
     async def GetRoleBalance(
-        self, _request: admin_pb2.GetRoleBalanceRequest, _context: Any
+        self, request: admin_pb2.GetRoleBalanceRequest, _context: Any
     ) -> admin_pb2.GetRoleBalanceResponse:
-        return admin_wire.role_balance(self._rebalancer.balance, self._rebalancer.is_elastic)
+        served = self._models.of(request.model)
+        rebalancer = served.rebalancer
+        return admin_wire.role_balance(rebalancer.balance, rebalancer.is_elastic, served.name)
 
     async def FlushCache(
         self, request: admin_pb2.FlushCacheRequest, context: Any
@@ -163,26 +167,27 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         tenant = self._tenants.of(context)
         token_ids: tuple[int, ...] = ()
         is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
+        chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if is_prompt:
-            token_ids = tuple(await self._intake.tokens_of(request))
+            token_ids = tuple(await self._models.of(request.model).intake.tokens_of(request))
 
-        async def flush(member: Member) -> int | BatonError:
-            hashes = self._fleet.block_hashes(member, token_ids, tenant.salt)
+        async def flush(fleet: Fleet, member: Member) -> int | BatonError:
+            hashes = fleet.block_hashes(member, token_ids, tenant.salt)
             of_prompt = admin_pb2.FlushCacheRequest(block_hashes=b"".join(hashes))
             try:
                 response = await self._call(
-                    member, "FlushCache", of_prompt if is_prompt else request
+                    fleet, member, "FlushCache", of_prompt if is_prompt else request
                 )
             except BatonError as error:
                 return error
             return int(response.num_blocks)
 
         # Draining and unreachable workers too: their caches may be used again.
-        members = self._fleet.members
-        results = await asyncio.gather(*map(flush, members))
+        members = [(served.fleet, member) for served in chosen for member in served.fleet.members]
+        results = await asyncio.gather(*(flush(*one) for one in members))
         failures = {
             member.record.id: result
-            for member, result in zip(members, results, strict=True)
+            for (_, member), result in zip(members, results, strict=True)
             if isinstance(result, BatonError)
         }
         if failures:
@@ -194,51 +199,56 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetMemory(
         self, request: admin_pb2.GetMemoryRequest, _context: Any
     ) -> admin_pb2.GetMemoryResponse:
-        async def ask(member: Member) -> Sequence[admin_pb2.WorkerMemory]:
-            response = await self._ask(member, "GetMemory", request)
+        async def ask(fleet: Fleet, member: Member) -> Sequence[admin_pb2.WorkerMemory]:
+            response = await self._ask(fleet, member, "GetMemory", request)
             return [] if response is None else response.workers
 
-        found = await asyncio.gather(*map(ask, self._serving()))
-        return admin_pb2.GetMemoryResponse(workers=chain.from_iterable(found))
+        serving = [
+            (served.fleet, member)
+            for served in self._models
+            for member in served.fleet.members
+            if member.is_serving
+        ]
+        found = chain.from_iterable(await asyncio.gather(*(ask(*one) for one in serving)))
+        return admin_pb2.GetMemoryResponse(workers=sorted(found, key=lambda one: one.worker))
 
     async def Abort(self, request: admin_pb2.AbortRequest, context: Any) -> admin_pb2.AbortResponse:
         self._requests.abort(self._tenants.of(context), request.request_id)
         return admin_pb2.AbortResponse()
 
-    async def _ask(self, member: Member, method: str, request: Message) -> Any:
+    async def _ask(self, fleet: Fleet, member: Member, method: str, request: Message) -> Any:
         """Returns a worker's response to a call of its Admin service; None if it fails."""
         try:
-            return await self._call(member, method, request)
+            return await self._call(fleet, member, method, request)
         except BatonError as error:
             logger.warning("%s: %s failed: %s", member.record.id, method, error)
             return None
 
-    async def _call(self, member: Member, method: str, request: Message) -> Any:
+    async def _call(self, fleet: Fleet, member: Member, method: str, request: Message) -> Any:
         """Returns a worker's response to a call of its Admin service. Raises the error of a call
         that fails."""
-        with self._fleet.admin_channel_to(member) as channel:
+        with fleet.admin_channel_to(member) as channel:
             call = getattr(admin_pb2_grpc.AdminStub(channel), method)
             try:
                 return await call(request, timeout=_WORKER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise error_of(error) from error
 
-    def _serving(self) -> list[Member]:
-        return [member for member in self._fleet.members if member.is_serving]
 
-    def _info(self, member: Member) -> admin_pb2.WorkerInfo:
-        record = member.record
-        return admin_pb2.WorkerInfo(
-            id=record.id,
-            role=role_to_message(record.role),
-            endpoint=record.endpoint,
-            admin_endpoint=member.admin_endpoint,
-            epoch=record.epoch,
-            state=_STATES[member.state],
-            num_requests=member.load.num_sequences,
-            num_indexed_blocks=self._fleet.index.num_blocks(record.id),
-            version=record.version,
-        )
+def _info(member: Member, served: ServedModel) -> admin_pb2.WorkerInfo:
+    record = member.record
+    return admin_pb2.WorkerInfo(
+        id=record.id,
+        role=role_to_message(record.role),
+        endpoint=record.endpoint,
+        admin_endpoint=member.admin_endpoint,
+        epoch=record.epoch,
+        state=_STATES[member.state],
+        num_requests=member.load.num_sequences,
+        num_indexed_blocks=served.fleet.index.num_blocks(record.id),
+        version=record.version,
+        model=served.name,
+    )
 
 
 def _not_flushed(failures: Mapping[str, BatonError]) -> BatonError:

@@ -25,6 +25,7 @@ def request_info(
         num_prompt_tokens=account.num_prompt_tokens,
         num_output_tokens=account.num_output_tokens,
         num_migrations=account.num_migrations,
+        model=request.model,
     )
     if placement is not None:
         message.prefill_worker = placement.prefill
@@ -42,8 +43,9 @@ def _phase(timings: Timings) -> admin_pb2.RequestPhase.ValueType:
     return admin_pb2.REQUEST_PHASE_DECODE
 
 
-def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
-    """Returns a whole decision. If there was no choice, its candidates have no terms."""
+def explanation(decision: Decision, model: str = "") -> admin_pb2.ExplainPlacementResponse:
+    """Returns a whole decision about a request of `model`; empty: it is not known. If there was no
+    choice, its candidates have no terms."""
     inputs, placement = decision.inputs, decision.placement
     if placement is None:
         excluded = [Scored(c, {}, 0.0, 0) for c in inputs.candidates]
@@ -58,6 +60,7 @@ def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
         policy=decision.rules.policy,
         placement=message,
         reason=why(decision),
+        model=model,
     )
 
 
@@ -65,8 +68,10 @@ def _flip(flip: Flip) -> admin_pb2.RoleFlip:
     return admin_pb2.RoleFlip(worker=flip.worker, role=role_to_message(flip.role), epoch=flip.epoch)
 
 
-def role_balance(balance: Balance, is_elastic: bool) -> admin_pb2.GetRoleBalanceResponse:
-    """Returns the answer of `Admin.GetRoleBalance`."""
+def role_balance(
+    balance: Balance, is_elastic: bool, model: str
+) -> admin_pb2.GetRoleBalanceResponse:
+    """Returns the answer of `Admin.GetRoleBalance` for a model."""
     flip = balance.flip
     return admin_pb2.GetRoleBalanceResponse(
         prefill_pressure=balance.prefill_pressure,
@@ -74,4 +79,5 @@ def role_balance(balance: Balance, is_elastic: bool) -> admin_pb2.GetRoleBalance
         proposal=None if flip is None else _flip(flip),
         reason=balance.reason,
         is_elastic=is_elastic,
+        model=model,
     )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from redis.asyncio import Redis
 
 from baton.cancellation import run_until
 from baton.cluster.address import with_password
-from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
@@ -36,18 +36,21 @@ from baton_router.admin import RouterAdmin
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
 from baton_router.admission.policy import admission_named
+from baton_router.admission.quotas import Quotas
 from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness
+from baton_router.admission.readiness import Readiness, RouterReadiness
 from baton_router.endpoint_picker import process as endpoint_picker
 from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.fleets import Fleets
 from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
 from baton_router.fleet.service_discovery import ServiceDiscovery
 from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import read_model_card
+from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.intake.request_bounds import message_bounds
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.metrics import RateLimitMetrics, RouterMetrics
+from baton_router.models.models import Models, ServedModel
 from baton_router.placement.decision import Rules
 from baton_router.placement.placer import Placer
 from baton_router.placement.record.record_file import RecordFile
@@ -81,17 +84,22 @@ async def serve(settings: RouterSettings) -> None:
         check_extra("http", "--http-port")
     tenants, quotas = settings.tenants(), settings.all_quotas()
     limits = RateLimits(quotas.of)
-    card = read_model_card(settings.model_path, *settings.format_names)
-    logger.info(
-        "tool calls are parsed in the format %s, reasoning in the format %s",
-        card.tool_format or "none",
-        card.reasoning_format or "none",
-    )
-    card.warm_up()
+    cards = [
+        read_model_card(path, name, *settings.format_names)
+        for name, path in settings.models.items()
+    ]
+    for card in cards:
+        logger.info(
+            "tool calls of %s are parsed in the format %s, reasoning in the format %s",
+            card.name,
+            card.tool_format or "none",
+            card.reasoning_format or "none",
+        )
+        card.warm_up()
     return_large_blocks()
     large = LargeRequests(settings.large_request_budget_bytes)
     bounds = message_bounds(
-        card.max_model_len,
+        max(card.max_model_len for card in cards),
         settings.max_prompt_bytes,
         settings.max_messages,
         settings.http_max_tools,
@@ -110,99 +118,39 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(redis.aclose)
         channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
         stack.push_async_callback(channels.close)
-        fleet = Fleet(
+        fleets = Fleets(
             redis,
             channels,
-            card.tokenizer_hash,
-            LocalityIndex(settings.max_indexed_blocks),
+            {card.name: card.tokenizer_hash for card in cards},
+            settings.max_indexed_blocks,
             settings.max_workers,
         )
-        stack.push_async_callback(fleet.stop)
-        intake = Intake(
-            card,
-            settings.max_prompt_bytes,
-            settings.max_messages,
-            settings.http_max_tools,
-            allow_special_tokens=settings.allow_special_tokens_in_chat,
-        )
+        stack.push_async_callback(fleets.stop)
         rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
-        placer = Placer(fleet, rules, recorder)
-        forecasts = Forecasts[Request](
-            lambda request, earlier: placer.explain(work_of(request), earlier),
-            lambda request: request.demand,
-            admission_named(settings.admission),
-        )
-        admission_controller = AdmissionController(quotas, forecasts, settings.max_waiting)
-        readiness = Readiness(
-            placer.why_none,
-            settings.max_waiting,
-            needs_workers=not settings.ready_without_workers,
-            hold_seconds=settings.unready_after_s,
-        )
-        requests = Requests(admission_controller)
-        meter = RequestMeter(card.name)
-        inference = Inference(
-            card,
-            intake,
-            fleet,
-            requests,
-            tenants,
-            limits,
-            admission_controller,
-            readiness,
-            placer,
-            meter,
-            settings.coalesce_ms / 1000,
-            settings.objectives().ttft,
-            capture_content=settings.capture_content,
-        )
-        service = InferenceService(inference, tenants, limits, settings.default_timeout_s)
+        controllers: list[AdmissionController] = []  # filled once the models are made
+        requests = Requests(controllers)
+        shared = _Shared(settings, redis, tenants, limits, quotas, requests, rules, recorder)
+        served = [_served(card, fleets.of[card.name], shared) for card in cards]
+        controllers += [model.admission_controller for model in served]
+        models = Models(served, tenants, limits, settings.aliases())
+        readiness = RouterReadiness({model.name: model.readiness for model in served})
+        service = InferenceService(models, tenants, limits, settings.default_timeout_s)
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
-        rebalancer = Rebalancer(
-            redis,
-            fleet,
-            admission_controller,
-            forecasts,
-            settings.objectives(),
-            settings.hysteresis(),
-            is_elastic=settings.elastic,
-        )
         exposition = Exposition()
-        exposition.add(
-            RouterMetrics(
-                meter,
-                requests,
-                admission_controller,
-                readiness,
-                placer,
-                fleet,
-                rebalancer,
-                round_trips,
-            )
-        )
+        exposition.add(RouterMetrics(models, fleets, requests, round_trips))
         exposition.add(RateLimitMetrics(limits, quotas.named, server))
-        admin = RouterAdmin(fleet, requests, readiness, tenants, intake, placer, rebalancer)
+        admin = RouterAdmin(models, fleets, requests, readiness, tenants)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
         server.on_drain(readiness.drain)
-        fleet.start()
-        rebalancer.start()
-        stack.push_async_callback(rebalancer.stop)
-        await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
+        fleets.start()
+        for model in served:
+            model.rebalancer.start()
+            stack.push_async_callback(model.rebalancer.stop)
+        await serve_metrics(settings, exposition, server, stack, partial(_pages, fleets))
         if settings.http_port is not None:
-            parts = (
-                redis,
-                inference,
-                intake,
-                requests,
-                readiness,
-                tenants,
-                limits,
-                placer,
-                exposition,
-                large,
-            )
+            parts = (redis, models, requests, readiness, tenants, limits, exposition, large)
             http = _http_server(settings, *parts)
             await http.start(settings.http_port)
             stack.push_async_callback(http.stop)
@@ -213,21 +161,87 @@ async def serve(settings: RouterSettings) -> None:
         await run_until(server.run_until_signal(), readiness.run(server.set_ready))
 
 
-def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Parts of a router that its models share."""
+
+    settings: RouterSettings
+    redis: Redis
+    tenants: Tenants
+    limits: RateLimits
+    quotas: Quotas
+    requests: Requests
+    rules: Rules
+    recorder: Recorder | None
+
+
+def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
+    """Returns a model with all that belongs to it alone."""
+    settings = shared.settings
+    intake = Intake(
+        card,
+        settings.max_prompt_bytes,
+        settings.max_messages,
+        settings.http_max_tools,
+        allow_special_tokens=settings.allow_special_tokens_in_chat,
+    )
+    placer = Placer(fleet, shared.rules, shared.recorder)
+    forecasts = Forecasts[Request](
+        lambda request, earlier: placer.explain(work_of(request), earlier),
+        lambda request: request.demand,
+        admission_named(settings.admission),
+    )
+    admission_controller = AdmissionController(shared.quotas, forecasts, settings.max_waiting)
+    readiness = Readiness(
+        placer.why_none,
+        settings.max_waiting,
+        needs_workers=not settings.ready_without_workers,
+        hold_seconds=settings.unready_after_s,
+    )
+    meter = RequestMeter(card.name)
+    inference = Inference(
+        card,
+        intake,
+        fleet,
+        shared.requests,
+        shared.tenants,
+        shared.limits,
+        admission_controller,
+        readiness,
+        placer,
+        meter,
+        settings.coalesce_ms / 1000,
+        settings.objectives().ttft,
+        capture_content=settings.capture_content,
+    )
+    rebalancer = Rebalancer(
+        shared.redis,
+        fleet,
+        admission_controller,
+        forecasts,
+        settings.objectives(),
+        settings.hysteresis(),
+        is_elastic=settings.elastic,
+        model=card.name,
+    )
+    return ServedModel(
+        card, intake, fleet, admission_controller, readiness, placer, meter, rebalancer, inference
+    )
+
+
+def _pages(fleets: Fleets, endpoint: str) -> dict[str, Render]:
     """Returns the pages served beside the metrics at `endpoint`: service discovery."""
-    return {TARGETS_PATH: ServiceDiscovery(fleet, endpoint).render}
+    return {TARGETS_PATH: ServiceDiscovery(fleets, endpoint).render}
 
 
 def _http_server(
     settings: RouterSettings,
     redis: Redis,
-    inference: Inference,
-    intake: Intake,
+    models: Models,
     requests: Requests,
-    readiness: Readiness,
+    readiness: RouterReadiness,
     tenants: Tenants,
     limits: RateLimits,
-    placer: Placer,
     exposition: Exposition,
     large: LargeRequests,
 ) -> "HttpServer":
@@ -238,6 +252,7 @@ def _http_server(
     from baton_router.http.generation import Generations
     from baton_router.http.messages.messages import Messages
     from baton_router.http.metrics import HttpMetrics
+    from baton_router.http.model_generations import ModelGenerations
     from baton_router.http.responses.responses import Responses
     from baton_router.http.responses.store import ResponseStore
     from baton_router.http.server import HttpServer
@@ -246,8 +261,11 @@ def _http_server(
     from baton_router.http.unknown_fields import UnknownFields
 
     timeout = settings.default_timeout_s
-    extra_of = partial(timeline_for, tenants=tenants, placer=placer)
-    generations = Generations(inference, intake, timeout, extra_of)
+    of_model = {}
+    for model in models:
+        extra_of = partial(timeline_for, tenants=tenants, placer=model.placer)
+        of_model[model.name] = Generations(model.inference, model.intake, timeout, extra_of)
+    generations = ModelGenerations(models, of_model)
     store = ResponseStore(
         redis,
         settings.responses_ttl_s,
@@ -257,7 +275,7 @@ def _http_server(
     responses = Responses(generations, store, tenants)
     render = exposition.render if settings.metrics else None
     bounds = bounds_of(
-        inference.card.max_model_len,
+        max(model.card.max_model_len for model in models),
         settings.http_max_body_elements,
         settings.http_max_prompt_ids,
         settings.max_messages,
@@ -269,7 +287,7 @@ def _http_server(
     access = None if settings.tls is None else Access(settings.by_token)
     hosts = allowed_hosts(settings.http_allowed_hosts, settings.host)
     routes = Routes(
-        inference,
+        models,
         generations,
         responses,
         Messages(generations),

@@ -49,6 +49,7 @@ class Request:
         received: output that the client already has, of each sequence; empty: no output of any.
         received_endings: finish reasons that the client was told with that output; empty: none.
         parsing: None: the output is text alone.
+        model: name of the model that answers.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Request:
     received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
     tenant: Tenant = ANONYMOUS
     parsing: RequestParsing | None = None
+    model: str = ""
 
     @property
     def demand(self) -> Demand:

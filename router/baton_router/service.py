@@ -9,7 +9,7 @@ from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
 from baton_router.admission.rate_limit import RateLimits
-from baton_router.lifecycle.inference import Inference
+from baton_router.models.models import Models, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ class InferenceService(pb_grpc.InferenceServicer):
     """Inference service: text in, tokens out."""
 
     def __init__(
-        self, inference: Inference, tenants: Tenants, limits: RateLimits, timeout: float
+        self, models: Models, tenants: Tenants, limits: RateLimits, timeout: float
     ) -> None:
         """Limits calls whose client sets no deadline to `timeout` seconds."""
-        self._inference = inference
+        self._models = models
         self._tenants = tenants
         self._limits = limits
         self._timeout = timeout
@@ -31,24 +31,39 @@ class InferenceService(pb_grpc.InferenceServicer):
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
         deadline = Deadline.of(context, self._timeout)
-        return self._inference.generate(request, context, deadline)
+        return self._models.generate(request, context, deadline)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         tenant = self._tenants.of(context).name
         self._limits.count_bytes(tenant, request.ByteSize())
         self._limits.count_request(tenant)
-        token_ids, text = await self._inference.tokenize(request)
+        token_ids, text = await self._models.tokenize(request)
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
-    async def GetModel(self, _request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         self._tenants.of(context)  # raises for an unknown caller
-        card = self._inference.card
-        return pb.GetModelResponse(
-            name=card.name,
-            architecture=card.architecture,
-            vocab_size=card.vocab_size,
-            max_model_len=self._inference.max_model_len,
-            eos_token_ids=sorted(card.eos_token_ids),
-            has_chat_template=card.chat_template is not None,
-            fingerprint=self._inference.fingerprint,
+        return _model_to_message(self._models.of(request.model))
+
+    async def ListModels(
+        self, _request: pb.ListModelsRequest, context: Any
+    ) -> pb.ListModelsResponse:
+        self._tenants.of(context)
+        aliases = sorted(self._models.aliases.items())
+        return pb.ListModelsResponse(
+            models=map(_model_to_message, self._models),
+            aliases=[pb.ModelAlias(name=name, weights=weights) for name, weights in aliases],
         )
+
+
+def _model_to_message(served: ServedModel) -> pb.GetModelResponse:
+    card, inference = served.card, served.inference
+    return pb.GetModelResponse(
+        name=card.name,
+        architecture=card.architecture,
+        vocab_size=card.vocab_size,
+        max_model_len=inference.max_model_len,
+        eos_token_ids=sorted(card.eos_token_ids),
+        has_chat_template=card.chat_template is not None,
+        fingerprint=inference.fingerprint,
+        has_workers=served.has_workers,
+    )

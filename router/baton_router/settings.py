@@ -1,11 +1,13 @@
 """Router settings: flags, environment and YAML file."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_settings import NoDecode
 
-from baton.models import DEFAULT_MODEL, locate
+from baton.models import DEFAULT_MODEL, named
 from baton.serving.coalescer import INTERVAL_SECONDS
 from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
@@ -22,6 +24,7 @@ from baton_router.intake.request_bounds import (
     DEFAULT_MAX_PROMPT_IDS,
     DEFAULT_MAX_TOOLS,
 )
+from baton_router.models.aliases import Weights, no_aliases, watched_aliases
 from baton_router.output_parsing import formats
 from baton_router.picker_settings import PickerSettings
 from baton_router.placement.policy import PolicyName
@@ -33,6 +36,10 @@ _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 # Scheme, host and port, as browsers send them.
 _ORIGIN = r"https?://[^/\s,*]+"
 _ORIGINS = rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)$"
+
+
+def _comma_separated(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
 
 
 class RouterSettings(PickerSettings):
@@ -140,10 +147,19 @@ class RouterSettings(PickerSettings):
         "the header x-baton-ignored of the answer and counted. refuse: 400. Unsupported ones that "
         "would change the answer are always refused.",
     )
-    model: str = Field(
-        DEFAULT_MODEL,
+    model: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_separated)] = Field(
+        (DEFAULT_MODEL,),
+        min_length=1,
         description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "
-        "'tiny', which ships with Baton.",
+        "'tiny', which ships with Baton. Or NAME=CHECKPOINT, where its workers serve it under that "
+        "name. Given several times, or several with commas between: the router serves several "
+        "models, each by workers of its own, and requests that name none go to the first.",
+    )
+    model_aliases: str | None = Field(
+        None,
+        description="File of other names for models, in TOML, or JSON if it ends in .json: "
+        '`alias = "model"`, or several models by weight, as in '
+        "`alias = { model-a = 90, model-b = 10 }`. The router reads the file again after a change.",
     )
     tool_call_parser: str = Field(
         AUTO,
@@ -335,6 +351,17 @@ class RouterSettings(PickerSettings):
         return name
 
     @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [named(model)[0] for model in self.model]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"--model names {', '.join(names)}; expected different names. Give NAME=CHECKPOINT"
+            )
+        if self.endpoint_picker and len(names) > 1:
+            raise ValueError("--endpoint-picker takes one --model")
+        return self
+
+    @model_validator(mode="after")
     def _can_tell_clients(self) -> Self:
         if self.client_auth == "token" and (self.tls is None or self.tenants_file is None):
             raise ValueError("--client-auth token also needs --tls-cert and --tenants-file")
@@ -386,5 +413,12 @@ class RouterSettings(PickerSettings):
         )
 
     @property
-    def model_path(self) -> str:
-        return locate(self.model)
+    def models(self) -> dict[str, str]:
+        """Folders or hub ids of the models, by the names under which they are served."""
+        return dict(map(named, self.model))
+
+    def aliases(self) -> Callable[[], Mapping[str, Weights]]:
+        """Reads the aliases. Raises `FailedPreconditionError` if the file is invalid."""
+        if self.model_aliases is None:
+            return no_aliases
+        return watched_aliases(Path(self.model_aliases), self.models)

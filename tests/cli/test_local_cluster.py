@@ -91,7 +91,7 @@ def test_start_replaces_only_the_metrics_port_when_taken(tmp_path: Path) -> None
         assert router.metrics_port != other.getsockname()[1]
         assert cluster.address == address
         with urllib.request.urlopen(f"http://{router.metrics_endpoint}/metrics", timeout=5) as told:
-            assert b"baton_requests_in_flight 0.0" in told.read()
+            assert b'baton_requests_in_flight{model="tiny"} 0.0' in told.read()
 
 
 @pytest.mark.nightly

@@ -51,7 +51,7 @@ class Started:
         line = next(
             line
             for line in self.page("/metrics", of_metrics=True).text.splitlines()
-            if line.startswith("baton_requests_waiting_for_workers ")
+            if line.startswith("baton_requests_waiting_for_workers{")
         )
         return float(line.split()[1])
 

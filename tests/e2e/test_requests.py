@@ -66,7 +66,6 @@ def with_bad(message: bytes) -> bytes:
 
 REFUSED = {
     "too long": (request(token_ids=ids(*[5] * 2033)), "sampling.max_tokens", "is 2048"),
-    "another model at length": (request(model="模" * 5000), "model", "模"),
     "cold": (sampled(temperature=-1), "sampling.temperature", "[0, 100]"),
     "a bad word not UTF-8": (
         with_bad(sampled(bad_words=["a", "good"])),
@@ -105,6 +104,12 @@ async def test_router_rejects_a_bad_request_with_field_and_bound(
     assert isinstance(failure, InvalidArgumentError), repr(failure)
     assert failure.field == field
     assert bound in failure.problem
+
+
+async def test_router_finds_no_unknown_model_and_lists_its_own(cluster, steps_before):
+    failure = await refusal_of(cluster.address, request(model="模" * 5000))
+    assert isinstance(failure, NotFoundError), repr(failure)
+    assert "expected one of 'tiny'" in str(failure)
 
 
 async def test_rejected_requests_cost_no_compute(cluster, steps_before):

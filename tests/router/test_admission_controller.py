@@ -287,7 +287,7 @@ async def test_admission_raises_abort_of_queued_request():
 async def test_paused_admission_holds_requests_until_resume_or_drain():
     for ends in ("resume", "drain"):
         cluster = Cluster(room=1)
-        requests = Requests(cluster.admission_controller)
+        requests = Requests([cluster.admission_controller])
         requests.pause()
         waiting = asyncio.create_task(cluster.run("waits"))
         with pytest.raises(DeadlineExceededError, match=r"admission .* is paused.*baton resume"):

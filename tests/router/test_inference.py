@@ -10,7 +10,7 @@ from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.request import Request
-from tests.support.router.front import TTFT_OBJECTIVE, front_of, routes_to
+from tests.support.router.front import TTFT_OBJECTIVE, front_of, inference_of
 from tests.support.router.scripted import (
     READY,
     RELEASED,
@@ -55,7 +55,7 @@ async def test_resumed_request_reserves_only_the_tokens_left():
     result.result.first_tokens[0].position = 98
     workers = prefill(result, RELEASED), decode(READY, tokens(99, 1), finished())
     async with fleet_of(*workers) as fleet:
-        inference = routes_to(fleet, card(), Quotas(default=LIMITS))._inference
+        inference = inference_of(fleet, Quotas(default=LIMITS))
         inference._limits.reserve("", 7)
         async with aclosing(inference.generate(message, Call(), Deadline.after(9.0))) as responses:
             events = [response.WhichOneof("event") async for response in responses]
@@ -76,7 +76,7 @@ async def test_long_received_output_keeps_the_event_loop_running():
     message = generate_request([5, 6], params, "", "", 0)
     for _ in range(16):
         message.continue_from.add(ids=[broken] * 2000)
-    inference, turns = routes_to(FakeFleet([]), card(), Quotas())._inference, []
+    inference, turns = inference_of(FakeFleet([]), Quotas()), []
 
     async def turn() -> None:
         while True:
@@ -93,7 +93,7 @@ async def test_long_received_output_keeps_the_event_loop_running():
 
 
 def test_fingerprint_of_mixed_fleet_lists_those_that_serve():
-    inference = routes_to(FakeFleet([]), card(), Quotas())._inference
+    inference = inference_of(FakeFleet([]), Quotas())
     assert inference.fingerprint == ""
     serving = [(b"\x0b", True), (b"\x0a", True), (b"\x0b", True), (b"\x0c", False)]
     inference._fleet.members = [

@@ -73,9 +73,7 @@ async def test_fleet_candidates_ask_redis_nothing():
         fleet = Fleet(redis, channels, TOKENIZER)
         fleet.start()
         for number in range(NUM_WORKERS):
-            fleet._on_change(
-                f"worker-{number}", replace(RECORD, id=f"worker-{number}", epoch=EPOCH)
-            )
+            fleet.on_change(f"worker-{number}", replace(RECORD, id=f"worker-{number}", epoch=EPOCH))
         await until(lambda: fleet.is_warm, _TIMEOUT)
         await fleet.stop()  # what goes on in the background
 

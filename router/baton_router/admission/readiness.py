@@ -1,4 +1,5 @@
-"""Readiness of a router: a request could be placed. Requests that come earlier wait for that.
+"""Readiness of a router: a request of one of its models could be placed. Requests that come earlier
+wait for that, each for the workers of its model.
 
 Independent of health checks and of the source of the reasons.
 """
@@ -6,7 +7,7 @@ Independent of health checks and of the source of the reasons.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn
 
 from baton.errors import DeadlineExceededError, OverloadedError, UnavailableError
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Readiness:
-    """Readiness of one router.
+    """Readiness of one model of a router.
 
     It is ready from the first moment at which a request could be placed until none could for
     `hold_seconds`: a router that became unready at once would, with all workers down for a moment,
@@ -70,18 +71,10 @@ class Readiness:
         is_held = last is not None and self._clock() - last < self._hold_seconds
         return self._reason if self._needs_workers and not is_held else ""
 
-    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> NoReturn:
-        """Calls `set_ready` with each change of readiness, until cancelled."""
-        was_ready = False
-        while True:
-            self.update()
-            is_ready = not self.reason
-            if is_ready != was_ready:
-                logger.info("ready" if is_ready else f"not ready: {self.reason}")
-                await set_ready(is_ready)
-                was_ready = is_ready
-            is_first = not self._first[False].is_set()
-            await asyncio.sleep(_FIRST_POLL_SECONDS if is_first else _POLL_SECONDS)
+    @property
+    def had_workers(self) -> bool:
+        """Whether a request could be placed at any time since the start."""
+        return self._first[False].is_set()
 
     def update(self) -> None:
         """Checks whether a request could be placed now, and releases the requests that wait."""
@@ -133,3 +126,51 @@ class Readiness:
         self._is_draining = True
         for first in self._first.values():
             first.set()
+
+
+class RouterReadiness:
+    """Readiness of one router: it is ready while one of its models is.
+
+    So the workers of one model, where they are all down, take no router out of service that has
+    other models to serve.
+
+    Args:
+        of: readiness of each model, by its name.
+    """
+
+    def __init__(self, of: Mapping[str, Readiness]) -> None:
+        self._of = of
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for the first workers of their model."""
+        return sum(one.num_waiting for one in self._of.values())
+
+    @property
+    def reason(self) -> str:
+        """Reason why the router is not ready, as a sentence; empty if it is."""
+        reasons = {model: one.reason for model, one in self._of.items()}
+        if not all(reasons.values()):
+            return ""
+        if len(set(reasons.values())) == 1:
+            return next(iter(reasons.values()))
+        return "; ".join(f"{model}: {reason}" for model, reason in reasons.items())
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> NoReturn:
+        """Calls `set_ready` with each change of readiness, until cancelled."""
+        was_ready = False
+        while True:
+            for one in self._of.values():
+                one.update()
+            is_ready = not self.reason
+            if is_ready != was_ready:
+                logger.info("ready" if is_ready else f"not ready: {self.reason}")
+                await set_ready(is_ready)
+                was_ready = is_ready
+            is_first = not any(one.had_workers for one in self._of.values())
+            await asyncio.sleep(_FIRST_POLL_SECONDS if is_first else _POLL_SECONDS)
+
+    async def drain(self) -> None:
+        """Ends the requests that wait for the first workers."""
+        for one in self._of.values():
+            await one.drain()

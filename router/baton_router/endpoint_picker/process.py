@@ -79,7 +79,8 @@ async def serve(
     settings: RouterSettings, rules: Rules, recorder: Recorder | None, stack: AsyncExitStack
 ) -> None:
     """Serves until a signal. `stack` is to be closed afterwards."""
-    card = read_model_card(settings.model_path)
+    ((name, path),) = settings.models.items()
+    card = read_model_card(path, name)
     card.warm_up()
     running = EndpointPickerServer(settings, rules, card, recorder)
     stack.push_async_callback(running.stop)

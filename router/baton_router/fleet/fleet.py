@@ -161,11 +161,15 @@ class _Chain(NamedTuple):
 
 
 class Fleet:
-    """Fleet of all workers. Owns the channels to them and the locality index of cached blocks.
+    """Fleet of the workers of one model. Owns the locality index of their cached blocks.
 
     Records that were never confirmed by a ready worker cost little, whatever their number: at most
     `_MAX_ON_TRIAL` of them are members at a time, and take turns. At most `max_workers` are members
     in all.
+
+    Args:
+        registry: watcher that several fleets share, whose owner starts it and reports its changes
+            here (`baton_router.fleet.fleets`); None: one of its own.
     """
 
     def __init__(
@@ -175,6 +179,7 @@ class Fleet:
         tokenizer_hash: bytes,
         index: LocalityIndex | None = None,
         max_workers: int = 1024,
+        registry: RegistryWatcher | None = None,
     ) -> None:
         self.index = LocalityIndex() if index is None else index
         self.pending = PendingPrefixes()
@@ -194,16 +199,19 @@ class Fleet:
         self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
         self._closing: set[asyncio.Task[None]] = set()
         self._is_discovered = False
-        self._registry = RegistryWatcher(redis, self._on_change)
+        self._owns_registry = registry is None
+        self._registry = registry or RegistryWatcher(redis, self.on_change)
         self._events = EventSubscriber(redis, self.index)
         channels.on_renewal(self._restart_watches)
 
     def start(self) -> None:
-        self._registry.start()
+        if self._owns_registry:
+            self._registry.start()
         self._events.start()
 
     async def stop(self) -> None:
-        await self._registry.stop()
+        if self._owns_registry:
+            await self._registry.stop()
         await self._events.stop()
         tasks = [*self._watches.values(), *self._probes.values(), *self._closing]
         self._watches = {}
@@ -333,7 +341,7 @@ class Fleet:
             last = self._last_chain = _Chain(namespace, token_ids, salt, hashes)
         return last.hashes
 
-    def _on_change(self, worker: str, record: WorkerRecord | None) -> None:
+    def on_change(self, worker: str, record: WorkerRecord | None) -> None:
         """Applies a registry change: a worker joined, changed, or is not listed any more."""
         known = self._members.get(worker)
         if record is None:
@@ -347,6 +355,12 @@ class Fleet:
             return
         self._leave(worker)
         self._waiting.add(record)
+        self._admit()
+
+    def forget(self, worker: str) -> None:
+        """Forgets a worker that serves another model now, if it was known."""
+        self._waiting.remove(worker)
+        self._leave(worker)
         self._admit()
 
     def _admit(self) -> None:

@@ -5,7 +5,7 @@ Format: https://prometheus.io/docs/prometheus/latest/http_sd/
 
 import json
 
-from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.fleets import Fleets
 
 PATH = "/targets"
 
@@ -17,21 +17,25 @@ class ServiceDiscovery:
         own_endpoint: "host:port" of this router's metrics.
     """
 
-    def __init__(self, fleet: Fleet, own_endpoint: str) -> None:
-        self._fleet = fleet
+    def __init__(self, fleets: Fleets, own_endpoint: str) -> None:
+        self._fleets = fleets
         self._own_endpoint = own_endpoint
 
     def render(self, _accept: str = "") -> tuple[bytes, str]:
-        """Returns the response body and its content type. Role and worker id are meta labels,
-        `__meta_baton_...`, which relabeling may keep."""
-        groups = [_group(self._own_endpoint, "router", "")]
-        for member in self._fleet.members:
+        """Returns the response body and its content type. Role, worker id and model are meta
+        labels, `__meta_baton_...`, which relabeling may keep."""
+        groups = [_group(self._own_endpoint, "router", "", "")]
+        for model, member in self._fleets.members:
             record = member.record
             if record.metrics_endpoint:
-                groups.append(_group(record.metrics_endpoint, record.role, record.id))
+                groups.append(_group(record.metrics_endpoint, record.role, record.id, model))
         return json.dumps(groups).encode(), "application/json"
 
 
-def _group(endpoint: str, role: str, worker: str) -> dict[str, object]:
-    labels = {"__meta_baton_role": role, "__meta_baton_worker": worker}
+def _group(endpoint: str, role: str, worker: str, model: str) -> dict[str, object]:
+    labels = {
+        "__meta_baton_role": role,
+        "__meta_baton_worker": worker,
+        "__meta_baton_model": model,
+    }
     return {"targets": [endpoint], "labels": labels}

@@ -27,7 +27,7 @@ from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.version import version
 from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness
+from baton_router.admission.readiness import RouterReadiness
 from baton_router.http.allowed_hosts import AllowedHosts
 from baton_router.http.body import Bodies
 from baton_router.http.caller import HttpCaller
@@ -35,10 +35,10 @@ from baton_router.http.cors import cors
 from baton_router.http.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
-from baton_router.http.generation import Generations
 from baton_router.http.messages.messages import Messages
 from baton_router.http.messages.schemas import Conversation, MessagesRequest
 from baton_router.http.middleware import Failures, disconnected
+from baton_router.http.model_generations import ModelGenerations
 from baton_router.http.page import page_response
 from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.schemas import ResponsesRequest
@@ -54,7 +54,7 @@ from baton_router.http.schemas import (
 )
 from baton_router.http.unknown_fields import IgnoredHeader
 from baton_router.lifecycle.in_flight import Requests
-from baton_router.lifecycle.inference import Inference
+from baton_router.models.models import Models, ServedModel
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -95,12 +95,12 @@ class Routes:
 
     def __init__(
         self,
-        inference: Inference,
-        generations: Generations,
+        models: Models,
+        generations: ModelGenerations,
         responses: Responses,
         messages: Messages,
         requests: Requests,
-        readiness: Readiness,
+        readiness: RouterReadiness,
         tenants: Tenants,
         limits: RateLimits,
         render_metrics: Render | None,
@@ -109,7 +109,7 @@ class Routes:
         hosts: Collection[str] = ("*",),
         origins: str | None = None,
     ) -> None:
-        self._inference = inference
+        self._models = models
         self._generations = generations
         self._responses = responses
         self._messages = messages
@@ -270,15 +270,16 @@ class Routes:
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        data = [self._model(served) for served in self._models]
+        data += [self._alias(name) for name in sorted(self._models.aliases)]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         self._caller(request)
         name = request.path_params["name"]
-        if name != self._inference.card.name:
-            served = self._inference.card.name
-            raise InvalidArgumentError("model", f"is {name!r}; this router serves {served!r}")
-        return JSONResponse(self._model())
+        served = self._models.of(name)
+        is_alias = name in self._models.aliases
+        return JSONResponse(self._alias(name) if is_alias else self._model(served))
 
     async def health(self, _request: Request) -> Response:
         """Reports readiness, as gRPC's health check named `readiness`."""
@@ -347,15 +348,22 @@ class Routes:
         self._tenants.of(caller)
         return caller
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, served: ServedModel) -> dict[str, Any]:
         return {
-            "id": self._inference.card.name,
+            "id": served.name,
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
-            "max_model_len": self._inference.max_model_len,
-            "has_chat_template": self._inference.card.chat_template is not None,
+            "max_model_len": served.inference.max_model_len,
+            "has_chat_template": served.card.chat_template is not None,
+            "has_workers": served.has_workers,
         }
+
+    def _alias(self, name: str) -> dict[str, Any]:
+        """Returns the entry of an alias: that of its model with the largest weight, under the
+        alias's name."""
+        weights = dict(self._models.aliases[name])
+        return {**self._model(self._models.of(name)), "id": name, "alias_of": weights}
 
 
 def _openai(make: "_Make[_Body, _Made]") -> "_Make[_Body, _Made]":

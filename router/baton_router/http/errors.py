@@ -1,9 +1,9 @@
 """Error mapping of the HTTP API: exception to status and body in OpenAI's format.
 
 InvalidArgumentError      400 invalid_request_error, with the field as `param`
-    of `model`            404 model_not_found
 UnauthenticatedError      401 invalid_api_key
 NotFoundError             404
+    of a model            404 model_not_found, with `model` as `param`
 AlreadyExistsError        409
 BodyTimeoutError          408
 BodyTooLargeError         413
@@ -24,6 +24,7 @@ from typing import TypedDict
 from baton import errors
 from baton.serving.errors import UNEXPECTED
 from baton_router.admission.rate_limit import Kind, RateLimitedError, RateLimitStatus
+from baton_router.models.models import ModelNotFoundError
 
 
 class BodyTooLargeError(errors.BatonError):
@@ -114,8 +115,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(500, UNEXPECTED, _SERVER, "internal_error", is_bug=True)
     status, name, code = kind
     param = error.field if isinstance(error, errors.InvalidArgumentError) else None
-    if param == "model":
-        status, code = 404, "model_not_found"
+    if isinstance(error, ModelNotFoundError):
+        param, code = "model", "model_not_found"
     return Failure(status, str(error), name, code, param, _headers_of(error), is_bug=status == 500)
 
 

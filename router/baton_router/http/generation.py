@@ -114,7 +114,7 @@ class Generations:
         variables = template_variables(body)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
         turns = await asyncio.to_thread(template_turns, body) if is_long else template_turns(body)
-        return await self._intake.tokenize_chat(body.model, turns, template_tools(body), variables)
+        return await self._intake.tokenize_chat(turns, template_tools(body), variables)
 
     async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
         """Answers `/tokenize`. Raises `InvalidArgumentError`."""
@@ -148,7 +148,7 @@ class Generations:
 
     async def detokenize(self, body: DetokenizeRequest, _caller: Caller) -> DetokenizeResponse:
         """Answers `/detokenize`. Raises `InvalidArgumentError`."""
-        return DetokenizeResponse(await self._intake.detokenize(body.model, body.tokens))
+        return DetokenizeResponse(await self._intake.detokenize(body.tokens))
 
     def _exchange(
         self,

@@ -79,7 +79,6 @@ class Intake:
         self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> Request:
         """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens."""
-        self._check_model(message.model)
         params = from_proto(message.sampling, default_seed=secrets.randbits(64))
         limit = min(max_model_len, self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
@@ -116,6 +115,7 @@ class Intake:
             endings,
             tenant,
             parsing,
+            self._card.name,
         )
 
     async def tokenize(
@@ -123,12 +123,10 @@ class Intake:
     ) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized. `add_special_tokens`:
         those that the tokenizer puts around a text; a chat template has its own."""
-        self._check_model(message.model)
         return await self._encode(message, add_special_tokens=add_special_tokens)
 
-    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+    async def detokenize(self, token_ids: list[int]) -> str:
         """Returns the text of tokens, special ones included. Raises `InvalidArgumentError`."""
-        self._check_model(model)
         check_token_ids(token_ids, self._card.vocab_size, "tokens")
         decode = partial(self._card.tokenizer.decode, skip_special_tokens=False)
         is_long = len(token_ids) > _THREAD_FROM_TOKENS
@@ -137,14 +135,12 @@ class Intake:
 
     async def tokenize_chat(
         self,
-        model: str,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Returns the tokens of a conversation, whose messages may have more fields than role and
         text. The arguments are those of `ModelCard.render`."""
-        self._check_model(model)
         self._check_messages(len(messages))
         if tools:
             check_template_takes_tools(self._card)
@@ -256,12 +252,6 @@ class Intake:
             raise InvalidArgumentError(
                 "input.chat.messages",
                 f"has {num} messages; must have at least 1 and at most {self._max_messages}",
-            )
-
-    def _check_model(self, name: str) -> None:
-        if name not in ("", self._card.name):
-            raise InvalidArgumentError(
-                "model", f"is {name!r}; this router serves {self._card.name!r}"
             )
 
     def _check_size(self, field: str, text: str) -> None:

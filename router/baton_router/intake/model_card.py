@@ -1,4 +1,4 @@
-"""Model card: configuration, tokenizer and chat template of the served model.
+"""Model card: configuration, tokenizer and chat template of a served model.
 
 Reads only JSON files and the template of the checkpoint; loads neither torch nor weights.
 """
@@ -25,7 +25,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Model card of the served model.
+    """Model card of a served model.
 
     Attributes:
         max_model_len: maximum tokens of one sequence by the checkpoint; workers may allow less.
@@ -139,11 +139,15 @@ def _renderer() -> Callable[..., tuple[list[str], Any]]:
 
 
 def read_model_card(
-    path: str, tool_format: str | None = AUTO, reasoning_format: str | None = AUTO
+    path: str,
+    name: str = "",
+    tool_format: str | None = AUTO,
+    reasoning_format: str | None = AUTO,
 ) -> ModelCard:
     """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`.
 
     Args:
+        name: name under which the model is served; empty: the last part of the path.
         tool_format, reasoning_format: names of formats; None: none.
     """
     folder = checkpoint_folder(path, DESCRIPTION)
@@ -162,7 +166,7 @@ def read_model_card(
     model_type = str(config.get("model_type", ""))
     detected = formats.detect(chat_template, model_type, tokenizer)
     return ModelCard(
-        name=Path(path).name,
+        name=name or Path(path).name,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
         vocab_size=int(_required(text, "vocab_size", path)),
         max_model_len=int(_required(text, "max_position_embeddings", path)),

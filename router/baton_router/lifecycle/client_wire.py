@@ -22,6 +22,7 @@ def accepted(request: Request, placement: Placement | None) -> pb.GenerateRespon
             num_prompt_tokens=len(request.token_ids),
             placement=None if placement is None else _chosen(placement),
             seed=request.params.seed,
+            model=request.model,
         )
     )
 

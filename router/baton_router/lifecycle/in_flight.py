@@ -1,6 +1,7 @@
 """Registry of the requests in flight at a router. Knows nothing of the API they came in by."""
 
 import time
+from collections.abc import Sequence
 
 from baton.errors import (
     AlreadyExistsError,
@@ -16,8 +17,9 @@ from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 class Requests:
     """Requests in flight, by tenant and id. A draining router adds no more."""
 
-    def __init__(self, admission_controller: AdmissionController) -> None:
-        self._admission = admission_controller
+    def __init__(self, admission_controllers: Sequence[AdmissionController]) -> None:
+        """Takes the admission controllers of all models."""
+        self._admission_controllers = admission_controllers
         self._lifecycles: dict[tuple[str, str], RequestLifecycle] = {}
         self._emptied_at = time.time()
         self.is_draining = False
@@ -30,15 +32,19 @@ class Requests:
         """Time of the last request's end, in seconds since 1970; None while one is in flight."""
         return None if self._lifecycles else self._emptied_at
 
+    def num_of(self, model: str) -> int:
+        """Returns the number of requests in flight that a model answers."""
+        return sum(one.request.model == model for one in self._lifecycles.values())
+
     @property
     def num_waiting(self) -> int:
         """Requests in flight that are not yet placed."""
-        return self._admission.num_waiting
+        return sum(each.num_waiting for each in self._admission_controllers)
 
     @property
     def is_paused(self) -> bool:
         """True if no request is admitted until `resume`."""
-        return self._admission.is_paused
+        return any(each.is_paused for each in self._admission_controllers)
 
     def of(self, tenant: Tenant) -> list[RequestLifecycle]:
         """Returns the requests of one tenant, oldest first."""
@@ -64,7 +70,8 @@ class Requests:
             raise NotFoundError(f"no request {request_id!r} is in flight here")
         lifecycle.abort()
         aborted = CancelledError(f"request {request_id} was aborted")
-        self._admission.abandon(lifecycle.request, aborted)
+        for each in self._admission_controllers:
+            each.abandon(lifecycle.request, aborted)
 
     def pause(self) -> None:
         """Admits no request until `resume`; requests wait, up to their deadlines. Idempotent.
@@ -75,11 +82,13 @@ class Requests:
             raise FailedPreconditionError(
                 "the router is draining and admits the requests that wait; pause another one"
             )
-        self._admission.pause()
+        for each in self._admission_controllers:
+            each.pause()
 
     def resume(self) -> None:
         """Admits requests again. Idempotent."""
-        self._admission.resume()
+        for each in self._admission_controllers:
+            each.resume()
 
     async def drain(self) -> None:
         """Adds no more requests, and admits those that wait even if admission was paused."""

@@ -97,10 +97,14 @@ class Placer:
         decision = self._rules.decision(inputs)
         return decision.why_none if decision.placement is None else ""
 
+    def remembers(self, request_id: str, tenant: str = DEFAULT_TENANT) -> bool:
+        """Returns whether `decision_of` would return a decision."""
+        return (tenant, request_id) in self._remembered
+
     def decision_of(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
         """Returns the last decision about a request. Raises `NotFoundError` if it is not among the
         last ones, or the request is another tenant's."""
-        if (tenant, request_id) not in self._remembered:
+        if not self.remembers(request_id, tenant):
             raise NotFoundError(
                 f"request {request_id!r} is not among the last {_NUM_REMEMBERED} that this router "
                 "has placed"

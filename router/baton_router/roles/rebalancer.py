@@ -40,10 +40,11 @@ _MAX_DEMAND = 1e12  # requests, tokens or seconds of one router
 
 
 class Rebalancer:
-    """Rebalancer of one router. The routers of a cluster gossip their demand, so that each knows
-    the total, and a distributed lock lets only one of them change a role at a time.
+    """Rebalancer of one model of a router. The routers of a cluster gossip their demand, so that
+    each knows the total, and a distributed lock lets only one of them change a role at a time.
 
     Args:
+        model: name of the model, by which the demand of others is told apart.
         is_elastic: whether it makes the role changes that it proposes.
 
     Attributes:
@@ -60,11 +61,13 @@ class Rebalancer:
         limits: Hysteresis,
         *,
         is_elastic: bool,
+        model: str = "",
         clock: Clock = time.monotonic,
     ) -> None:
         name = secrets.token_hex(8)
         self.changer = RoleChanger(fleet)
         self.is_elastic = is_elastic
+        self._model = model
         self._fleet = fleet
         self._admission = admission_controller
         self._forecasts = forecasts
@@ -96,7 +99,7 @@ class Rebalancer:
         workers = self._fleet.candidates(())
         demand = self._demand(workers)
         for payload in self._gossip.others:
-            demand += _demand_in(payload)
+            demand += _demand_in(payload, self._model)
         before = self.balance
         self.balance = self._roles.observe(
             [self._state_of(worker) for worker in workers],
@@ -162,13 +165,18 @@ class Rebalancer:
         return demand_of(workers, backlog)
 
     def _gossip_payload(self) -> bytes:
-        return json.dumps(astuple(self._demand(self._fleet.candidates(())))).encode()
+        demand = self._demand(self._fleet.candidates(()))
+        return json.dumps([self._model, *astuple(demand)]).encode()
 
 
-def _demand_in(payload: bytes) -> PoolDemand:
-    """Returns the demand in a gossip payload; zero if it has another format."""
+def _demand_in(payload: bytes, model: str) -> PoolDemand:
+    """Returns the demand for a model in a gossip payload; zero if it is of another model, or has
+    another format."""
     try:
-        numbers = list(map(float, json.loads(payload)))
+        of, *demand = json.loads(payload)
+        if of != model:
+            return PoolDemand()
+        numbers = list(map(float, demand))
         if not all(0 <= number <= _MAX_DEMAND for number in numbers):
             return PoolDemand()
         return PoolDemand(*numbers)

@@ -168,7 +168,7 @@ def _of_message(message: pb.GenerateRequest, card: ModelCard) -> Attributes:
     return {
         "gen_ai.operation.name": "chat" if is_chat else "text_completion",
         "gen_ai.provider.name": "baton",
-        "gen_ai.request.model": message.model or card.name,
+        "gen_ai.request.model": card.name,
         "baton.request.id": message.request_id,
         "gen_ai.request.stream": True,
     }

@@ -1,9 +1,10 @@
 """The HTTP front of a router in this process: requests reach scripted workers, and no socket is
 opened between client and router."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from types import MappingProxyType
 
 import httpx
 
@@ -16,11 +17,12 @@ from baton_router.admission.forecast import Forecasts
 from baton_router.admission.policy import admission_named
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness
+from baton_router.admission.readiness import Readiness, RouterReadiness
 from baton_router.http.app import Routes
 from baton_router.http.body import Bodies
 from baton_router.http.generation import Generations
 from baton_router.http.messages.messages import Messages
+from baton_router.http.model_generations import ModelGenerations
 from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.store import ResponseStore
 from baton_router.http.structure import bounds_of
@@ -30,6 +32,8 @@ from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
+from baton_router.models.aliases import Weights
+from baton_router.models.models import Models, ServedModel
 from baton_router.placement.placer import Placer
 from baton_router.request import Request, work_of
 from baton_router.telemetry.request_meter import RequestMeter
@@ -66,7 +70,81 @@ def routes_to(
     unknown: UnknownFields | None = None,
     origins: str | None = None,
 ) -> Routes:
-    """The routes of a router without tenants."""
+    """The routes of a router without tenants, of one model."""
+    return routes_of(
+        {model.name: fleet},
+        {model.name: model},
+        quotas,
+        max_waiting,
+        responses_ttl=responses_ttl,
+        unknown=unknown,
+        origins=origins,
+    )
+
+
+def inference_of(fleet: FakeFleet, quotas: Quotas) -> Inference:
+    """The request pipeline of the shipped model."""
+    (served,) = routes_to(fleet, card(), quotas)._models
+    return served.inference
+
+
+def routes_of(
+    fleets: Mapping[str, FakeFleet],
+    cards: Mapping[str, ModelCard],
+    quotas: Quotas,
+    max_waiting: int = MAX_WAITING,
+    aliases: Mapping[str, Weights] = MappingProxyType({}),
+    responses_ttl: float = 0.0,
+    unknown: UnknownFields | None = None,
+    origins: str | None = None,
+) -> Routes:
+    """The routes of a router without tenants, of several models."""
+    controllers: list[AdmissionController] = []
+    requests, limits, tenants = Requests(controllers), RateLimits(quotas.of), Tenants()
+    served = [
+        served_model(fleets[name], model, quotas, requests, limits, max_waiting)
+        for name, model in cards.items()
+    ]
+    controllers += [model.admission_controller for model in served]
+    models = Models(served, tenants, limits, lambda: aliases)
+    of_model = {
+        model.name: Generations(
+            model.inference,
+            model.intake,
+            SECONDS,
+            partial(timeline_for, tenants=tenants, placer=model.placer),
+        )
+        for model in served
+    }
+    generations = ModelGenerations(models, of_model)
+    store = ResponseStore(connect(NO_REDIS), responses_ttl, max_bytes=2**20, max_responses=9)
+    longest = max(model.max_model_len for model in cards.values())
+    bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest), LargeRequests(), unknown)
+    readiness = RouterReadiness({model.name: model.readiness for model in served})
+    return Routes(
+        models,
+        generations,
+        Responses(generations, store, tenants),
+        Messages(generations),
+        requests,
+        readiness,
+        tenants,
+        limits,
+        None,
+        bodies,
+        origins=origins,
+    )
+
+
+def served_model(
+    fleet: FakeFleet,
+    model: ModelCard,
+    quotas: Quotas,
+    requests: Requests,
+    limits: RateLimits,
+    max_waiting: int,
+) -> ServedModel:
+    """A model that scripted workers serve."""
     known = _FrontFleet(fleet, model.max_model_len)
     intake, tenants = Intake(model, MAX_PROMPT_BYTES), Tenants()
     placer = Placer(known, HANDOFFS)  # type: ignore[arg-type]
@@ -76,7 +154,6 @@ def routes_to(
         admission_named("none"),
     )
     admission_controller = AdmissionController(quotas, forecasts, max_waiting)
-    requests, limits = Requests(admission_controller), RateLimits(quotas.of)
     readiness = Readiness(lambda _needs_prefill: "")
     inference = Inference(
         model,
@@ -92,23 +169,16 @@ def routes_to(
         coalesce_seconds=0.0,
         ttft_objective=TTFT_OBJECTIVE,
     )
-    extra_of = partial(timeline_for, tenants=tenants, placer=placer)
-    generations = Generations(inference, intake, SECONDS, extra_of)
-    bodies = Bodies(MAX_BODY_BYTES, bounds_of(model.max_model_len), LargeRequests(), unknown)
-    store = ResponseStore(connect(NO_REDIS), responses_ttl, max_bytes=2**20, max_responses=9)
-    responses = Responses(generations, store, tenants)
-    return Routes(
-        inference,
-        generations,
-        responses,
-        Messages(generations),
-        requests,
+    return ServedModel(
+        model,
+        intake,
+        known,  # type: ignore[arg-type]
+        admission_controller,
         readiness,
-        tenants,
-        limits,
-        None,
-        bodies,
-        origins=origins,
+        placer,
+        inference._meter,
+        None,  # type: ignore[arg-type]
+        inference,
     )
 
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 from baton.errors import InvalidArgumentError
 from baton.serving.tenant import Caller
 from baton_router.http.exchange import Exchange
-from baton_router.http.generation import Generations
 from baton_router.http.messages.conversion import chat_request, counted_request, in_messages_terms
 from baton_router.http.messages.schemas import Conversation, MessagesRequest
 from baton_router.http.messages.writer import MessageWriter
+from baton_router.http.model_generations import ModelGenerations
 from baton_router.http.schemas import ChatRequest
 
 # Messages above which a thread converts them.
@@ -23,7 +23,7 @@ _Body = TypeVar("_Body", bound=Conversation)
 class Messages:
     """Messages API over the pipeline of chat completions."""
 
-    def __init__(self, generations: Generations) -> None:
+    def __init__(self, generations: ModelGenerations) -> None:
         self._generations = generations
 
     async def create(self, body: MessagesRequest, caller: Caller) -> Exchange:

@@ -11,7 +11,7 @@ from baton.errors import InvalidArgumentError
 from baton.serving.tenant import Caller, Tenants
 from baton_router.http.answer_writer import Json, encoded
 from baton_router.http.exchange import Exchange
-from baton_router.http.generation import Generations
+from baton_router.http.model_generations import ModelGenerations
 from baton_router.http.responses.conversion import chat_request, in_responses_terms, items_of
 from baton_router.http.responses.schemas import ResponsesRequest
 from baton_router.http.responses.store import ResponseStore
@@ -31,7 +31,9 @@ class _Stored(msgspec.Struct, frozen=True):
 class Responses:
     """Responses of all tenants."""
 
-    def __init__(self, generations: Generations, store: ResponseStore, tenants: Tenants) -> None:
+    def __init__(
+        self, generations: ModelGenerations, store: ResponseStore, tenants: Tenants
+    ) -> None:
         self._generations = generations
         self._store = store
         self._tenants = tenants
