@@ -149,7 +149,7 @@ def served_model(
     intake, tenants = Intake(model, MAX_PROMPT_BYTES), Tenants()
     placer = Placer(known, HANDOFFS)  # type: ignore[arg-type]
     forecasts = Forecasts[Request](
-        lambda request: placer.explain(work_of(request)),
+        lambda request, earlier: placer.explain(work_of(request), earlier),
         lambda request: request.demand,
         admission_named("none"),
     )
