@@ -1,11 +1,16 @@
 """Dashboard of KV handoffs."""
 
 from grafana import Board, Panel, Query, Row
-from promql import quantiles, rate, ratio
+from promql import MODEL, of_model, quantiles, rate, ratio
 
 _ENDS = ("0.5", "0.99")
 _COMMAND = 'kind="command"'
 _ANSWERED = f'{_COMMAND},outcome="answered"'
+
+
+def _of_router(counter: str, *by: str) -> str:
+    return rate(counter, *by, where=of_model(counter))
+
 
 BOARD = Board(
     "baton-handoff",
@@ -57,19 +62,19 @@ BOARD = Board(
             [
                 Panel(
                     "Placement decisions",
-                    [Query(rate("baton_placements_total", "way"), "{{way}}")],
+                    [Query(_of_router("baton_placements_total", "way"), "{{way}}")],
                     "ops",
                     is_stacked=True,
                 ),
                 Panel(
                     "Failed attempts",
-                    [Query(rate("baton_setbacks_total", "kind"), "{{kind}}")],
+                    [Query(_of_router("baton_setbacks_total", "kind"), "{{kind}}")],
                     "ops",
                     is_stacked=True,
                 ),
                 Panel(
                     "Migrations",
-                    [Query(rate("baton_migrations_total"), "migrations")],
+                    [Query(_of_router("baton_migrations_total"), "migrations")],
                     "ops",
                 ),
             ],
@@ -154,13 +159,19 @@ BOARD = Board(
                 ),
                 Panel(
                     "Indexed KV blocks",
-                    [Query("sum by (instance) (baton_indexed_blocks)", "{{instance}}")],
+                    [
+                        Query(
+                            'sum by (instance) (baton_indexed_blocks{model=~"$model"})',
+                            "{{instance}}",
+                        )
+                    ],
                 ),
                 Panel(
                     "Routers with a cold locality index",
-                    [Query("sum(1 - baton_index_is_warm)", "routers")],
+                    [Query('sum(1 - baton_index_is_warm{model=~"$model"})', "routers")],
                 ),
             ],
         ),
     ],
+    [MODEL],
 )

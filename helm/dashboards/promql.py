@@ -5,6 +5,9 @@ from grafana import Query
 _WINDOW = "$__rate_interval"
 _QUANTILES = ("0.5", "0.95", "0.99")
 
+MODEL = ("model", "baton_workers")
+"""Variable of a dashboard: the models, as routers serve them."""
+
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 PER_OUTPUT = "gen_ai_server_time_per_output_token_seconds"
 DURATION = "gen_ai_server_request_duration_seconds"
@@ -17,13 +20,22 @@ def rate(counter: str, *by: str, where: str = "") -> str:
     return f"sum{grouped} (rate({counter}{matching}[{_WINDOW}]))"
 
 
+def of_model(metric: str, where: str = "") -> str:
+    """Returns the matchers of a router's metric for the selected models, and `where`."""
+    label = "gen_ai_request_model" if metric.startswith("gen_ai_") else "model"
+    return ",".join(filter(None, (f'{label}=~"$model"', where)))
+
+
 def ratio(part: str, whole: str) -> str:
     return f"({part}) / ({whole})"
 
 
-def below(bound: str, histogram: str) -> str:
+def below(bound: str, histogram: str, where: str = "") -> str:
     """The part of what a histogram has counted that is not above one of its bounds."""
-    return ratio(rate(f"{histogram}_bucket", where=f'le="{bound}"'), rate(f"{histogram}_count"))
+    bounded = ",".join(filter(None, (where, f'le="{bound}"')))
+    return ratio(
+        rate(f"{histogram}_bucket", where=bounded), rate(f"{histogram}_count", where=where)
+    )
 
 
 def quantiles(

@@ -1,7 +1,7 @@
 """Dashboard of service levels: latency, throughput and errors as clients see them."""
 
 from grafana import Board, Panel, Query, Row
-from promql import DURATION, PER_OUTPUT, TTFT, below, quantiles, rate, ratio
+from promql import DURATION, MODEL, PER_OUTPUT, TTFT, below, of_model, quantiles, rate, ratio
 
 # Errors of the server: bad requests, cancellations and rejections are none.
 _FAILED = 'error_type=~"INTERNAL|UNAVAILABLE|DATA_LOSS|FAILED_PRECONDITION|DEADLINE_EXCEEDED"'
@@ -12,10 +12,26 @@ def _number(title: str, expression: str, unit: str = "short", text: str = "") ->
     return Panel(title, [Query(expression)], unit, text, kind="stat", width=4, height=4)
 
 
+def _rate(counter: str, *by: str, where: str = "") -> str:
+    return rate(counter, *by, where=of_model(counter, where))
+
+
+def _below(bound: str, histogram: str) -> str:
+    return below(bound, histogram, of_model(histogram))
+
+
+def _quantiles(histogram: str) -> list[Query]:
+    return quantiles(histogram, where=of_model(histogram))
+
+
+def _sum(gauge: str) -> str:
+    return f"sum({gauge}{{{of_model(gauge)}}})"
+
+
 def _share(where: str) -> str:
     """Returns the share of requests that match `where`."""
-    part = f"{rate(f'{DURATION}_count', where=where)} or vector(0)"
-    return ratio(part, rate(f"{DURATION}_count"))
+    part = f"{_rate(f'{DURATION}_count', where=where)} or vector(0)"
+    return ratio(part, _rate(f"{DURATION}_count"))
 
 
 BOARD = Board(
@@ -26,9 +42,9 @@ BOARD = Board(
         Row(
             "Now",
             [
-                _number("Requests", rate(f"{DURATION}_count"), "reqps"),
-                _number("TTFT below 1 s", below("1.0", TTFT), "percentunit"),
-                _number("TPOT below 50 ms", below("0.05", PER_OUTPUT), "percentunit"),
+                _number("Requests", _rate(f"{DURATION}_count"), "reqps"),
+                _number("TTFT below 1 s", _below("1.0", TTFT), "percentunit"),
+                _number("TPOT below 50 ms", _below("0.05", PER_OUTPUT), "percentunit"),
                 _number(
                     "Failed",
                     _share(_FAILED),
@@ -41,18 +57,20 @@ BOARD = Board(
                     "percentunit",
                     "By admission control, quotas or rate limits.",
                 ),
-                _number("In flight", "sum(baton_requests_in_flight)"),
+                _number("In flight", _sum("baton_requests_in_flight")),
             ],
         ),
         Row(
             "Latency",
             [
-                Panel("Time to first token", quantiles(TTFT), "s"),
-                Panel("Time per output token", quantiles(PER_OUTPUT), "s", "Mean of each request."),
-                Panel("Request duration", quantiles(DURATION), "s"),
+                Panel("Time to first token", _quantiles(TTFT), "s"),
+                Panel(
+                    "Time per output token", _quantiles(PER_OUTPUT), "s", "Mean of each request."
+                ),
+                Panel("Request duration", _quantiles(DURATION), "s"),
                 Panel(
                     "Distribution of time to first token",
-                    [Query(rate(f"{TTFT}_bucket", "le"), has_exemplars=True)],
+                    [Query(_rate(f"{TTFT}_bucket", "le"), has_exemplars=True)],
                     "s",
                     "Each diamond is an exemplar: one request, with a link to its trace.",
                     kind="heatmap",
@@ -63,17 +81,17 @@ BOARD = Board(
         Row(
             "Time to first token by stage",
             [
-                Panel("Admission", quantiles("baton_admission_seconds"), "s"),
+                Panel("Admission", _quantiles("baton_admission_seconds"), "s"),
                 Panel(
                     "Prefill queue",
-                    quantiles("baton_prefill_queue_seconds"),
+                    _quantiles("baton_prefill_queue_seconds"),
                     "s",
                 ),
                 Panel(
                     "Admission queues",
                     [
-                        Query("sum(baton_requests_waiting)", "requests"),
-                        Query("sum(baton_waiting_prompt_tokens)", "prompt tokens"),
+                        Query(_sum("baton_requests_waiting"), "requests"),
+                        Query(_sum("baton_waiting_prompt_tokens"), "prompt tokens"),
                     ],
                 ),
                 Panel(
@@ -88,7 +106,7 @@ BOARD = Board(
             [
                 Panel(
                     "Requests by outcome",
-                    [Query(rate(f"{DURATION}_count", "error_type"), "{{error_type}}")],
+                    [Query(_rate(f"{DURATION}_count", "error_type"), "{{error_type}}")],
                     "reqps",
                     "Without an error code: success.",
                     is_stacked=True,
@@ -96,18 +114,24 @@ BOARD = Board(
                 Panel(
                     "Token throughput of ended requests",
                     [
-                        Query(rate("baton_prompt_tokens_total"), "prompt"),
-                        Query(rate("baton_output_tokens_total"), "output"),
+                        Query(_rate("baton_prompt_tokens_total"), "prompt"),
+                        Query(_rate("baton_output_tokens_total"), "output"),
                     ],
                     "cps",
                 ),
                 Panel(
                     "Pool load",
-                    [Query("max by (role) (baton_pool_pressure)", "{{role}}")],
+                    [
+                        Query(
+                            'max by (model, role) (baton_pool_pressure{model=~"$model"})',
+                            "{{model}} {{role}}",
+                        )
+                    ],
                     "percentunit",
                     "Above 100% the role has too few workers.",
                 ),
             ],
         ),
     ],
+    [MODEL],
 )

@@ -34,7 +34,12 @@ BOARD = Board(
             [
                 Panel(
                     "Workers by state",
-                    [Query("max by (role, state) (baton_workers)", "{{role}} {{state}}")],
+                    [
+                        Query(
+                            "max by (model, role, state) (baton_workers)",
+                            "{{model}} {{role}} {{state}}",
+                        )
+                    ],
                     is_stacked=True,
                 ),
                 Panel(
