@@ -24,7 +24,8 @@ _BY_CHART = {
     "redis_password", "redis_signing_key_file", "redis_url", "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
 _BY_CHART_OF_ROUTER = _BY_CHART | {
-    "allowances", "client_auth", "endpoint_picker", "picker_endpoints", "tenants_file",
+    "allowances", "client_auth", "endpoint_picker", "picker_endpoints", "model_aliases",
+    "tenants_file",
 }  # fmt: skip
 _BY_CHART_OF_WORKER = _BY_CHART | {
     "block_size", "device", "dtype", "kv_cache_bytes", "kv_cache_dtype", "kv_connector", "kv_port",

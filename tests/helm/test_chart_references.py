@@ -35,6 +35,7 @@ GIVEN = (
     ("kv", "socketDirectory", "claim"),
     ("router", "tenantsSecret"),
     ("router", "allowancesConfigMap"),
+    ("router", "aliasesConfigMap"),
     ("tracing", "headersSecret"),
     ("helmTest", "clientSecret"),
     ("ingress", "grpc", "tlsSecret"),

@@ -17,7 +17,7 @@ Object = dict[str, Any]
 EVERYTHING = "everything"
 _EVERYTHING = """
 image: { registry: registry.example/llm, tag: "1", pullSecrets: [registry] }
-model: { source: image, image: registry.example/checkpoints/qwen3, name: "" }
+model: { source: image, image: registry.example/checkpoints/qwen3, name: "", servedName: qwen }
 redis: { existingSecret: redis-password, signingSecret: redis-signing-keys }
 tls:
   enabled: true
@@ -27,6 +27,7 @@ router:
   http: true
   tenantsSecret: tenants
   allowancesConfigMap: allowances
+  aliasesConfigMap: aliases
   settings: { placement: least-loaded, max_prompt_bytes: 2097152, share_prefixes: true }
   autoscaling: { enabled: true }
   nodeSelector: { pool: cpu }
@@ -84,9 +85,9 @@ def merged(values: Object) -> Object:
     return chart().merge_values(values)
 
 
-def render(values: Object) -> list[Object]:
-    """Every object of a release called "demo", but for those of `helm test`."""
-    return [found for path, found in _rendered(values) if "/tests/" not in path]
+def render(values: Object, release: str = "demo") -> list[Object]:
+    """Every object of a release, but for those of `helm test`."""
+    return [found for path, found in _rendered(values, release) if "/tests/" not in path]
 
 
 def render_tests(values: Object) -> list[Object]:
@@ -94,8 +95,8 @@ def render_tests(values: Object) -> list[Object]:
     return [found for path, found in _rendered(values) if "/tests/" in path]
 
 
-def _rendered(values: Object) -> Iterator[tuple[str, Object]]:
-    files = chart().render(values, name="demo", namespace=NAMESPACE)
+def _rendered(values: Object, release: str = "demo") -> Iterator[tuple[str, Object]]:
+    files = chart().render(values, name=release, namespace=NAMESPACE)
     for path, text in files.items():
         if not path.endswith(".txt"):
             yield from ((path, found) for found in yaml.safe_load_all(text) if found is not None)

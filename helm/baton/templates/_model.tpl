@@ -10,6 +10,23 @@ configuration, and for workers. All take the root. */}}
 {{- end -}}
 {{- end -}}
 
+{{- /* The name under which the model is served: as its checkpoint's last part, unless it is given. */}}
+{{- define "baton.servedName" -}}
+{{- .Values.model.servedName | default (base (include "baton.modelPath" .)) -}}
+{{- end -}}
+
+{{- /* The models of a process, the release's own first; takes a component. */}}
+{{- define "baton.models" -}}
+{{- $own := printf "%s=%s" (include "baton.servedName" .root) (include "baton.modelPath" .root) -}}
+{{- $models := list (ternary $own (include "baton.modelPath" .root) (ne .root.Values.model.servedName "")) -}}
+{{- if eq .component "router" -}}
+{{- range .root.Values.router.models -}}
+{{- $models = append $models (printf "%s=%s" .name .checkpoint) -}}
+{{- end -}}
+{{- end -}}
+{{- join "," $models -}}
+{{- end -}}
+
 {{- define "baton.modelEnv" -}}
 {{- $model := .Values.model }}
 - name: HOME

@@ -96,7 +96,7 @@ podAntiAffinity:
 - name: BATON_METRICS_PORT
   value: {{ $values.ports.metrics | quote }}
 - name: BATON_MODEL
-  value: {{ include "baton.modelPath" .root | quote }}
+  value: {{ include "baton.models" . | quote }}
 - name: BATON_DRAIN_TIMEOUT_S
   value: {{ .drainSeconds | quote }}
 - name: BATON_LOG_LEVEL
