@@ -151,7 +151,7 @@ def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 
 
 def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
-    """Checks that every worker can exchange blocks with every other of its version."""
+    """Checks that every worker can exchange blocks with every other of its version and model."""
     workers: defaultdict[str, dict[str, WorkerFacts]] = defaultdict(dict)
     for name, answer in answers.items():
         if answer.info.worker is not None:
@@ -161,8 +161,11 @@ def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
         advice = "finish the upgrade or roll it back: workers exchange blocks within one version"
         yield note("pairing", f"the versions of workers differ: {listed}", advice)
     for version, facts in sorted(workers.items()):
-        who = "all workers" if len(workers) == 1 else f"those of {version}"
-        yield _pairing_of(who, facts)
+        models = sorted({fact.model for fact in facts.values()})
+        for model in models:
+            own = {name: fact for name, fact in facts.items() if fact.model == model}
+            who = "all workers" if len(workers) == 1 else f"those of {version}"
+            yield _pairing_of(who if len(models) == 1 else f"{who} of {model}", own)
 
 
 def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
@@ -204,10 +207,10 @@ def _records(refused: Mapping[str, str]) -> Iterator[Finding]:
     if len(refused) > len(few):
         listed += f"; and {len(refused) - len(few)} more"
     advice = (
-        "give the router and its workers the same --redis-signing-key-file; if these are no "
-        "workers of yours, find who else writes to Redis"
+        "give the router and its workers the same --redis-signing-key-file and the same names of "
+        "models; if these are no workers of yours, find who else writes to Redis"
     )
-    yield fault("records", f"the router refuses records of workers: {listed}", advice)
+    yield fault("records", f"the router does not use records of workers: {listed}", advice)
 
 
 def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
