@@ -20,17 +20,21 @@ def print_json(workers: Sequence[Worker] | Sequence[WorkerMemory]) -> None:
 
 
 def print_table(workers: list[Worker], console: Console) -> None:
-    """Prints a row for each worker, with its present role; a sentence if there is none."""
+    """Prints a row for each worker, with its present role, and its model where there are several;
+    a sentence if there is none."""
     if not workers:
         console.print("no worker is registered yet")
         return
-    table = Table("worker", "role", "version", "endpoint", "state", box=None)
+    has_models = len({worker.model for worker in workers}) > 1
+    models = ("model",) if has_models else ()
+    table = Table("worker", *models, "role", "version", "endpoint", "state", box=None)
     table.add_column("requests", justify="right")
     table.add_column("indexed blocks", justify="right")
     for worker in workers:
         style = _STYLES.get(worker.state, "")
         table.add_row(
             worker.id,
+            *((worker.model,) if has_models else ()),
             worker.role,
             worker.version or "not said",
             worker.endpoint,

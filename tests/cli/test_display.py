@@ -70,3 +70,12 @@ def test_workers_table_calls_indexed_blocks_by_their_name() -> None:
     header, row = output.getvalue().splitlines()
     assert header.split("  ")[-1].strip() == "indexed blocks"
     assert row.split()[-1] == "13"
+
+
+def test_workers_table_names_models_where_several_exist() -> None:
+    one = Worker("d0", "decode", "h:1", 1, "ready", 0, 13, "h:2", "1.0", "chat")
+    for workers, named in (([one, replace(one, id="d1", model="coder")], True), ([one], False)):
+        output = io.StringIO()
+        print_table(workers, Console(file=output, width=120))
+        assert ("model" in output.getvalue()) == named
+        assert ("chat" in output.getvalue()) == named

@@ -233,6 +233,19 @@ def test_doctor_compares_workers_within_their_version() -> None:
     assert "020202020202, but decode-1: 010101010101" in found.text
 
 
+def test_doctor_pairs_workers_of_each_model_by_themselves() -> None:
+    coder = WorkerFacts("d", "coder", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
+    answers = {
+        "prefill-0": _Answer(info(), 0.0),
+        "decode-0": _Answer(info(), 0.0),
+        "decode-1": _Answer(info(worker=coder), 0.0),
+    }
+    found = list(_pairing(answers))
+    assert [one.level for one in found] == [Level.OK] * 2
+    assert found[0].text.startswith("all workers of coder can exchange blocks")
+    assert found[1].text.startswith("all workers of tiny can exchange blocks")
+
+
 def test_doctor_notes_version_skew_and_faults_clock_skew() -> None:
     newer = info(versions={"baton": "1.1", "torch": "2.14"})
     answers = {"router": _Answer(info(), 0.2), "decode-0": _Answer(newer, -40.0)}

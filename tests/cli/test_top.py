@@ -133,6 +133,17 @@ def test_headline_names_versions_while_workers_differ() -> None:
     assert str(said).endswith("  versions: 1.0, 2.0")
 
 
+def test_top_names_models_of_workers_where_several_exist() -> None:
+    load = Load("ready", "", 1.0, *[0] * 9)
+    one = Worker("w0", "decode", "a:2", 1, "ready", 0, 0, "a:3", "1.0", "chat")
+    other = replace(one, id="w1", model="coder")
+    for workers, shown in (((one, other), ["w0 (chat)", "w1 (coder)"]), ((one,), ["w0"])):
+        found = tuple(WorkerSnapshot(worker, load) for worker in workers)
+        balance = RoleBalance(0.0, 0.0, None, "", False)
+        rows = worker_rows(Snapshot(0.0, load, balance, found, ()))
+        assert [str(row[0]) for row in rows] == shown
+
+
 def test_top_shows_pauses_of_router_and_worker() -> None:
     going_on = Load("ready", "", 1.0, *[0] * 9)
     paused = replace(going_on, is_paused=True)

@@ -94,13 +94,23 @@ REQUEST_COLUMNS = tuple(_OF_REQUEST)
 
 
 def worker_rows(snapshot: Snapshot) -> list[list[Text]]:
-    """Returns the values of `WORKER_COLUMNS` for each worker, in the order of their ids."""
-    return list(map(_worker_row, snapshot.workers))
+    """Returns the values of `WORKER_COLUMNS` for each worker, in the order of their ids; with its
+    model where there are several."""
+    rows = list(map(_worker_row, snapshot.workers))
+    if len({shown.worker.model for shown in snapshot.workers}) > 1:
+        for row, shown in zip(rows, snapshot.workers, strict=True):
+            row[0].append(f" ({shown.worker.model})", "dim")
+    return rows
 
 
 def request_rows(snapshot: Snapshot) -> list[list[Text]]:
-    """Returns the values of `REQUEST_COLUMNS` for each request, the oldest first."""
-    return [[cell(request) for cell in _OF_REQUEST.values()] for request in snapshot.requests]
+    """Returns the values of `REQUEST_COLUMNS` for each request, the oldest first; with its model
+    where there are several."""
+    rows = [[cell(request) for cell in _OF_REQUEST.values()] for request in snapshot.requests]
+    if len({shown.worker.model for shown in snapshot.workers}) > 1:
+        for row, request in zip(rows, snapshot.requests, strict=True):
+            row[0].append(f" ({request.model})", "dim")
+    return rows
 
 
 def _worker_row(shown: WorkerSnapshot) -> list[Text]:

@@ -41,8 +41,10 @@ def print_json(explained: Explanation) -> None:
 
 def print_tables(explained: Explanation, console: Console) -> None:
     """Prints a table for each kind of candidate, and the reason."""
+    model = f" of {explained.model}" if explained.model else ""
     console.print(
-        f"request {explained.request_id}: {explained.num_tokens} tokens, policy {explained.policy}",
+        f"request {explained.request_id}{model}: {explained.num_tokens} tokens, policy "
+        f"{explained.policy}",
         highlight=False,
         markup=False,
     )

@@ -71,8 +71,9 @@ class Fleets:
     def refused_records(self) -> Mapping[str, str]:
         """Reasons why records in Redis are not used, by worker id: refused ones, and those of
         models that this router does not serve."""
+        listed = ", ".join(map(repr, self.of))
         others = {
-            worker: f"it serves the model {record.model!r}, and this router {_listed(self.of)}"
+            worker: f"it serves the model {record.model!r}; expected one of {listed}"
             for worker, record in self._registry.records.items()
             if record.model not in self.of
         }
@@ -97,7 +98,3 @@ class Fleets:
                 fleet.on_change(worker, record)
             else:
                 fleet.forget(worker)
-
-
-def _listed(models: Mapping[str, Fleet]) -> str:
-    return ", ".join(map(repr, models))
