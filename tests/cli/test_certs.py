@@ -59,7 +59,7 @@ def test_up_passes_each_process_its_certificate(tmp_path: Path) -> None:
     made(tmp_path)
     arguments = ["up", "--dry-run", "--device", "cpu", "--tls", str(tmp_path)]
     result = CliRunner(env={"BATON_TLS_CERT": "client.pem"}).invoke(app, arguments)
-    _, router, *workers = result.stdout.splitlines()
+    _, _redis, router, *workers = result.stdout.splitlines()
     assert f"--tls-cert {tmp_path}/router.pem --tls-key {tmp_path}/router.key" in router
     for line in workers:
         assert f"--tls-cert {tmp_path}/worker.pem --tls-key {tmp_path}/worker.key" in line

@@ -226,7 +226,7 @@ def test_show_cancels_the_call_when_interrupted():
     assert call.is_cancelled
 
 
-def test_as_json_returns_an_object_for_one_completion():
+def test_as_json_returns_scores_of_one_completion():
     top = pb.TopLogprobs(token_ids=[7, 8], logprobs=[-0.5, -1])
     call = FakeCall(
         ACCEPTED,
@@ -236,9 +236,11 @@ def test_as_json_returns_an_object_for_one_completion():
     )
     params = SamplingParams(logprobs=True, top_logprobs=2, prompt_logprobs=0)
     answer = json.loads(room.as_json(Generation(call), params))
-    assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == ("a", [7], "length")
     assert answer["prompt_logprobs"] == [{"logprob": -2, "top": []}]
-    assert answer["logprobs"] == [
+    (completion,) = answer["completions"]
+    assert (completion["text"], completion["token_ids"]) == ("a", [7])
+    assert completion["finish_reason"] == "length"
+    assert completion["logprobs"] == [
         {
             "logprob": -0.5,
             "top": [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -1}],

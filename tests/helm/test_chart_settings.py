@@ -170,7 +170,7 @@ def queries():
 
 @pytest.mark.system
 def test_autoscaler_queries_return_load_of_own_release(tmp_path):
-    """Of the series of this release alone: the times prompts wait, and the KV blocks held."""
+    """Of the series of this release and its model: the times prompts wait, and the blocks held."""
     series = []
 
     def has(name, values, **labels):
@@ -178,11 +178,13 @@ def test_autoscaler_queries_return_load_of_own_release(tmp_path):
         series.append({"series": f"{name}{{{inside}}}", "values": values})
 
     bucket, count = "baton_prefill_queue_seconds_bucket", "baton_prefill_queue_seconds_count"
-    router = {"namespace": "serving", "pod": "demo-baton-router-1"}
+    pod = {"namespace": "serving", "pod": "demo-baton-router-1"}
+    router = {**pod, "model": "qwen"}
     # None for five minutes; then 80 of 100 in 0.5 s, and the others in 1 s.
     for le, growth in (("0.5", 80), ("1.0", 100), ("+Inf", 100)):
         has(bucket, f"0x5 0+{growth}x10", le=le, **router)
         has(bucket, "0+100x15", le=le, namespace="serving", pod="other-baton-router-1")
+        has(bucket, "0+100x15", le=le, **pod, model="other")
     has(count, "0x5 0+100x10", **router)
     for state, blocks in (("held", 60), ("cached", 20), ("free", 20)):
         has("baton_kv_blocks", f"{blocks}x15", state=state, namespace="serving",

@@ -200,7 +200,7 @@ async def test_intake_refuses_tools_of_unknown_format(folder):
 
 
 async def test_intake_refuses_budget_without_reasoning_format(folder):
-    card = read_model_card(str(folder), "hermes", None)
+    card = read_model_card(str(folder), tool_format="hermes", reasoning_format=None)
     with pytest.raises(InvalidArgumentError, match="--reasoning-parser"):
         await read(card, max_reasoning_tokens=4)
 

@@ -47,7 +47,7 @@ def save_calling_model(folder: Path) -> None:
 
 def calling_card(folder: Path, tool_format: str | None = "hermes") -> ModelCard:
     """The card of that model."""
-    return read_model_card(str(folder), tool_format, "think")
+    return read_model_card(str(folder), tool_format=tool_format, reasoning_format="think")
 
 
 def ids_of(text: str, model: ModelCard | None = None) -> list[int]:
