@@ -209,7 +209,13 @@ class LocalCluster:
         deadline = None if timeout is None else time.monotonic() + timeout
         statuses = {process.name: Status(process.name) for process in self.processes}
         times = LoadingTimes()
-        while not self._is_ready(statuses):
+        while True:
+            is_ready = self._is_ready(statuses)
+            # After it, for which a process that has ended need not be ready.
+            has_moved = self._move_those_without_port()
+            self.check()
+            if is_ready and not has_moved:
+                break
             now = time.monotonic()
             on_status(
                 [replace(s, seconds_left=times.seconds_left(s, now)) for s in statuses.values()]
@@ -220,8 +226,6 @@ class LocalCluster:
                     f"{late or 'the router'} did not become ready within {timeout:g} s"
                 )
             time.sleep(_POLL_INTERVAL)
-            self._move_those_without_port()
-            self.check()
         on_status(list(statuses.values()))
 
     def check(self) -> None:
@@ -330,8 +334,9 @@ class LocalCluster:
             return client.list_workers()
         return []
 
-    def _move_those_without_port(self) -> None:
-        """Restarts processes that found a port taken, on other ports."""
+    def _move_those_without_port(self) -> bool:
+        """Restarts processes that found a port taken, on other ports; returns whether any did."""
+        has_moved = False
         for process in self.processes:
             may_move = self._num_moves[process.name] < _MAX_MOVES
             lost = process.lost_port if may_move else None
@@ -350,6 +355,8 @@ class LocalCluster:
                 continue
             self._num_moves[process.name] += 1
             process.start(process.log_path.parent)
+            has_moved = True
+        return has_moved
 
     def _worker(self, role: Role, index: int, flags: Flags) -> Process:
         name = f"{role}-{index}"

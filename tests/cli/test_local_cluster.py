@@ -124,6 +124,21 @@ def test_start_fails_when_the_requested_port_is_taken() -> None:
             router_alone(port=port).start()
 
 
+def test_start_fails_when_the_router_ends_after_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(1)"]
+    monkeypatch.setattr(Process, "command", property(lambda _: command))
+    cluster = router_alone()
+    check = cluster.check
+
+    def check_and_linger() -> None:
+        check()
+        wait_until(lambda: not cluster.process("router").is_running)
+
+    monkeypatch.setattr(cluster, "check", check_and_linger)
+    with pytest.raises(UnavailableError, match="router ended with code 0"):
+        cluster.start()
+
+
 @pytest.mark.slow
 def test_start_names_and_stops_processes_not_ready_in_time() -> None:
     cluster = LocalCluster()
