@@ -57,7 +57,8 @@ def opened(browser: webdriver.Chrome, address: str) -> Iterator[webdriver.Chrome
     eventually(browser, lambda: browser.find_element(By.ID, "model").text)
     yield browser
     logged = [entry["message"] for entry in browser.get_log("browser")]
-    assert [line for line in logged if "status of 4" not in line] == []
+    unexpected = [line for line in logged if "status of 4" not in line]
+    assert unexpected == [], unexpected
 
 
 def eventually(browser: webdriver.Chrome, condition: Callable[[], Any]) -> Any:

@@ -385,4 +385,5 @@ find("theme").addEventListener("click", () => {
 find("theme").setAttribute("aria-pressed", String(isDark()));
 addEventListener("pagehide", () => running?.abort()); // a page that is kept for later would go on
 showEmpty();
+find("prompt").focus(); // before a missing key takes the focus
 loadModels();
