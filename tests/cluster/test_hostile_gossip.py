@@ -38,11 +38,22 @@ async def test_gossip_survives_2000_forged_and_huge_payloads(redis: Redis, loops
 
 @pytest.mark.parametrize(
     "payload",
-    [b"[1e300, 0, 0]", b"[NaN, 0, 0]", b"[-1, 0, 0]", b"[" * 100_000, b"[1" + b"0" * 400 + b"]"],
-    ids=["huge", "nan", "negative", "nested", "overflow"],
+    [
+        b'["tiny", 1e300, 0, 0]',
+        b'["tiny", NaN, 0, 0]',
+        b'["tiny", -1, 0, 0]',
+        b"[" * 100_000,
+        b'["tiny", 1' + b"0" * 400 + b", 0, 0]",
+        b'["other", 1, 0, 0]',
+    ],
+    ids=["huge", "nan", "negative", "nested", "overflow", "other model"],
 )
 def test_rebalancer_ignores_forged_demand(payload: bytes) -> None:
-    assert _demand_in(payload) == PoolDemand()
+    assert _demand_in(payload, "tiny") == PoolDemand()
+
+
+def test_rebalancer_reads_the_demand_for_its_model() -> None:
+    assert _demand_in(b'["tiny", 1, 2, 3]', "tiny") == PoolDemand(1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize("write", WRONG_TYPES, ids=lambda write: write[0])
