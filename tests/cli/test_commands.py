@@ -205,7 +205,8 @@ def test_explain_shows_placement_of_a_prompt_without_running_it(cluster: LocalCl
 def test_explain_prints_the_meaning_of_each_term_shown(cluster: LocalCluster, wide: None) -> None:
     explained = json.loads(invoke(cluster, "explain", PROMPT, "--json").stdout)
     shown = {term for c in explained["placement"]["candidates"] for term in c["terms"]}
-    legend = invoke(cluster, "explain", PROMPT, "--legend").stdout.split("\nterms\n")[1]
+    printed_all = invoke(cluster, "explain", PROMPT, "--legend").stdout
+    legend = re.split(r"^terms *\n", printed_all, flags=re.MULTILINE)[1]
     printed = dict(re.findall(r"^ (\S.*?) {2,}(\S.*?) *$", legend, re.MULTILINE))
     assert printed == {name: TERMS[name] for name in TERMS if name in shown | {"cached", "cost"}}
 
