@@ -80,8 +80,8 @@ def _outcome(
     if not re.search(_BY_CONFIGURATION, str(refusal)):
         oracle.model(path)(input_ids=torch.tensor([prompt]), use_cache=False)
     # transformers names the first of the libraries that happens to be missing.
-    without = re.sub(r"requires the \S+ library.*", "requires a library not installed", str(refusal))
-    return re.sub(r"differ by \S+ of", "differ by … of", without)
+    text = re.sub(r"requires the \S+ library.*", "requires a library not installed", str(refusal))
+    return re.sub(r"differ by \S+ of", "differ by … of", text)
 
 
 def _write(config: PretrainedConfig, folder: Path) -> None:
