@@ -21,6 +21,7 @@ NAMES = (
     "handoff",
     "migrate",
     "router",
+    "front",
     "tracing",
     "gpu",
 )
