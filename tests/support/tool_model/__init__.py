@@ -1,0 +1,25 @@
+"""Tool model: a small checkpoint that has learned to call two tools in each of two formats.
+
+`train.py` makes it. The formats share the weights: the chat template tells the model which to use.
+"""
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+CHECKPOINT = _HERE / "checkpoint"
+FORMATS = ("hermes", "llama3_json")
+
+
+@cache
+def template_of(name: str) -> str:
+    """Returns the chat template of a format."""
+    return (_HERE / f"{name}.jinja").read_text()
+
+
+def save_tool_model(name: str, folder: Path) -> Path:
+    """Writes the checkpoint with the chat template of a format, and returns the folder."""
+    shutil.copytree(CHECKPOINT, folder, dirs_exist_ok=True)
+    (folder / "chat_template.jinja").write_text(template_of(name))
+    return folder
