@@ -29,8 +29,8 @@ GRACE = 60
 PROMPT = "import os"
 GREEDY = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
-ROUTER, PREFILL, DECODES = "router", "prefill", ("decode-0", "decode-1")
-ROLES = {"router": ROUTER, "prefill-worker": PREFILL, "decode-worker": DECODES[0]}
+ROUTER, PREFILLS, DECODES = "router", ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
+ROLES = {"router": ROUTER, "prefill-worker": PREFILLS[0], "decode-worker": DECODES[0]}
 READY = {
     "router": "metrics are at",
     "prefill-worker": "is ready at",
@@ -66,7 +66,7 @@ def images(podman, base):
 
 
 class Containers:
-    """Redis, a router, a prefill worker and two decode workers, each in a container."""
+    """Redis, a router, two prefill and two decode workers, each in a container."""
 
     def __init__(self, podman: Podman, images: Mapping[str, str]) -> None:
         self.podman = podman
@@ -115,7 +115,9 @@ class Containers:
         def is_complete() -> bool:
             with Client(self.address, admin_address=self._admin_address) as client:
                 ready = {worker.id for worker in client.list_workers() if worker.state == "ready"}
-                return ready == {PREFILL, *DECODES} and bool(client.generate(PROMPT, GREEDY).text())
+                return ready == {*PREFILLS, *DECODES} and bool(
+                    client.generate(PROMPT, GREEDY).text()
+                )
 
         wait_until(is_complete, 300.0, "a complete cluster", ignoring=(UnavailableError,))
 
@@ -129,7 +131,11 @@ class Containers:
 @pytest.fixture(scope="module")
 def containers(podman, images) -> Iterator[Containers]:
     running = Containers(podman, images)
-    names = {ROUTER: "router", PREFILL: "prefill-worker", **dict.fromkeys(DECODES, "decode-worker")}
+    names = {
+        ROUTER: "router",
+        **dict.fromkeys(PREFILLS, "prefill-worker"),
+        **dict.fromkeys(DECODES, "decode-worker"),
+    }
     for name, role in names.items():
         running.start(role, name)
     running.until_complete()
@@ -188,7 +194,7 @@ def files_in(podman: Podman, image: str, *tests: str) -> dict[str, int]:
 
 
 def test_containers_run_restricted_under_an_init(podman, containers):
-    for name in (ROUTER, PREFILL, *DECODES):
+    for name in (ROUTER, *PREFILLS, *DECODES):
         (found,) = json.loads(podman("inspect", name))
         assert found["HostConfig"]["ReadonlyRootfs"]
         assert not found["EffectiveCaps"]
@@ -209,7 +215,7 @@ def test_generate_outside_gives_tokens_of_local_engine(containers, engine):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["completions"][0]["token_ids"] == answer_of(engine, PROMPT, GREEDY)
-    assert answer["prefill_worker"] == PREFILL
+    assert answer["prefill_worker"] in PREFILLS
     assert answer["decode_worker"] in DECODES
 
 
@@ -249,8 +255,8 @@ def test_no_token_is_lost_when_stopped_in_request(role, is_draining, containers,
     with Client(containers.address) as client, ThreadPoolExecutor(1) as thread:
         generation = client.generate(prompt, LONG)
         placement = generation.accepted.placement
-        assert placement.prefill_worker == PREFILL
-        name = placement.decode_worker if role == "decode-worker" else ROLES[role]
+        chosen = {"prefill-worker": placement.prefill_worker, "router": ROUTER}
+        name = chosen.get(role, placement.decode_worker)
         if role != "prefill-worker":
             tokens += next(generation).token_ids
         assert len(tokens) < len(expected) / 2
