@@ -1,8 +1,10 @@
-"""Reading of tool calls that are JSON objects with a name and arguments."""
+"""What formats of tool calls share: JSON objects with a name and arguments, and tags."""
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from baton_router.output_parsing.json_scanner import JsonScanner, json_value
@@ -186,3 +188,28 @@ def _string(reader: Reader) -> Steps[str]:
             raise NotACall
         yield from reader.more()
     return str(_loaded(reader.take(match.end())))
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCalls(ABC):
+    """Calls each of which stands between `<tool_call>` and `</tool_call>`."""
+
+    marks: tuple[str, ...] = ("<tool_call>",)
+    first_marks: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ("<tool_call>", "</tool_call>")
+
+    def alone(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
+        """Returns an expression that matches calls of `tools`, at least one."""
+        call = f"{lark.literal('<tool_call>')} {self._call(lark, tools)}"
+        return call if is_one else f'{call} ("\\n"? {call})*'
+
+    def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
+        """Returns an expression that matches any text in which all calls are valid."""
+        call = f"{lark.until('<tool_call>')} {self._call(lark, tools)}"
+        return (
+            f"{call} | {lark.text(self.marks)}" if is_one else f"({call})* {lark.text(self.marks)}"
+        )
+
+    @abstractmethod
+    def _call(self, lark: Lark, tools: Sequence[Tool]) -> str:
+        """Returns an expression that matches a call, but for the mark before it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from baton_router.output_parsing.calls import read_name, to_json
+from baton_router.output_parsing.calls import TaggedCalls, read_name, to_json
 from baton_router.output_parsing.lark import Lark
 from baton_router.output_parsing.output_format import Tool
 from baton_router.output_parsing.parser import PartCollector
@@ -21,12 +21,8 @@ _NOTES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3CoderCalls:
+class Qwen3CoderCalls(TaggedCalls):
     """Calls of Qwen3-Coder, in which strings are written as they are and other values as JSON."""
-
-    marks: tuple[str, ...] = ("<tool_call>",)
-    first_marks: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ("<tool_call>", "</tool_call>")
 
     def read(self, reader: Reader, parts: PartCollector) -> Steps[None]:
         """Reads one call. Raises `NotACall`."""
@@ -49,18 +45,6 @@ class Qwen3CoderCalls:
         reader.keep()
         yield from reader.spaces()
         yield from reader.literal("</tool_call>")
-
-    def alone(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
-        """Returns an expression that matches calls of `tools`, at least one."""
-        call = f"{lark.literal('<tool_call>')} {self._call(lark, tools)}"
-        return call if is_one else f'{call} ("\\n"? {call})*'
-
-    def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
-        """Returns an expression that matches any text in which all calls are valid."""
-        call = f"{lark.until('<tool_call>')} {self._call(lark, tools)}"
-        return (
-            f"{call} | {lark.text(self.marks)}" if is_one else f"({call})* {lark.text(self.marks)}"
-        )
 
     def _call(self, lark: Lark, tools: Sequence[Tool]) -> str:
         """Returns an expression that matches a call, but for the mark before it."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton_router.output_parsing.calls import (
+    TaggedCalls,
     arguments_rule,
     call_rule,
     calls_of,
@@ -19,12 +20,8 @@ from baton_router.output_parsing.reader import Reader, Steps
 
 
 @dataclass(frozen=True, slots=True)
-class HermesCalls:
+class HermesCalls(TaggedCalls):
     """Calls of Hermes and Qwen: each an object between marks."""
-
-    marks: tuple[str, ...] = ("<tool_call>",)
-    first_marks: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ("<tool_call>", "</tool_call>")
 
     def read(self, reader: Reader, parts: PartCollector) -> Steps[None]:
         """Reads one call. Raises `NotACall`."""
@@ -33,18 +30,6 @@ class HermesCalls:
         yield from read_call_object(reader, parts)
         yield from reader.spaces()
         yield from reader.literal("</tool_call>")
-
-    def alone(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
-        """Returns an expression that matches calls of `tools`, at least one."""
-        call = f"{lark.literal('<tool_call>')} {self._call(lark, tools)}"
-        return call if is_one else f'{call} ("\\n"? {call})*'
-
-    def among_text(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
-        """Returns an expression that matches any text in which all calls are valid."""
-        call = f"{lark.until('<tool_call>')} {self._call(lark, tools)}"
-        return (
-            f"{call} | {lark.text(self.marks)}" if is_one else f"({call})* {lark.text(self.marks)}"
-        )
 
     def _call(self, lark: Lark, tools: Sequence[Tool]) -> str:
         """Returns an expression that matches a call, but for the mark before it."""
