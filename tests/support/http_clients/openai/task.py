@@ -84,13 +84,11 @@ class Task:
     def streamed_tools(self) -> Any:
         """The same by the client's own stream, which puts deltas together."""
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
-        calls, num_deltas = [], 0
+        calls = []
         for _ in range(4):
             with self.client.chat.completions.stream(
                 model=self.model, messages=messages, temperature=0, tools=self.chat_tools()
             ) as stream:
-                for event in stream:
-                    num_deltas += event.type == "tool_calls.function.arguments.delta"
                 choice = stream.get_final_completion().choices[0]
             messages.append({**choice.message.to_dict(), "role": "assistant"})
             for call in choice.message.tool_calls or []:
@@ -99,7 +97,19 @@ class Task:
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
             if choice.finish_reason != "tool_calls":
                 break
-        return {"calls": calls, "answer": choice.message.content, "in_deltas": num_deltas > 2}
+        return {"calls": calls, "answer": choice.message.content, "in_deltas": self._deltas() > 2}
+
+    def _deltas(self) -> int:
+        """In how many pieces the arguments of a forced call come; others come whole."""
+        with self.client.chat.completions.stream(
+            model=self.model,
+            messages=[{"role": "user", "content": "What is 7 plus 8?"}],
+            temperature=0,
+            max_tokens=64,
+            tools=self.chat_tools(),
+            tool_choice="required",
+        ) as stream:
+            return sum(event.type == "tool_calls.function.arguments.delta" for event in stream)
 
     def forced(self) -> Any:
         """A call that must be made, of any tool and of a named one, and one that must not."""
