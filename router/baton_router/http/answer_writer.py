@@ -1,10 +1,11 @@
 """Writer of one answer over HTTP, whole or as a stream of server-sent events: the seam between the
 exchange, which reads the events of requests, and the formats of the APIs."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from baton.errors import InvalidArgumentError
 from baton_router.http.errors import Failure
@@ -13,6 +14,8 @@ from baton_router.http.sequence_reader import Reader, SequenceDelta
 Json = dict[str, Any]
 Extra = Callable[[Sequence[Reader]], Json]
 """Function that makes the answer's field `baton`, given its requests that have ended."""
+
+_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class AnswerWriter(Protocol):
 
 def encoded(content: Any) -> bytes:
     """Returns the JSON text of an answer."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(content)
 
 
 def event(content: Mapping[str, Any]) -> bytes:

@@ -106,7 +106,7 @@ class Drawer:
             return self._forced()
         tools = self._tools()
         kinds = (self._weather, self._sum, self._both, self._person, self._repeat, self._talk)
-        kind = self._rng.choices(kinds, (26, 26, 24, 8, 10, 6))[0]
+        kind = self._rng.choices(kinds, (26, 26, 26, 8, 8, 6))[0]
         turns = kind(tools)
         if self._rng.random() < 0.12:
             earlier = self._rng.choice((self._weather, self._sum, self._repeat, self._talk))
@@ -171,7 +171,7 @@ class Drawer:
         return [statement, called(PERSON, **person)]
 
     def _repeat(self, tools: Sequence[str]) -> list[Message]:
-        words = self._words(self._rng.randint(1, 6))
+        words = self._words(self._rng.randint(1, 3))
         return [user(f"Repeat: {words}"), assistant(words)]
 
     def _talk(self, tools: Sequence[str]) -> list[Message]:
@@ -207,14 +207,14 @@ class Drawer:
 
     def _sky(self) -> str:
         sky, other = self._rng.sample(SKIES, 2)
-        with_degrees = f"{sky}, {self._rng.randint(-9, 40)} degrees"
+        with_degrees = f"{sky}, {self._rng.randint(0, 40)} degrees"
         return self._rng.choice((sky, with_degrees, f"{sky} and {other}"))
 
     def _total(self, a: int, b: int) -> str:
         return self._rng.choice((f"{a + b}", f"{a + b}", f"{a + b}.0"))
 
     def _words(self, count: int) -> str:
-        words = (*CITIES, *SKIES, *map(str, range(100)))
+        words = (*CITIES, *SKIES)
         return " ".join(self._rng.choices(words, k=count))
 
 

@@ -42,7 +42,7 @@ ANSWERS = re.compile(
     r"|assistant<\|end_header_id\|>\n\n(.*?<\|eot_id\|>)",
     re.DOTALL,
 )
-COMPACT_SHARE = 0.3  # of the calls; grammars may force either
+COMPACT_SHARE = 0.15  # of the calls; grammars may force either
 
 BATCH = 16
 DRAWN_AT_ONCE = 32 * BATCH
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6000, help="default 6000")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak; default 0.003")
     parser.add_argument("--seed", type=int, default=0, help="of every random choice; default 0")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads; default 2")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; default 1")
     parser.add_argument(
         "--check", type=int, default=2000, help="held-out conversations of each format"
     )
