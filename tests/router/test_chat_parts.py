@@ -7,9 +7,11 @@ import httpx
 import openai
 import pytest
 
+from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
 from tests.support.router.front import front_of
+from tests.support.router.scripted import Worker
 from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
 
 USER: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
@@ -279,3 +281,14 @@ async def test_unknown_tool_format_is_refused_with_setting(model, tmp_path):
     save_calling_model(folder)
     with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
         await ask(calling_card(folder, None), "It rains.")
+
+
+async def test_schema_that_workers_refuse_is_named_as_tools(model):
+    refusal = InvalidArgumentError("sampling.grammar.ebnf", "is not understood")
+    workers = [Worker(role, role, [refusal]) for role in ("prefill", "decode")]
+    async with front_of(*workers, model=model) as front:
+        with pytest.raises(openai.BadRequestError, match="is not understood") as raised:
+            await client_of(front).chat.completions.create(
+                model=model.name, messages=USER, tools=TOOLS, tool_choice="required"
+            )
+    assert raised.value.param == "tools"

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
-from baton.errors import UnavailableError
+from baton.errors import InvalidArgumentError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.logs import name_request
@@ -147,6 +147,8 @@ class Inference:
                 async with aclosing(lifecycle.run(decision)) as responses:
                     async for response in responses:
                         yield response
+            except InvalidArgumentError as error:
+                raise _naming_tools(error, message, request) from error
             finally:
                 self._requests.remove(lifecycle)
                 outcome = answer.outcome(recovery.failures)
@@ -182,3 +184,14 @@ class Inference:
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized."""
         return await self._intake.tokenize(message)
+
+
+def _naming_tools(
+    error: InvalidArgumentError, message: pb.GenerateRequest, request: Request
+) -> InvalidArgumentError:
+    """Returns the error of a worker. One about a grammar that the router made of tools names the
+    tools: the client has sent no grammar."""
+    is_made = request.parsing is not None and not message.sampling.HasField("grammar")
+    if is_made and error.field.startswith("sampling.grammar"):
+        return InvalidArgumentError("parsing.tools", error.problem)
+    return error
