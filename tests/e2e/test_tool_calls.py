@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -186,3 +187,36 @@ async def test_template_without_tools_is_refused_over_grpc(client):
     with pytest.raises(InvalidArgumentError, match="chat template takes no tools") as raised:
         await client.generate(CHAT, parsing=OutputParsing([TIME])).text()
     assert raised.value.field == "parsing.tools"
+
+
+async def test_required_calls_of_messages_make_a_loop(calling):
+    asked: dict[str, Any] = {
+        "model": "caller",
+        "max_tokens": 600,
+        "tools": [{"name": "forecast", "description": "Stores.", "input_schema": FORECAST}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "temperature": 0.0,
+        "thinking": {"type": "enabled", "budget_tokens": 4},
+    }
+    question: Any = {"role": "user", "content": "Store the forecast."}
+    async with anthropic.AsyncAnthropic(
+        base_url=calling.http_address, api_key="any", max_retries=0
+    ) as claude:
+        first = await claude.messages.create(messages=[question], **asked)
+        assert first.stop_reason == "tool_use"
+        call = first.content[-1]
+        assert (call.type, call.name) == ("tool_use", "forecast")
+        check_forecast(json.dumps(call.input))
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "Stored."}
+        messages: list[Any] = [
+            question,
+            {"role": "assistant", "content": first.content},
+            {"role": "user", "content": [result]},
+        ]
+        whole = await claude.messages.create(messages=messages, **asked)
+        async with claude.messages.stream(messages=messages, **asked) as stream:
+            pieces = [event.partial_json async for event in stream if event.type == "input_json"]
+            final = await stream.get_final_message()
+    assert len(pieces) > 5
+    assert final.content[-1].input == whole.content[-1].input
+    check_forecast(json.dumps(final.content[-1].input))
