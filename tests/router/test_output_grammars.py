@@ -206,6 +206,17 @@ def test_reasoning_ends_at_its_budget(special, name, choice):
         assert token_ids.index(end) <= 5 * seed
 
 
+@every_format
+def test_grammar_allows_no_reasoning_after_a_closed_one(model, name):
+    if name == "harmony":
+        pytest.skip("no prompt closes its reasoning")
+    way = next(way for way, written in WRITTEN.items() if written.format_name == name)
+    options = ParsingOptions(tools=TOOLS, choice=Choice.REQUIRED, is_reasoning_over=True)
+    text = grammar_of(model.format(name), options)
+    assert not model.allows(text, f"<think>\nHm.\n</think>\n\n{WRITTEN[way].write([WEATHER], '')}")
+    model.write(text, 0)  # it allows anything at all
+
+
 def test_budget_is_refused_where_no_token_ends_reasoning(tmp_path):
     made = output_format(None, "granite", special_tokenizer())
     with pytest.raises(InvalidArgumentError, match="max_reasoning_tokens: is 9, but the mark"):

@@ -88,12 +88,17 @@ async def test_intake_renders_calls_results_and_reasoning(card):
     assert "## toolRain." in prompt
 
 
-async def test_prompt_that_ends_within_reasoning_is_noticed(card):
-    for text, is_open in (("2 + 3?\n<think>\n", True), ("2 + 3?\n", False)):
+async def test_prompt_that_ends_in_or_after_reasoning_is_noticed(card):
+    for text, is_open, is_over in (
+        ("2 + 3?\n<think>\n", True, False),
+        ("2 + 3?\n", False, False),
+        ("2 + 3?\n<think>\n\n</think>\n", False, True),
+    ):
         request = pb.GenerateRequest(text=text, parsing=pb.OutputParsing(reasoning=True))
         read = await Intake(card, 10_000).read(request, card.max_model_len)
         assert read.parsing is not None
         assert read.parsing.options.is_reasoning_open == is_open
+        assert read.parsing.options.is_reasoning_over == is_over
 
 
 FORCED: dict[str, dict[str, Any]] = {

@@ -115,6 +115,19 @@ def test_format_knows_whether_a_prompt_opens_reasoning(name, prompt, expected):
     assert format_of(name).opens_reasoning(prompt) is expected
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt", "expected"),
+    [
+        ("think", "<|im_start|>assistant\n", False),
+        ("think", "<|im_start|>assistant\n<think>\n", False),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", True),
+        ("harmony", "<|start|>assistant", False),
+    ],
+)
+def test_format_knows_whether_a_prompt_closes_reasoning(name, prompt, expected):
+    assert format_of(name).closes_reasoning(prompt) is expected
+
+
 @pytest.mark.parametrize("tools", [None, "hermes"])
 def test_format_without_reasoning_opens_none(tools):
     assert not output_format(tools, None, TOKENIZER).opens_reasoning("<think>\n")

@@ -231,11 +231,14 @@ def request_parsing(card: ModelCard, options: ParsingOptions, prompt: str) -> Re
     """Returns the parsing of the outputs of a request with this rendered prompt, of which the last
     characters are enough."""
     output_format = card.output_format
-    is_open = output_format.opens_reasoning(prompt)
     kept = {card.tokenizer.token_to_id(token): token for token in output_format.kept_tokens}
     return RequestParsing(
         output_format,
-        replace(options, is_reasoning_open=is_open),
+        replace(
+            options,
+            is_reasoning_open=output_format.opens_reasoning(prompt),
+            is_reasoning_over=output_format.closes_reasoning(prompt),
+        ),
         {token_id: token for token_id, token in kept.items() if token_id is not None},
         has_short_ids=card.tool_format == "mistral",
     )

@@ -58,13 +58,17 @@ class ComposedFormat:
             return None
         lark = Lark(self._token_ids)
         body = self._body(lark, options, None if inner is None else json.loads(inner))
-        if self._reasoning is not None:
+        if self._reasoning is not None and not options.is_reasoning_over:
             body = f"{self._reasoning.lark(lark, options)} ({body})"
         return lark.grammar(body)
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends within reasoning."""
         return self._reasoning is not None and self._reasoning.opens(prompt)
+
+    def closes_reasoning(self, prompt: str) -> bool:
+        """Returns whether a rendered prompt ends with reasoning that is closed."""
+        return self._reasoning is not None and self._reasoning.closes(prompt)
 
     def _read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
         if self._reasoning is not None:

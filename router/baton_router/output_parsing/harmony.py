@@ -80,6 +80,10 @@ class HarmonyFormat:
         """Returns whether a rendered prompt ends within reasoning."""
         return prompt.endswith(_REASONING)
 
+    def closes_reasoning(self, prompt: str) -> bool:
+        """Returns False: no template ends its prompt so."""
+        return False
+
 
 def _read(reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
     """Reads a whole output."""

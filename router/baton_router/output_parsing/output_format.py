@@ -45,6 +45,8 @@ class ParsingOptions:
         splits_reasoning: reasoning becomes parts of its own; else it is text.
         max_reasoning_tokens: None: no limit.
         is_reasoning_open: the prompt ends within reasoning, as some templates make it.
+        is_reasoning_over: the prompt ends with reasoning that is closed, as some templates turn
+            it off: a grammar allows no more of it.
     """
 
     tools: Sequence[Tool] = ()
@@ -54,6 +56,7 @@ class ParsingOptions:
     splits_reasoning: bool = False
     max_reasoning_tokens: int | None = None
     is_reasoning_open: bool = False
+    is_reasoning_over: bool = False
 
 
 class OutputParser(Protocol):
@@ -87,3 +90,6 @@ class OutputFormat(Protocol):
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends within reasoning."""
+
+    def closes_reasoning(self, prompt: str) -> bool:
+        """Returns whether a rendered prompt ends with reasoning that is closed."""

@@ -118,6 +118,9 @@ class ReasoningSyntax(Protocol):
     def opens(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends within reasoning."""
 
+    def closes(self, prompt: str) -> bool:
+        """Returns whether a rendered prompt ends with reasoning that is closed."""
+
     def lark(self, lark: Lark, options: ParsingOptions) -> str:
         """Returns an expression that matches the reasoning, if there is any."""
 

@@ -32,6 +32,10 @@ class MarkedReasoning:
             self.is_always_open and not end.endswith(self.closing)
         )
 
+    def closes(self, prompt: str) -> bool:
+        """Returns whether a rendered prompt ends with reasoning that is closed."""
+        return prompt.rstrip().endswith(self.closing)
+
     def read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
         """Reads reasoning, if there is any."""
         reader.keep()
