@@ -205,6 +205,14 @@ async def test_disabled_thinking_and_effort_reach_the_template(model):
     assert "effort: low" in await prompt_of(model, output_config={"effort": "low"})
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+async def test_forced_call_thinks_only_where_asked_to(model, choice):
+    forced: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice}
+    assert "<think>" in await prompt_of(model, **forced)  # closed at once
+    for asked in ({"thinking": {"type": "adaptive"}}, {"output_config": {"effort": "low"}}):
+        assert "<think>" not in await prompt_of(model, **forced, **asked)
+
+
 async def test_budget_of_thinking_becomes_a_grammar(model):
     computing, decoding = writing("a", model=model)
     async with front_of(computing, decoding, model=model) as front:

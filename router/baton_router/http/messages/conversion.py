@@ -97,12 +97,19 @@ def _conversation(body: Conversation) -> Json:
         "parallel_tool_calls": not body.tool_choice.disable_parallel_tool_use,
         "reasoning_effort": body.output_config.effort,
     }
-    if isinstance(body.thinking, ThinkingOff):
+    if isinstance(body.thinking, ThinkingOff) or _forbids_thinking(body):
         fields["reasoning_effort"] = "none"
     elif isinstance(body.thinking, ThinkingOn):
         fields["thinking_token_budget"] = body.thinking.budget_tokens
         fields["chat_template_kwargs"] = {"enable_thinking": True, "thinking": True}
     return fields
+
+
+def _forbids_thinking(body: Conversation) -> bool:
+    """Returns whether a call is forced, and no thinking was asked for: it could leave no tokens for
+    the call."""
+    is_forced = isinstance(body.tool_choice, AnyChoice | OneTool)
+    return is_forced and body.thinking is None and body.output_config.effort is None
 
 
 def _check(messages: Sequence[Message]) -> None:
