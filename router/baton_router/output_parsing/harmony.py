@@ -80,7 +80,7 @@ class HarmonyFormat:
         """Returns whether a rendered prompt ends within reasoning."""
         return prompt.endswith(_REASONING)
 
-    def closes_reasoning(self, prompt: str) -> bool:
+    def closes_reasoning(self, _prompt: str, /) -> bool:
         """Returns False: no template ends its prompt so."""
         return False
 

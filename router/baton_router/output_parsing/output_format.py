@@ -91,5 +91,5 @@ class OutputFormat(Protocol):
     def opens_reasoning(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends within reasoning."""
 
-    def closes_reasoning(self, prompt: str) -> bool:
+    def closes_reasoning(self, prompt: str, /) -> bool:
         """Returns whether a rendered prompt ends with reasoning that is closed."""
