@@ -23,13 +23,24 @@ HINTS_OF_CLIENTS: dict[str, Any] = {
 }
 
 
+RESPONSE = {"input": "x", "max_output_tokens": 2}
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+
 async def complete(
     fields: dict[str, Any], unknown: UnknownFields | None = None, **body: Any
 ) -> httpx.Response:
     """Returns the answer to a request with these fields beside those that it needs."""
-    workers = prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
     needed = body or {"prompt": "x", "max_tokens": 2}
-    path = "chat/completions" if "messages" in needed else "completions"
+    return await post(
+        "chat/completions" if "messages" in needed else "completions", needed, fields, unknown
+    )
+
+
+async def post(
+    path: str, needed: dict[str, Any], fields: dict[str, Any], unknown: UnknownFields | None = None
+) -> httpx.Response:
+    workers = prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
     async with front_of(*workers, unknown=unknown) as front:
         return await front.post(f"/v1/{path}", json={**needed, **fields})
 
@@ -155,3 +166,101 @@ def test_unknown_fields_of_deep_messages_are_found():
     assert [u.path for u in find_unknown(content, ChatRequest)] == [
         "messages[0].tool_calls[0].index"
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "needed", "fields", "header"),
+    [
+        (
+            "responses",
+            RESPONSE,
+            {
+                "flavour": 1,
+                "include": ["reasoning.encrypted_content"],
+                "service_tier": "flex",
+                "text": {"verbosity": "low"},
+                "reasoning": {"summary": "auto"},
+            },
+            "flavour, include, service_tier, text.verbosity, reasoning.summary",
+        ),
+        (
+            "messages",
+            MESSAGE,
+            {
+                "flavour": 1,
+                "top_kk": 1,
+                "metadata": {"user_id": "a"},
+                "system": [{"type": "text", "text": "Hi.", "cache_control": {}}],
+                "tools": [],
+            },
+            "flavour, top_kk (did you mean top_k?), metadata, system[].cache_control",
+        ),
+        (
+            "messages",
+            {"max_tokens": 2},
+            {
+                "messages": [
+                    {"role": "user", "id": 1, "content": [{"type": "text", "text": "a", "mood": 1}]}
+                ]
+            },
+            "messages[].id, messages[].content[].mood",
+        ),
+        ("messages/count_tokens", {"messages": MESSAGE["messages"]}, {"seed": 1}, "seed"),
+    ],
+)
+async def test_other_apis_ignore_and_name_unknown_fields(path, needed, fields, header):
+    answer = await post(path, needed, fields)
+    assert answer.status_code == 200, answer.text
+    assert set(answer.headers[HEADER].split(", ")) == set(header.split(", "))
+
+
+@pytest.mark.parametrize(("path", "needed"), [("responses", RESPONSE), ("messages", MESSAGE)])
+async def test_other_apis_refuse_unknown_fields_if_told_to(path, needed):
+    strict = UnknownFields(refuses=True)
+    answer = await post(path, needed, {"flavour": 1}, strict)
+    assert answer.status_code == 400
+    assert "flavour" in answer.json()["error"]["message"]
+    hints = {"metadata": {"a": "b"}, "service_tier": "auto"}
+    assert (await post(path, needed, hints, strict)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "needed", "fields"),
+    [
+        ("responses", RESPONSE, {"n": 2}),
+        ("responses", RESPONSE, {"max_tokens": 5}),
+        ("responses", RESPONSE, {"echo": True}),
+        ("messages", MESSAGE, {"seed": 5}),
+        ("messages", MESSAGE, {"response_format": {"type": "json_object"}}),
+        ("messages", MESSAGE, {"thinking": {"type": "disabled", "mood": 1}}),
+    ],
+)
+async def test_other_apis_refuse_what_would_change_the_answer(path, needed, fields):
+    answer = await post(path, needed, fields)
+    (name,) = fields
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]["message"]
+
+
+async def test_other_apis_take_neutral_values_of_chat_completions():
+    answer = await post("responses", RESPONSE, {"n": 1, "logit_bias": {}})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[HEADER] == "n, logit_bias"
+
+
+async def test_strict_front_takes_its_own_message_back():
+    turn = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    messages = [
+        *MESSAGE["messages"],
+        {"role": "assistant", "content": [turn]},
+        *MESSAGE["messages"],
+    ]
+    strict = UnknownFields(refuses=True)
+    answer = await post("messages", {**MESSAGE, "messages": messages}, {}, strict)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_metric_counts_hints_of_other_apis_by_name():
+    unknown = UnknownFields()
+    await post("messages", MESSAGE, {"metadata": {}, "flavour": 1}, unknown)
+    assert (unknown.num_ignored["metadata"], unknown.num_ignored[OTHER]) == (1, 1)

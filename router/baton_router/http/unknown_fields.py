@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import InvalidArgumentError
+from baton_router.http.schemas import ChatRequest
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +38,28 @@ _ANY = object()
 # Fields that clients send by themselves and that may be ignored, and the values that
 # `--http-unknown-fields refuse` takes, too.
 HINTS: Mapping[str, Any] = {
+    "cache_control": _ANY,
+    "context_management": (),
+    "eager_input_streaming": _ANY,
+    "generate_summary": (),
     "guided_decoding_backend": (),
+    "include": ([],),
+    "inference_geo": (),
+    "is_error": (False,),
+    "max_tool_calls": (),
     "metadata": _ANY,
     "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_key": _ANY,
+    "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (),
     "request_id": (),
     "safety_identifier": _ANY,
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "standard_only"),
     "store": (False,),
+    "stream_options": (),
+    "summary": (),
     "user": _ANY,
     "verbosity": (),
 }
@@ -184,8 +196,32 @@ def find_unknown(content: dict[str, Any], schema: type[msgspec.Struct]) -> list[
     Raises `InvalidArgumentError` for the first one that would change the answer.
     """
     found: dict[str, Unknown] = {}
+    for name, neutral in _refused_of(schema).items():
+        if content.get(name, neutral) not in (None, neutral):
+            raise _refusal(name)
     _walk(content, _objects_of(schema), "", "", found)
     return list(found.values())
+
+
+@lru_cache(maxsize=64)
+def _refused_of(schema: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Returns the fields of chat completions that a schema lacks though it becomes one, with the
+    values that change nothing."""
+    if not getattr(schema, "becomes_chat", False):
+        return {}
+    known = {f.encode_name for f in msgspec.structs.fields(schema)}
+    kept = known | HINTS.keys() | _REFUSED.keys()
+    return {
+        f.encode_name: f.default if f.default is not msgspec.NODEFAULT else f.default_factory()
+        for f in msgspec.structs.fields(ChatRequest)
+        if f.encode_name not in kept
+    }
+
+
+def _refusal(path: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        path, "is not supported here, and would change the answer; leave it out"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +255,7 @@ def _objects_in(kind: inspect.Type) -> _Objects | None:
         return _objects_in(kind.item_type)
     if isinstance(kind, inspect.UnionType):
         kinds = [k.item_type if isinstance(k, inspect.ListType) else k for k in kind.types]
+        kinds += [k for union in kinds if isinstance(union, inspect.UnionType) for k in union.types]
         structs = [k for k in kinds if isinstance(k, inspect.StructType)]
         if len(structs) <= 1:
             return _objects_in(structs[0]) if structs else None
@@ -245,9 +282,7 @@ def _walk(value: Any, objects: _Objects, path: str, place: str, found: dict[str,
             if value[name] is None:
                 continue
             if not _is_one_of(value[name], _REFUSED.get(name, _ANY)):
-                raise InvalidArgumentError(
-                    path + name, "is not supported here, and would change the answer; leave it out"
-                )
+                raise _refusal(path + name)
             if len(found) < _MAX_FOUND:
                 unknown = Unknown(path + name, place + name, name, value[name], objects.names)
                 found.setdefault(unknown.place, unknown)

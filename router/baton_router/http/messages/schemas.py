@@ -1,10 +1,11 @@
 """Request schemas of Anthropic's Messages API, as far as it is supported.
 
-Fields that change no answer are accepted. Those that would change it, and cannot be honoured, are
-refused by name.
+Unknown fields of a request, its messages and its tools are left to
+`baton_router.http.unknown_fields`; elsewhere they are refused by name, and so are known ones that
+would change the answer and cannot be honoured.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
@@ -20,8 +21,7 @@ class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Block(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Block of a message. Clients send back blocks of earlier answers, and say what may be cached;
-    such further fields change nothing."""
+    """Block of a message."""
 
 
 class TextBlock(_Block, frozen=True, tag="text"):
@@ -30,6 +30,8 @@ class TextBlock(_Block, frozen=True, tag="text"):
 
 class ThinkingBlock(_Block, frozen=True, tag="thinking"):
     thinking: str
+    # Part of Baton's own answers, which clients send back.
+    signature: str = ""
 
 
 class ToolUse(_Block, frozen=True, tag="tool_use"):
@@ -46,12 +48,12 @@ class ToolResult(_Block, frozen=True, tag="tool_result"):
 Block = TextBlock | ThinkingBlock | ToolUse | ToolResult
 
 
-class Message(_Schema, frozen=True):
+class Message(_Schema, frozen=True, forbid_unknown_fields=False):
     role: Literal["user", "assistant"]
     content: str | list[Block]
 
 
-class CustomTool(_Schema, frozen=True, kw_only=True):
+class CustomTool(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Tool that the client runs; the only type of tools here."""
 
     type: Literal["custom"] | None = None
@@ -59,10 +61,6 @@ class CustomTool(_Schema, frozen=True, kw_only=True):
     input_schema: JsonObject
     description: str | None = None
     strict: bool | None = None
-
-    # They change no answer.
-    cache_control: Any = None
-    eager_input_streaming: bool | None = None
 
 
 class _Choice(_Schema, frozen=True, kw_only=True, tag_field="type"):
@@ -107,7 +105,7 @@ class OutputConfig(_Schema, frozen=True):
     format: OutputSchema | None = None
 
 
-class Conversation(_Schema, frozen=True, kw_only=True):
+class Conversation(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Conversation and tools: the request body of `/v1/messages/count_tokens`."""
 
     messages: list[Message]
@@ -122,10 +120,6 @@ class Conversation(_Schema, frozen=True, kw_only=True):
     container: Any = None
     mcp_servers: list[Any] = []
 
-    # They change no answer, or only what the prompt costs.
-    cache_control: Any = None
-    context_management: Any = None
-
     def __post_init__(self) -> None:
         for name in _UNSUPPORTED:
             if getattr(self, name):
@@ -135,14 +129,12 @@ class Conversation(_Schema, frozen=True, kw_only=True):
 class MessagesRequest(Conversation, frozen=True, kw_only=True):
     """Request body of `/v1/messages`."""
 
+    # So fields of chat completions that are unknown here are refused.
+    becomes_chat: ClassVar[bool] = True
+
     max_tokens: int
     stream: bool = False
     stop_sequences: list[str] = []
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-
-    # They change no answer.
-    inference_geo: str = ""
-    metadata: JsonObject = {}
-    service_tier: str = ""

@@ -1,10 +1,11 @@
 """Request schemas of OpenAI's Responses API, as far as it is supported.
 
-Fields that change no answer are accepted. Those that would change it, and cannot be honoured, are
-refused by name.
+Unknown fields of a request, of `text` and of `reasoning` are left to
+`baton_router.http.unknown_fields`; elsewhere they are refused by name, and so are known ones that
+would change the answer and cannot be honoured.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
@@ -99,23 +100,23 @@ class ObjectOfSchema(_Schema, frozen=True, tag_field="type", tag="json_schema"):
     description: str | None = None
 
 
-class TextOptions(_Schema, frozen=True):
-    """Format of the text. `verbosity` changes no answer."""
+class TextOptions(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Format of the text."""
 
     format: PlainText | AnyObject | ObjectOfSchema = PlainText()
-    verbosity: str | None = None
 
 
-class ReasoningOptions(_Schema, frozen=True):
+class ReasoningOptions(_Schema, frozen=True, forbid_unknown_fields=False):
     """Effort of reasoning. Reasoning is not summarized: it is part of the answer."""
 
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
 
 
-class ResponsesRequest(_Schema, frozen=True, kw_only=True):
-    """Request body of `/v1/responses`."""
+class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/v1/responses`. `metadata` and `user` are in the answer."""
+
+    # So fields of chat completions that are unknown here are refused.
+    becomes_chat: ClassVar[bool] = True
 
     input: str | list[Any]
     model: str = ""
@@ -132,6 +133,8 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True):
     reasoning: ReasoningOptions = ReasoningOptions()
     store: bool = True
     metadata: dict[str, str] = {}
+    stream_options: StreamOptions = field(default_factory=StreamOptions)
+    user: str = ""
 
     # Extensions, as of chat completions.
     top_k: int = 0
@@ -152,17 +155,6 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True):
     prompt: Any = None
     truncation: Literal["disabled"] = "disabled"
     top_logprobs: int = 0
-
-    # They change no answer.
-    include: list[str] = []
-    max_tool_calls: int | None = None
-    prompt_cache_key: str = ""
-    prompt_cache_options: JsonObject = {}
-    prompt_cache_retention: str = ""
-    safety_identifier: str = ""
-    service_tier: str = ""
-    stream_options: StreamOptions = field(default_factory=StreamOptions)
-    user: str = ""
 
     def __post_init__(self) -> None:
         for name in _UNSUPPORTED:
