@@ -12,7 +12,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
 from tests.support.router.front import front_of
 from tests.support.router.scripted import decode, prefill
-from tests.support.router.written import calling_card, save_calling_model, writing
+from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
 
 QUESTION = "How is the weather in Oslo?"
 WEATHER: Any = {
@@ -130,6 +130,17 @@ def _content(item: Any) -> str:
     if item["type"] == "function_call":
         return str(item["arguments"])
     return str(item["content"][0]["text"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response_counts_tokens_of_reasoning(model, stream):
+    answer = await ask(model, f"{THOUGHT}It rains.", stream=stream)
+    usage = (answer[-1].response if stream else answer).usage
+    num_tokens = len(ids_of("The user asks for Oslo: é 漢.", model))
+    counted = usage.output_tokens_details.reasoning_tokens
+    assert num_tokens <= counted < num_tokens + 8  # with those beside it in a message
+    plain = await ask(model, "It rains.")
+    assert plain.usage.output_tokens_details.reasoning_tokens == 0
 
 
 async def test_cut_call_is_incomplete_and_not_sent_to_the_model(model):
