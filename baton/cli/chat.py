@@ -1,44 +1,178 @@
 """`baton chat`: a conversation, one line a turn."""
 
 import contextlib
+import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from baton.client.client import Client, Message
-from baton.errors import BatonError, FailedPreconditionError
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+from baton.client.client import (
+    Client,
+    FinishReason,
+    Message,
+    OutputParsing,
+    Part,
+    ReasoningPart,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
 from baton.models import DEFAULT_MODEL, INTRODUCTION
-from baton.sampling import SamplingParams
+from baton.sampling import GrammarKind, SamplingParams
+
+
+def read_tools(path: Path) -> list[Tool]:
+    """Reads tools, a JSON list in the form of OpenAI's API. Raises `InvalidArgumentError`."""
+    try:
+        functions = [tool["function"] for tool in json.loads(path.read_text(encoding="utf-8"))]
+        return [
+            Tool(
+                function["name"],
+                function.get("description") or "",
+                function.get("parameters"),
+                bool(function.get("strict")),
+            )
+            for function in functions
+        ]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InvalidArgumentError(
+            "--tools",
+            f"cannot be read from {path}: {error!r}; expected a JSON list of tools as OpenAI's API "
+            'has them, such as [{"type": "function", "function": {"name": "time"}}]',
+        ) from None
+
+
+class Answer:
+    """Answer of the model, shown as it comes.
+
+    Reasoning is dim on a terminal; elsewhere it goes to stderr, so that stdout has the answer
+    alone.
+    """
+
+    def __init__(self) -> None:
+        self._out = Console()
+        self._aside = self._out if self._out.is_terminal else Console(stderr=True)
+        self._parts: list[Part] = []
+        self._open: Console | None = None  # where a line has begun
+
+    def show(self, part: Part) -> None:
+        """Writes a part, with reasoning and each call on lines of their own."""
+        is_reasoning = isinstance(part, ReasoningPart)
+        was_reasoning = bool(self._parts) and isinstance(self._parts[-1], ReasoningPart)
+        follows_call = bool(self._parts) and isinstance(self._parts[-1], ToolCallArguments)
+        begins_text = isinstance(part, TextPart) and follows_call
+        if is_reasoning != was_reasoning or begins_text or isinstance(part, ToolCallStart):
+            self.end_line()
+        self._parts.append(part)
+        match part:
+            case ReasoningPart(text):
+                self._write(self._aside, text, "dim")
+            case TextPart(text):
+                self._write(self._out, text)
+            case ToolCallStart(name=name):
+                self._write(self._out, f"{name} ", "bold")
+            case ToolCallArguments(json=piece):
+                self._write(self._out, piece, "cyan")
+
+    def end_line(self) -> None:
+        if self._open is not None:
+            self._open.out()
+            self._open = None
+
+    def message(self, *, is_whole: bool) -> Message:
+        """Returns it as a message of a conversation. Calls of an answer that was cut short are left
+        out: the last one may be half a call."""
+        arguments: dict[int, str] = {}
+        for part in self._parts:
+            if isinstance(part, ToolCallArguments):
+                arguments[part.index] = arguments.get(part.index, "") + part.json
+        starts = [part for part in self._parts if isinstance(part, ToolCallStart) and is_whole]
+        return Message(
+            "assistant",
+            "".join(part.text for part in self._parts if isinstance(part, TextPart)),
+            tuple(ToolCall(s.id, s.name, arguments.get(s.index, "")) for s in starts),
+            reasoning="".join(p.text for p in self._parts if isinstance(p, ReasoningPart)),
+        )
+
+    def _write(self, console: Console, text: str, style: str = "") -> None:
+        if text:
+            # As a segment, since Rich would replace tabs in a text.
+            console.print(Segments([Segment(text, Style.parse(style))]), end="", soft_wrap=True)
+            console.file.flush()
+            self._open = None if text.endswith("\n") else console
 
 
 class Conversation:
-    """Conversation so far; a turn that failed is not part of it."""
+    """Conversation so far; a turn that failed is not part of it.
+
+    Attributes:
+        pending: calls of the last answer whose results are missing.
+    """
 
     def __init__(
-        self, client: Client, params: SamplingParams, system: str, priority: int = 0
+        self,
+        client: Client,
+        params: SamplingParams,
+        system: str,
+        priority: int = 0,
+        tools: Sequence[Tool] = (),
     ) -> None:
         self._client = client
         self._params = params
         self._priority = priority
+        self._tools = tools
+        # A grammar that is no JSON schema binds the output from its beginning on.
+        grammar = params.grammar
+        self._splits = grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA
         self.messages = [Message("system", system)] if system else []
+        self.pending: list[ToolCall] = []
 
     def say(self, content: str) -> None:
-        """Adds a turn of the user and streams the answer to stdout.
+        """Adds a turn of the user, or the result of the first pending call, and streams the answer
+        to stdout once no call is pending.
 
         Ctrl-C cuts the answer short; the conversation continues from there.
         """
-        messages = [*self.messages, Message("user", content)]
-        texts: list[str] = []
+        turn, pending = Message("user", content), self.pending
+        if pending:
+            call, *pending = pending
+            turn = Message("tool", content, tool_call_id=call.id, name=call.name)
+        messages = [*self.messages, turn]
+        if not pending:
+            answer = self._answer(messages)
+            messages, pending = [*messages, answer], list(answer.tool_calls)
+        self.messages, self.pending = messages, pending
+
+    def _answer(self, messages: list[Message]) -> Message:
+        parsing = None
+        if self._splits or self._tools:
+            parsing = OutputParsing(self._tools, reasoning=self._splits)
+        answer, is_whole = Answer(), False
         with (
             contextlib.suppress(KeyboardInterrupt),
-            self._client.generate(messages, self._params, priority=self._priority) as generation,
+            self._client.generate(
+                messages, self._params, priority=self._priority, parsing=parsing
+            ) as generation,
         ):
             for chunk in generation:
-                texts.append(chunk.text)
-                print(chunk.text, end="", flush=True)
+                for part in [TextPart(chunk.text)] if parsing is None else chunk.parts:
+                    answer.show(part)
+            finished = generation.finished
+            is_whole = finished is not None and finished.reason is not FinishReason.LENGTH
         print(flush=True)
-        self.messages = [*messages, Message("assistant", "".join(texts))]
+        return answer.message(is_whole=is_whole)
 
 
-def run(client: Client, params: SamplingParams, system: str, priority: int) -> None:
+def run(
+    client: Client, params: SamplingParams, system: str, priority: int, tools: Sequence[Tool]
+) -> None:
     """Reads turns from stdin until it ends.
 
     At a terminal a failed turn is printed and the conversation continues; otherwise it raises.
@@ -46,7 +180,7 @@ def run(client: Client, params: SamplingParams, system: str, priority: int) -> N
     model = client.get_model()
     if not model.has_chat_template:
         raise FailedPreconditionError(f"{model.name} has no chat template; use `baton generate`")
-    conversation = Conversation(client, params, system, priority)
+    conversation = Conversation(client, params, system, priority, tools)
     if sys.stdin.isatty():
         _talk(conversation, model.name)
     else:
@@ -62,8 +196,9 @@ def _talk(conversation: Conversation, model: str) -> None:
     if model == DEFAULT_MODEL:
         print(INTRODUCTION)
     while True:
+        pending = conversation.pending
         try:
-            line = input("> ").strip()
+            line = input(f"result of {pending[0].name}> " if pending else "> ").strip()
             if line:
                 conversation.say(line)
         except EOFError:

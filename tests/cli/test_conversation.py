@@ -1,37 +1,73 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from baton.cli.chat import Conversation
-from baton.client.client import Chunk, Message
-from baton.errors import UnavailableError
-from baton.sampling import SamplingParams
+from baton.cli.chat import Conversation, read_tools
+from baton.client.client import (
+    Chunk,
+    Finished,
+    FinishReason,
+    Message,
+    OutputParsing,
+    Part,
+    ReasoningPart,
+    TextPart,
+    Timings,
+    Tool,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
+from baton.errors import InvalidArgumentError, UnavailableError
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+
+WEATHER = Tool("weather")
 
 
-class FakeClient:
-    """Answers with these texts; raises those that are exceptions."""
+class FakeGeneration:
+    """Generation of these parts; raises those that are exceptions."""
 
-    def __init__(self, *script: str | BaseException) -> None:
+    def __init__(self, script: Sequence[Part | BaseException]) -> None:
         self.script = script
-        self.asked: list[list[Message]] = []
+        self.finished = Finished(
+            FinishReason.END_OF_SEQUENCE, "", Usage(*[1] * 6), Timings(*[0.1] * 5)
+        )
 
-    @contextmanager
-    def generate(
-        self, prompt: list[Message], params: SamplingParams, *, priority: int
-    ) -> Iterator[Iterator[Chunk]]:
-        self.asked.append(prompt)
-        yield self._chunks()
-
-    def _chunks(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[Chunk]:
         for step in self.script:
             if isinstance(step, BaseException):
                 raise step
-            yield Chunk(step, (1,), 0, 0, ())
+            yield Chunk("not shown", (1,), 0, 0, (), parts=(step,))
 
 
-def conversation(client: FakeClient, system: str = "") -> Conversation:
-    return Conversation(client, SamplingParams(), system)
+class FakeClient:
+    """Answers with these parts, and texts; raises those that are exceptions."""
+
+    def __init__(self, *script: Part | str | BaseException) -> None:
+        self.script = [TextPart(step) if isinstance(step, str) else step for step in script]
+        self.asked: list[list[Message]] = []
+        self.parsing: OutputParsing | None = None
+
+    @contextmanager
+    def generate(
+        self,
+        prompt: list[Message],
+        params: SamplingParams,
+        *,
+        priority: int,
+        parsing: OutputParsing | None,
+    ) -> Iterator[FakeGeneration]:
+        self.asked.append(prompt)
+        self.parsing = parsing
+        yield FakeGeneration(self.script)
+
+
+def conversation(client: FakeClient, system: str = "", **options: Any) -> Conversation:
+    return Conversation(client, SamplingParams(), system, **options)
 
 
 def test_conversation_sends_all_earlier_messages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +95,83 @@ def test_conversation_drops_a_turn_that_failed() -> None:
     with pytest.raises(UnavailableError):
         talk.say("one")
     assert talk.messages == []
+
+
+CALL: list[Part] = [
+    ToolCallStart(0, "call_1", "weather"),
+    ToolCallArguments(0, '{"city": '),
+    ToolCallArguments(0, '"Oslo"}'),
+]
+
+
+def test_conversation_shows_reasoning_dim_at_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    conversation(FakeClient(ReasoningPart("Hm"), ReasoningPart("."), "Yes", "\t!")).say("one")
+    printed = capsys.readouterr()
+    assert printed.out == "\x1b[2mHm\x1b[0m\x1b[2m.\x1b[0m\nYes\t!\n"
+    assert printed.err == ""
+
+
+def test_conversation_pipes_the_answer_without_reasoning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = FakeClient(ReasoningPart("Hm."), "Yes.")
+    talk = conversation(client)
+    talk.say("one")
+    assert capsys.readouterr() == ("Yes.\n", "Hm.\n")
+    assert talk.messages[-1] == Message("assistant", "Yes.", reasoning="Hm.")
+
+
+def test_conversation_shows_calls_as_they_come_and_takes_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    second = ToolCallStart(1, "call_2", "weather"), ToolCallArguments(1, "{}")
+    client = FakeClient("I look.", *CALL, *second)
+    talk = conversation(client, tools=[WEATHER])
+    talk.say("one")
+    assert capsys.readouterr().out == 'I look.\nweather {"city": "Oslo"}\nweather {}\n'
+    assert client.parsing == OutputParsing([WEATHER])
+    calls = (ToolCall("call_1", "weather", '{"city": "Oslo"}'), ToolCall("call_2", "weather", "{}"))
+    assert talk.messages[-1] == Message("assistant", "I look.", calls)
+    client.script = [TextPart("Rain.")]
+    talk.say("rain")
+    assert len(client.asked) == 1, "one result is missing"
+    assert talk.pending == [calls[1]]
+    talk.say("sun")
+    assert client.asked[1][-2:] == [
+        Message("tool", "rain", tool_call_id="call_1", name="weather"),
+        Message("tool", "sun", tool_call_id="call_2", name="weather"),
+    ]
+    assert (talk.pending, talk.messages[-1]) == ([], Message("assistant", "Rain."))
+
+
+def test_conversation_drops_calls_of_an_interrupted_answer() -> None:
+    talk = conversation(FakeClient("I look.", *CALL[:2], KeyboardInterrupt()), tools=[WEATHER])
+    talk.say("one")
+    assert (talk.pending, talk.messages[-1]) == ([], Message("assistant", "I look."))
+
+
+def test_conversation_asks_for_no_parts_under_a_free_grammar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = FakeClient("a")
+    params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a"))
+    Conversation(client, params, "").say("one")
+    assert client.parsing is None
+    assert capsys.readouterr().out == "not shown\n"
+
+
+def test_tools_are_read_in_the_form_of_openai(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(
+        '[{"type": "function", "function": {"name": "weather", "description": "Of a city.",'
+        ' "parameters": {"type": "object"}}}]'
+    )
+    assert read_tools(file) == [Tool("weather", "Of a city.", {"type": "object"})]
+    for text in ("{}", "[{}]", "[1]", "["):
+        file.write_text(text if text != "{}" else '{"a": 1}')
+        with pytest.raises(InvalidArgumentError, match="--tools: cannot be read"):
+            read_tools(file)

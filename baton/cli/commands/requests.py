@@ -1,6 +1,7 @@
 """Commands that generate text: generate and chat."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -68,20 +69,30 @@ def chat(
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
     system: Annotated[str, typer.Option(help="System message.")] = "",
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file of tools in the form of OpenAI's API. The next lines after a call are "
+            "the results of its tools.",
+            metavar="FILE",
+        ),
+    ] = None,
     timeout: Timeout = 120.0,
 ) -> None:
     """Talk with the model; each line is a turn.
 
-    Ctrl-C stops an answer, Ctrl-D ends.
+    Reasoning is dim, or on stderr if stdout is no terminal. Ctrl-C stops an answer, Ctrl-D ends.
 
     \b
     Examples:
       baton chat --system "You write Python."
+      baton chat --tools tools.json
       echo 'Write a function `get` that returns the value of the key.' | baton chat --temperature 0
     """
     from baton.cli import chat as impl
     from baton.cli.session import session
 
+    given = [] if tools is None else impl.read_tools(tools)
     params = sampling.params()
     with session(address, timeout, token, tls.tls()) as client:
-        impl.run(client, params, system, sampling.priority)
+        impl.run(client, params, system, sampling.priority, given)
