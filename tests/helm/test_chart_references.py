@@ -20,6 +20,8 @@ from tests.support.rendered_chart import (
     values_of,
     workloads,
 )
+from tests.support.router.front import front_of
+from tests.support.router.scripted import decode, prefill
 
 README = (CHART / "README.md").read_text()
 # Values that name what somebody else has made.
@@ -115,6 +117,22 @@ def test_ingresses_and_routes_lead_to_service_ports(name):
         for backends in found_in(route, "backendRefs"):
             for backend in backends:
                 assert backend["port"] in {port["port"] for port in services[backend["name"]]}
+
+
+async def test_ingress_and_route_lead_to_all_http_paths_of_clients():
+    async with front_of(prefill(), decode()) as front:
+        paths = set((await front.get("/openapi.json")).json()["paths"])
+    # The page and probes are for operators. No rule may have "/" as a prefix: it covers /metrics.
+    expected = {path for path in paths - {"/", "/health"} if not path.startswith("/v1/")}
+    objects = preset("everything")
+    (ingress,) = [i for i in of_kind(objects, "Ingress") if i["metadata"]["name"].endswith("-http")]
+    (rule,) = ingress["spec"]["rules"]
+    matched = {(path["path"], path["pathType"]) for path in rule["http"]["paths"]}
+    assert matched == {("/v1", "Prefix"), *((path, "Exact") for path in expected)}
+    (route,) = of_kind(objects, "HTTPRoute")
+    (rule,) = route["spec"]["rules"]
+    matched = {(match["path"]["value"], match["path"]["type"]) for match in rule["matches"]}
+    assert matched == {("/v1", "PathPrefix"), *((path, "Exact") for path in expected)}
 
 
 @pytest.mark.parametrize("name", PRESETS)

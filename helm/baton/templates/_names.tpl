@@ -39,3 +39,9 @@ labels:
 {{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end -}}
 baton-{{ .image }}:{{ $image.tag | default .root.Chart.AppVersion }}
 {{- end -}}
+
+
+{{- /* Paths for clients beside /v1, which match exactly. */}}
+{{- define "baton.httpPaths" -}}
+/tokenize /detokenize /version /ping /openapi.json
+{{- end -}}
