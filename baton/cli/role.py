@@ -2,19 +2,35 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from baton.client.client import Client, RoleBalance
 
 
-def print_json(balance: RoleBalance) -> None:
-    """Prints one JSON object."""
-    print(json.dumps(dataclasses.asdict(balance)))
+def balances(client: Client) -> list[RoleBalance]:
+    """Returns the balance of the first model, and of each other model that has workers."""
+    first = client.role_balance()
+    names = {worker.model for worker in client.list_workers()} - {first.model, ""}
+    return [first, *(client.role_balance(name) for name in sorted(names))]
 
 
-def print_balance(balance: RoleBalance, console: Console) -> None:
-    """Prints the pressures and the proposed change, as sentences."""
+def print_json(found: Sequence[RoleBalance]) -> None:
+    """Prints one JSON object a line, for each model."""
+    for balance in found:
+        print(json.dumps(dataclasses.asdict(balance)))
+
+
+def print_balances(found: Sequence[RoleBalance], console: Console) -> None:
+    """Prints the pressures and the proposed change of each model, as sentences."""
+    for balance in found:
+        if len(found) > 1:
+            console.print(balance.model, style="bold", markup=False, highlight=False)
+        _print_balance(balance, console)
+
+
+def _print_balance(balance: RoleBalance, console: Console) -> None:
     console.print(
         f"pressure: prefill {balance.prefill_pressure:.2f}, decode {balance.decode_pressure:.2f} "
         "(above 1: overloaded)",

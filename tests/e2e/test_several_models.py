@@ -1,5 +1,6 @@
 """Two models of different weights behind one router, each with workers of its own."""
 
+import json
 import signal
 import time
 from collections import Counter
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from baton import Client, SamplingParams
+from baton.cli.main import app
 from baton.client.types import Worker
 from baton.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from tests.support.cluster.checkpoints import greedy, prompt_of, save_checkpoint
@@ -164,6 +167,17 @@ def test_workers_requests_and_metrics_name_their_model(models: TwoModels, client
         labels = {"model": model, "role": "decode", "state": "ready"}
         assert families["baton_workers"].total("baton_workers", **labels) == 1
         assert families["baton_output_tokens_total"].total("baton_output_tokens_total", model=model)
+
+
+def test_role_command_shows_each_model(models: TwoModels, folders: dict[str, str]) -> None:
+    address = ["--admin", models.cluster.admin_address]
+    shown = CliRunner().invoke(app, ["role", *address])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert [line for line in lines if line in folders] == list(folders)
+    assert sum(line.startswith("pressure: ") for line in lines) == 2
+    as_json = CliRunner().invoke(app, ["role", "--json", *address])
+    assert [json.loads(line)["model"] for line in as_json.stdout.splitlines()] == list(folders)
 
 
 def test_changed_alias_file_takes_effect_and_broken_one_does_not(

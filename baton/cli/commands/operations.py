@@ -108,9 +108,10 @@ def role(
     json: Json = False,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Change a worker's role, or show the load of both pools.
+    """Change a worker's role, or show the load of both pools of each model.
 
-    The worker drains: its requests migrate or finish. It keeps the model that it has loaded.
+    With --json, one line for each model. A worker whose role changes drains: its requests migrate
+    or finish. It keeps the model that it has loaded.
 
     \b
     Examples:
@@ -126,11 +127,11 @@ def role(
         if worker is not None and to is not None:
             print(impl.change(client, worker, to))
             return
-        balance = client.role_balance()
+        found = impl.balances(client)
     if json:
-        impl.print_json(balance)
+        impl.print_json(found)
     else:
-        impl.print_balance(balance, console())
+        impl.print_balances(found, console())
 
 
 @command("Administer")
