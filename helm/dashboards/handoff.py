@@ -25,6 +25,7 @@ BOARD = Board(
                     [Query(rate("baton_kv_transfer_bytes_total", "connector"), "{{connector}}")],
                     "Bps",
                     is_stacked=True,
+                    text="Bytes of KV received from other workers.",
                 ),
                 Panel(
                     "Exposed transfer time",
@@ -54,6 +55,7 @@ BOARD = Board(
                     "Oldest lease",
                     [Query("max by (role) (baton_oldest_lease_age_seconds)", "{{role}}")],
                     "s",
+                    text="Age. One that grows: a worker does not fetch what is kept for it.",
                 ),
             ],
         ),
@@ -65,17 +67,20 @@ BOARD = Board(
                     [Query(_of_router("baton_placements_total", "way"), "{{way}}")],
                     "ops",
                     is_stacked=True,
+                    text="By the way in which the router has placed requests.",
                 ),
                 Panel(
                     "Failed attempts",
                     [Query(_of_router("baton_setbacks_total", "kind"), "{{kind}}")],
                     "ops",
                     is_stacked=True,
+                    text="Calls of workers that failed. The router tries others.",
                 ),
                 Panel(
                     "Migrations",
                     [Query(_of_router("baton_migrations_total"), "migrations")],
                     "ops",
+                    text="Requests that resumed on another worker.",
                 ),
             ],
         ),
@@ -133,6 +138,7 @@ BOARD = Board(
                         )
                     ],
                     "ops",
+                    text="Calls of Redis by routers and workers.",
                 ),
                 Panel(
                     "Command latency",
@@ -146,6 +152,7 @@ BOARD = Board(
                         )
                     ],
                     "s",
+                    text="Mean time of one answered command.",
                 ),
                 Panel(
                     "Time since the last answer",
@@ -156,6 +163,7 @@ BOARD = Board(
                 Panel(
                     "Unpublished KV events",
                     [Query("sum(baton_unpublished_kv_events)", "events")],
+                    text="Changes of prefix caches that routers do not know yet.",
                 ),
                 Panel(
                     "Indexed KV blocks",
@@ -165,10 +173,12 @@ BOARD = Board(
                             "{{instance}}",
                         )
                     ],
+                    text="Cached blocks that each router knows.",
                 ),
                 Panel(
                     "Routers with a cold locality index",
                     [Query('sum(1 - baton_index_is_warm{model=~"$model"})', "routers")],
+                    text="They do not know yet what workers have cached.",
                 ),
             ],
         ),

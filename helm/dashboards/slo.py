@@ -42,9 +42,19 @@ BOARD = Board(
         Row(
             "Now",
             [
-                _number("Requests", _rate(f"{DURATION}_count"), "reqps"),
-                _number("TTFT below 1 s", _below("1.0", TTFT), "percentunit"),
-                _number("TPOT below 50 ms", _below("0.05", PER_OUTPUT), "percentunit"),
+                _number("Requests", _rate(f"{DURATION}_count"), "reqps", "Ended requests."),
+                _number(
+                    "TTFT below 1 s",
+                    _below("1.0", TTFT),
+                    "percentunit",
+                    "Share of requests by their time from arrival to the first token.",
+                ),
+                _number(
+                    "TPOT below 50 ms",
+                    _below("0.05", PER_OUTPUT),
+                    "percentunit",
+                    "Share of requests by their mean time per output token after the first.",
+                ),
                 _number(
                     "Failed",
                     _share(_FAILED),
@@ -57,17 +67,29 @@ BOARD = Board(
                     "percentunit",
                     "By admission control, quotas or rate limits.",
                 ),
-                _number("In flight", _sum("baton_requests_in_flight")),
+                _number(
+                    "In flight", _sum("baton_requests_in_flight"), text="Requests that run or wait."
+                ),
             ],
         ),
         Row(
             "Latency",
             [
-                Panel("Time to first token", _quantiles(TTFT), "s"),
+                Panel(
+                    "Time to first token",
+                    _quantiles(TTFT),
+                    "s",
+                    text="From arrival to the first token.",
+                ),
                 Panel(
                     "Time per output token", _quantiles(PER_OUTPUT), "s", "Mean of each request."
                 ),
-                Panel("Request duration", _quantiles(DURATION), "s"),
+                Panel(
+                    "Request duration",
+                    _quantiles(DURATION),
+                    "s",
+                    text="From arrival to the last token.",
+                ),
                 Panel(
                     "Distribution of time to first token",
                     [Query(_rate(f"{TTFT}_bucket", "le"), has_exemplars=True)],
@@ -81,11 +103,17 @@ BOARD = Board(
         Row(
             "Time to first token by stage",
             [
-                Panel("Admission", _quantiles("baton_admission_seconds"), "s"),
+                Panel(
+                    "Admission",
+                    _quantiles("baton_admission_seconds"),
+                    "s",
+                    text="From arrival until all workers first admitted the request.",
+                ),
                 Panel(
                     "Prefill queue",
                     _quantiles("baton_prefill_queue_seconds"),
                     "s",
+                    text="From the call to the worker that computes the prompt to its first step.",
                 ),
                 Panel(
                     "Admission queues",
@@ -93,6 +121,7 @@ BOARD = Board(
                         Query(_sum("baton_requests_waiting"), "requests"),
                         Query(_sum("baton_waiting_prompt_tokens"), "prompt tokens"),
                     ],
+                    text="What waits in routers until workers have room.",
                 ),
                 Panel(
                     "Routers with paused admission",
@@ -118,6 +147,7 @@ BOARD = Board(
                         Query(_rate("baton_output_tokens_total"), "output"),
                     ],
                     "cps",
+                    text="Tokens of prompts and outputs, counted when a request ends.",
                 ),
                 Panel(
                     "Pool load",

@@ -41,6 +41,7 @@ BOARD = Board(
                         )
                     ],
                     is_stacked=True,
+                    text="As routers see them.",
                 ),
                 Panel(
                     "Sequences",
@@ -51,6 +52,7 @@ BOARD = Board(
                 Panel(
                     "Ready workers",
                     [Query(f"sum by (role) ({_now('baton_worker_ready')})", "{{role}}")],
+                    text="They take requests.",
                 ),
                 Panel(
                     "Paused workers",
@@ -62,7 +64,12 @@ BOARD = Board(
         Row(
             "Steps",
             [
-                Panel("Steps", [Query(_by_worker("baton_steps_total"), _NAME)], "ops"),
+                Panel(
+                    "Steps",
+                    [Query(_by_worker("baton_steps_total"), _NAME)],
+                    "ops",
+                    text="Batches that the model has computed.",
+                ),
                 Panel(
                     "Step time",
                     [
@@ -96,6 +103,7 @@ BOARD = Board(
                     ],
                     "percentunit",
                     most=1,
+                    text="Tokens per step, relative to the maximum.",
                 ),
                 Panel(
                     "Batch slot utilization",
@@ -122,6 +130,7 @@ BOARD = Board(
                     [Query(_by_worker("baton_step_tokens_total", "kind"), f"{_NAME} {{{{kind}}}}")],
                     "cps",
                     is_stacked=True,
+                    text="Tokens computed, of prompts and of outputs.",
                 ),
             ],
         ),
@@ -179,10 +188,12 @@ BOARD = Board(
                     "Resident memory",
                     [Query(_now("process_resident_memory_bytes"), _NAME)],
                     "bytes",
+                    text="Memory of the process, without that of a GPU.",
                 ),
                 Panel(
                     "CPU cores in use",
                     [Query(_by_worker("process_cpu_seconds_total"), _NAME)],
+                    text="Mean over the interval.",
                 ),
             ],
         ),

@@ -71,6 +71,13 @@ def test_dashboards_have_only_fields_and_types_of_grafana(path: Path) -> None:
     assert mismatches(Dashboard.from_json(board)) == []
 
 
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_every_panel_describes_what_it_shows(path: Path) -> None:
+    panels = [panel for panel in json.loads(path.read_text())["panels"] if panel["type"] != "row"]
+    assert len(panels) > 5
+    assert [panel["title"] for panel in panels if not panel.get("description")] == []
+
+
 def test_dashboard_check_finds_unknown_fields_and_values() -> None:
     board = json.loads(BOARDS[0].read_text())
     assert unknown({**board, "titel": "x"}) == [".titel"]
