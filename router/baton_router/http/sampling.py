@@ -4,6 +4,7 @@ The bounds are those of `baton.sampling`; only the defaults differ, which are Op
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -104,6 +105,16 @@ def in_openai_terms(error: InvalidArgumentError, body: Struct) -> InvalidArgumen
     return InvalidArgumentError(
         _their_name(error.field, body), error.problem.replace("sampling.", "")
     )
+
+
+def renamed(
+    error: InvalidArgumentError, names: Sequence[tuple[re.Pattern[str], str]]
+) -> InvalidArgumentError:
+    """Returns the same error of a field that the first pattern that matches it renames."""
+    for pattern, name in names:
+        if pattern.match(error.field):
+            return InvalidArgumentError(pattern.sub(name, error.field, count=1), error.problem)
+    return error
 
 
 def _their_name(field: str, body: Struct) -> str:

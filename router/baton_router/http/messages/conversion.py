@@ -21,7 +21,7 @@ from baton_router.http.messages.schemas import (
     ToolUse,
 )
 from baton_router.http.messages.schemas import ToolChoice as OneTool
-from baton_router.http.sampling import in_openai_terms
+from baton_router.http.sampling import in_openai_terms, renamed
 from baton_router.http.schemas import (
     ChatMessage,
     ChatRequest,
@@ -75,11 +75,7 @@ def counted_request(body: Conversation) -> ChatRequest:
 
 def in_messages_terms(error: InvalidArgumentError, chat: ChatRequest) -> InvalidArgumentError:
     """Returns an error of the chat completion with the field names of the Messages API."""
-    error = in_openai_terms(error, chat)
-    for pattern, name in _NAMES:
-        if pattern.match(error.field):
-            return InvalidArgumentError(pattern.sub(name, error.field, count=1), error.problem)
-    return error
+    return renamed(in_openai_terms(error, chat), _NAMES)
 
 
 def _conversation(body: Conversation) -> Json:

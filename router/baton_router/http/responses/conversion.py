@@ -23,7 +23,7 @@ from baton_router.http.responses.schemas import (
     ResponsesRequest,
     TextOptions,
 )
-from baton_router.http.sampling import in_openai_terms
+from baton_router.http.sampling import in_openai_terms, renamed
 from baton_router.http.schemas import (
     AllowedTools,
     ChatMessage,
@@ -109,12 +109,7 @@ def chat_request(
 
 def in_responses_terms(error: InvalidArgumentError, chat: ChatRequest) -> InvalidArgumentError:
     """Returns an error of the chat completion with the field names of the Responses API."""
-    error = in_openai_terms(error, chat)
-    field = error.field
-    for pattern, name in _NAMES:
-        if pattern.match(field):
-            return InvalidArgumentError(pattern.sub(name, field, count=1), error.problem)
-    return error
+    return renamed(in_openai_terms(error, chat), _NAMES)
 
 
 def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
