@@ -1,18 +1,24 @@
 """Tool calls and reasoning of chat completions, as OpenAI's client sees them."""
 
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
-from tests.support.router.front import front_of
+from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import Worker
-from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
+from tests.support.router.written import (
+    NOW,
+    OSLO,
+    THOUGHT,
+    calling_card,
+    ids_of,
+    save_calling_model,
+    writing,
+)
 
 USER: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
 WEATHER = {
@@ -22,23 +28,7 @@ WEATHER = {
 }
 TIME = {"name": "time", "parameters": {"type": "object", "properties": {}}}
 TOOLS: list[Any] = [{"type": "function", "function": f} for f in (WEATHER, TIME)]
-THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
-OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 CALLS = [("weather", '{"city": "Oslo 漢"}'), ("time", "{}")]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    folder: Path = tmp_path_factory.mktemp("model") / "caller"
-    save_calling_model(folder)
-    return calling_card(folder)
-
-
-def client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
-    )
 
 
 async def ask(model: ModelCard, text: Any, size: int = 3, **body: Any) -> Any:
@@ -46,7 +36,7 @@ async def ask(model: ModelCard, text: Any, size: int = 3, **body: Any) -> Any:
     reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
     given = {"messages": USER, "tools": TOOLS, "max_tokens": 200, **body}
     async with front_of(*writing(text, size, reason, model), model=model) as front:
-        answer = await client_of(front).chat.completions.create(model=model.name, **given)
+        answer = await openai_client_of(front).chat.completions.create(model=model.name, **given)
         return [chunk async for chunk in answer] if given.get("stream") else answer
 
 
@@ -127,7 +117,7 @@ async def test_chat_without_formats_shows_what_model_wrote():
 
 async def ask_tiny(text: str) -> Any:
     async with front_of(*writing(text)) as front:
-        return await client_of(front).chat.completions.create(
+        return await openai_client_of(front).chat.completions.create(
             model="tiny", messages=USER, max_tokens=200
         )
 
@@ -161,7 +151,7 @@ async def prompt_of(model: ModelCard, **body: Any) -> tuple[str, Any]:
     workers = writing("It rains.")
     given = {"messages": USER, "max_tokens": 200, **body}
     async with front_of(*workers, model=model) as front:
-        await client_of(front).chat.completions.create(model=model.name, **given)
+        await openai_client_of(front).chat.completions.create(model=model.name, **given)
     (request,) = workers[0].requests
     text = model.tokenizer.decode(list(request.token_ids), skip_special_tokens=False)
     return text, request.sampling
@@ -272,7 +262,9 @@ async def test_chat_refuses_tools_by_name_of_field(model, case):
 async def test_template_without_tools_is_refused_with_reason():
     async with front_of(*writing("It rains.")) as front:
         with pytest.raises(openai.BadRequestError, match="chat template takes no tools") as raised:
-            await client_of(front).chat.completions.create(model="tiny", messages=USER, tools=TOOLS)
+            await openai_client_of(front).chat.completions.create(
+                model="tiny", messages=USER, tools=TOOLS
+            )
     assert raised.value.param == "tools"
 
 
@@ -288,7 +280,7 @@ async def test_schema_that_workers_refuse_is_named_as_tools(model):
     workers = [Worker(role, role, [refusal]) for role in ("prefill", "decode")]
     async with front_of(*workers, model=model) as front:
         with pytest.raises(openai.BadRequestError, match="is not understood") as raised:
-            await client_of(front).chat.completions.create(
+            await openai_client_of(front).chat.completions.create(
                 model=model.name, messages=USER, tools=TOOLS, tool_choice="required"
             )
     assert raised.value.param == "tools"

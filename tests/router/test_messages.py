@@ -1,6 +1,5 @@
 """Anthropic's own client against /v1/messages: text, tool calls, thinking and refusals."""
 
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,7 +12,13 @@ from baton_router.admission.quotas import Quota
 from baton_router.intake.model_card import ModelCard
 from tests.support.router.front import front_of
 from tests.support.router.scripted import decode, prefill
-from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
+from tests.support.router.written import (
+    NOW,
+    OSLO,
+    THOUGHT,
+    ids_of,
+    writing,
+)
 
 USER: Any = {"role": "user", "content": "How is the weather in Oslo?"}
 WEATHER: Any = {
@@ -22,17 +27,7 @@ WEATHER: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 TIME: Any = {"name": "time", "input_schema": {"type": "object", "properties": {}}}
-THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
-OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 CALLS: list[Any] = [("weather", {"city": "Oslo 漢"}), ("time", {})]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    folder: Path = tmp_path_factory.mktemp("model") / "caller"
-    save_calling_model(folder)
-    return calling_card(folder)
 
 
 def client_of(front: httpx.AsyncClient) -> anthropic.AsyncAnthropic:

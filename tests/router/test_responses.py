@@ -1,18 +1,22 @@
 """Tool calls, reasoning and refusals of /v1/responses, as OpenAI's client sees them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
-from tests.support.router.front import front_of
+from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import decode, prefill
-from tests.support.router.written import calling_card, ids_of, save_calling_model, writing
+from tests.support.router.written import (
+    NOW,
+    OSLO,
+    THOUGHT,
+    ids_of,
+    writing,
+)
 
 QUESTION = "How is the weather in Oslo?"
 WEATHER: Any = {
@@ -28,23 +32,7 @@ TIME: Any = {
     "parameters": {"type": "object", "properties": {}},
     "strict": False,
 }
-THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
-OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 CALLS = [("weather", '{"city": "Oslo 漢"}'), ("time", "{}")]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    folder: Path = tmp_path_factory.mktemp("model") / "caller"
-    save_calling_model(folder)
-    return calling_card(folder)
-
-
-def client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
-    )
 
 
 async def ask(model: ModelCard, text: str, size: int = 3, **body: Any) -> Any:
@@ -52,7 +40,7 @@ async def ask(model: ModelCard, text: str, size: int = 3, **body: Any) -> Any:
     reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
     given = {"input": QUESTION, "tools": [WEATHER, TIME], "max_output_tokens": 200, **body}
     async with front_of(*writing(text, size, reason, model), model=model) as front:
-        answer = await client_of(front).responses.create(model=model.name, **given)
+        answer = await openai_client_of(front).responses.create(model=model.name, **given)
         return [event async for event in answer] if given.get("stream") else answer
 
 
@@ -61,7 +49,7 @@ async def prompt_of(model: ModelCard, **body: Any) -> str:
     computing, decoding = writing("a", model=model)
     async with front_of(computing, decoding, model=model) as front:
         given = {"model": model.name, "max_output_tokens": 8, **body}
-        await client_of(front).responses.create(**given)
+        await openai_client_of(front).responses.create(**given)
     (asked,) = computing.requests
     text: str = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
     return text
@@ -70,7 +58,7 @@ async def prompt_of(model: ModelCard, **body: Any) -> str:
 async def refusal_of(model: ModelCard, **body: Any) -> openai.BadRequestError:
     async with front_of(prefill(), decode(), model=model) as front:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client_of(front).responses.create(
+            await openai_client_of(front).responses.create(
                 **{"model": model.name, "input": QUESTION, **body}
             )
     return caught.value
@@ -228,7 +216,7 @@ async def test_front_without_store_says_so(model):
     answer = await ask(model, "a", store=True)
     assert answer.store is False
     async with front_of(prefill(), decode(), model=model) as front:
-        client = client_of(front)
+        client = openai_client_of(front)
         for asking in (
             client.responses.retrieve(answer.id),
             client.responses.create(model=model.name, input="x", previous_response_id=answer.id),
@@ -239,7 +227,7 @@ async def test_front_without_store_says_so(model):
 
 async def test_response_is_answered_where_redis_does_not_answer(model):
     async with front_of(*writing("Hello.", model=model), model=model, responses_ttl=60.0) as front:
-        client = client_of(front)
+        client = openai_client_of(front)
         answer = await client.responses.create(model=model.name, input=QUESTION)
         assert (answer.output_text, answer.store) == ("Hello.", False)
         for asking in (

@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 import httpx
+import openai
 
 from baton.cluster.redis import connect
 from baton.serving.large_requests import LargeRequests
@@ -201,3 +202,10 @@ async def front_of(
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
+
+
+def openai_client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
+    """OpenAI's client of a front."""
+    return openai.AsyncOpenAI(
+        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
+    )

@@ -32,6 +32,10 @@ You may call: {% for tool in tools %}{{ tool | tojson }}
 {% endif %}{% endif %}"""
 
 
+THOUGHT = "<think>\nThe user asks for Oslo: é 漢.\n</think>\n\n"
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo 漢"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+
 _RENAMED = {"<|im_start|>": "<think>", "<|pad|>": "</think>"}
 
 
