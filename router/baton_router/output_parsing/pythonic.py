@@ -251,7 +251,8 @@ def _arguments(lark: Lark, tool: Tool, index: int) -> str:
     """Returns an expression that matches the arguments of a call of `tool`."""
     known = parameters(tool)
     if known is None:
-        argument = rf"/[a-z_]\w*=/ {lark.rule('value', lark.schema({}))}"
+        # ASCII alone: `\w` of a grammar has letters that Python's has not.
+        argument = rf"/[a-zA-Z_][a-zA-Z0-9_]*=/ {lark.rule('value', lark.schema({}))}"
         return f'({argument} (", " {argument})*)?'
     # Two expressions for the arguments from a parameter on: where none comes before, and where one
     # does.

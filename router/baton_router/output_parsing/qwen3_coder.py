@@ -115,7 +115,7 @@ def _arguments(lark: Lark, tool: Tool, index: int) -> str:
     known = parameters(tool)
     if known is None:
         value = lark.rule("value", lark.schema({}))
-        return rf'("<parameter=" /[a-z_]\w*/ ">\n" {value} "\n{_END}\n")*'
+        return rf'("<parameter=" /[a-zA-Z_][a-zA-Z0-9_]*/ ">\n" {value} "\n{_END}\n")*'
     rules = []
     for number, parameter in enumerate(known):
         body = (
