@@ -83,6 +83,12 @@ class Model:
         limits = GrammarLimits(time_s=60.0)
         self.compiler = GrammarCompiler(folder, self.size, self.ends, limits=limits)
         self._marks = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+        # Random tokens hardly ever spell a mark that is no token.
+        self._spelled = [
+            tokenizer.encode(mark, add_special_tokens=False).ids
+            for mark in ("</think>", "</parameter>\n", *SPECIAL_TOKENS)
+            if tokenizer.token_to_id(mark) is None
+        ]
 
     def format(self, tools: str | None, reasoning: str | None = "think") -> OutputFormat:
         return output_format(tools, "harmony" if tools == "harmony" else reasoning, self.tokenizer)
@@ -96,6 +102,7 @@ class Model:
         draws = random.Random(seed)
         state = self.compile(text).start()
         token_ids: list[int] = []
+        spelling: list[int] = []
         while len(token_ids) < most_tokens:
             row = np.zeros(mask_words(self.size), np.int32)
             state.fill_mask(row)
@@ -106,8 +113,14 @@ class Model:
                 assert len(others) < len(allowed), state.failure
                 return token_ids, True
             marks = [i for i in others if i in self._marks]
-            choices = marks if marks and draws.random() < 0.3 else others
-            token_ids.append(draws.choice(choices))
+            if not spelling and self._spelled and draws.random() < 0.3:
+                spelling = list(draws.choice(self._spelled))
+            if spelling and spelling[0] in others:
+                token_ids.append(spelling.pop(0))
+            else:
+                spelling = []
+                choices = marks if marks and draws.random() < 0.3 else others
+                token_ids.append(draws.choice(choices))
             assert state.accept(token_ids[-1]), state.failure
         return token_ids, False
 
@@ -182,8 +195,7 @@ def test_random_outputs_of_a_grammar_are_valid_calls(model, name, choice):
             check(made, options, model.text(token_ids))
         else:
             parse(made.parser(options), [model.text(token_ids)])
-    # Random text hardly ever spells a mark that is no token, such as the end of reasoning.
-    assert num_ended or model.tokenizer.token_to_id("</think>") is None
+    assert num_ended
 
 
 @every_format
@@ -206,10 +218,9 @@ def test_reasoning_ends_at_its_budget(special, name, choice):
         assert token_ids.index(end) <= 5 * seed
 
 
-@every_format
+# No prompt closes the reasoning of harmony.
+@pytest.mark.parametrize("name", [name for name in tool_format_names() if name != "harmony"])
 def test_grammar_allows_no_reasoning_after_a_closed_one(model, name):
-    if name == "harmony":
-        pytest.skip("no prompt closes its reasoning")
     way = next(way for way, written in WRITTEN.items() if written.format_name == name)
     options = ParsingOptions(tools=TOOLS, choice=Choice.REQUIRED, is_reasoning_over=True)
     text = grammar_of(model.format(name), options)
@@ -317,6 +328,14 @@ def test_inner_schema_binds_the_text_after_reasoning(special, name):
     if name != "mistral":
         assert special.allows(grammar_of(made, with_tools, inner), calls)
     assert not special.allows(grammar_of(made, with_tools, inner), "Hello!")
+
+
+def test_grammar_of_pythonic_calls_names_arguments_in_ascii(special):
+    # U+0788 U+07A8: a letter and its vowel, which is no letter for Python's patterns.
+    made = special.format("pythonic")
+    text = grammar_of(made, ParsingOptions(tools=LOOSE, choice=Choice.REQUIRED))
+    assert special.allows(text, "<|python_start|>[any(aA_1=1)]<|python_end|>")
+    assert not special.allows(text, "<|python_start|>[any(a\u0788\u07a8=1)]<|python_end|>")
 
 
 def test_inner_schema_binds_text_of_a_model_without_formats(special):
