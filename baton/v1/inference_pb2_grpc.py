@@ -46,6 +46,16 @@ class InferenceStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/baton.v1.Inference/Embed',
+                request_serializer=baton_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/baton.v1.Inference/Score',
+                request_serializer=baton_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/baton.v1.Inference/Tokenize',
                 request_serializer=baton_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -89,6 +99,23 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Computes the embeddings of texts. FAILED_PRECONDITION: the model has no pooled output, or scores
+        pairs instead. Idempotent; other workers compute what a lost one has not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Scores pairs of texts. A model with a classification head reads both texts as one prompt, and the
+        score is the sigmoid of its output; of an embedding model it is the cosine of the two embeddings.
+        FAILED_PRECONDITION: the model has no pooled output. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Tokenizes an input exactly as `Generate` does, without running the model.
         """
@@ -117,6 +144,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -168,6 +205,60 @@ class Inference:
             '/baton.v1.Inference/Generate',
             baton_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Embed',
+            baton_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Score',
+            baton_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,15 @@ class InferenceStub:
     one the router's default deadline applies. Not idempotent unless `sampling.seed` is set or
     `sampling.temperature` is 0; then a repetition gives the same tokens.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    """Computes the embeddings of texts. FAILED_PRECONDITION: the model has no pooled output, or scores
+    pairs instead. Idempotent; other workers compute what a lost one has not.
+    """
+    Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
+    """Scores pairs of texts. A model with a classification head reads both texts as one prompt, and the
+    score is the sigmoid of its output; of an embedding model it is the cosine of the two embeddings.
+    FAILED_PRECONDITION: the model has no pooled output. Idempotent.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Tokenizes an input exactly as `Generate` does, without running the model."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
@@ -82,6 +91,15 @@ class InferenceAsyncStub(InferenceStub):
     everything it holds. The call's gRPC deadline bounds the whole request on every hop; without
     one the router's default deadline applies. Not idempotent unless `sampling.seed` is set or
     `sampling.temperature` is 0; then a repetition gives the same tokens.
+    """
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Computes the embeddings of texts. FAILED_PRECONDITION: the model has no pooled output, or scores
+    pairs instead. Idempotent; other workers compute what a lost one has not.
+    """
+    Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Scores pairs of texts. A model with a classification head reads both texts as one prompt, and the
+    score is the sigmoid of its output; of an embedding model it is the cosine of the two embeddings.
+    FAILED_PRECONDITION: the model has no pooled output. Idempotent.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenizes an input exactly as `Generate` does, without running the model."""
@@ -116,6 +134,27 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         everything it holds. The call's gRPC deadline bounds the whole request on every hop; without
         one the router's default deadline applies. Not idempotent unless `sampling.seed` is set or
         `sampling.temperature` is 0; then a repetition gives the same tokens.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
+        """Computes the embeddings of texts. FAILED_PRECONDITION: the model has no pooled output, or scores
+        pairs instead. Idempotent; other workers compute what a lost one has not.
+        """
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _inference_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
+        """Scores pairs of texts. A model with a classification head reads both texts as one prompt, and the
+        score is the sigmoid of its output; of an embedding model it is the cosine of the two embeddings.
+        FAILED_PRECONDITION: the model has no pooled output. Idempotent.
         """
 
     @_abc_1.abstractmethod

@@ -203,6 +203,122 @@ class PrefillResponse(_message.Message):
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
 
 @_typing.final
+class PoolRequest(_message.Message):
+    """Request for the pooled output of one prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Id of the request, for logs and traces."""
+    priority: _builtins.int
+    """Priority, as `GenerateRequest.priority`."""
+    salt: _builtins.bytes
+    """Salt, as `PrefillRequest.salt`."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of the prompt: at least 1 id, each in [0, vocab_size)."""
+
+    @_builtins.property
+    def first_token_due(self) -> _duration_pb2.Duration:
+        """Time until the result is due, as `PrefillRequest.first_token_due`."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        priority: _builtins.int = ...,
+        salt: _builtins.bytes = ...,
+        first_token_due: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolRequest: _TypeAlias = PoolRequest  # noqa: Y015
+
+@_typing.final
+class PoolResponse(_message.Message):
+    """Event of a `Pool` stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def admitted(self) -> Global___PrefillAdmitted:
+        """Admission: the worker takes the prompt. Always first."""
+
+    @_builtins.property
+    def started(self) -> Global___PrefillStarted:
+        """Start of the first step."""
+
+    @_builtins.property
+    def result(self) -> Global___PoolResult:
+        """Result. Always last."""
+
+    def __init__(
+        self,
+        *,
+        admitted: Global___PrefillAdmitted | None = ...,
+        started: Global___PrefillStarted | None = ...,
+        result: Global___PoolResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "result", b"result", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "result", b"result", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "started", "result"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PoolResponse: _TypeAlias = PoolResponse  # noqa: Y015
+
+@_typing.final
+class PoolResult(_message.Message):
+    """Pooled output of one prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    WORK_DONE_FIELD_NUMBER: _builtins.int
+    num_cached_tokens: _builtins.int
+    """Number of cached tokens, as in `PrefillStarted`."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Values: the embedding, of length 1 if the model normalizes; or the outputs of the classification
+        head.
+        """
+
+    @_builtins.property
+    def work_done(self) -> Global___WorkDone:
+        """Work that the worker has done so far."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+        num_cached_tokens: _builtins.int = ...,
+        work_done: Global___WorkDone | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work_done", b"work_done"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "values", b"values", "work_done", b"work_done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolResult: _TypeAlias = PoolResult  # noqa: Y015
+
+@_typing.final
 class PrefillAdmitted(_message.Message):
     """Admission of the prompt, which may wait for its first step."""
 

@@ -40,6 +40,11 @@ class PrefillStub:
                 request_serializer=baton_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Pool = channel.unary_stream(
+                '/baton.v1.Prefill/Pool',
+                request_serializer=baton_dot_v1_dot_prefill__pb2.PoolRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_prefill__pb2.PoolResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServicer:
@@ -62,6 +67,18 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pool(self, request, context):
+        """Computes one prompt and returns its pooled output; hands nothing over.
+
+        The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
+        `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as
+        `Prefill`, FAILED_PRECONDITION if its model has no pooled output. Cancelling the call frees the
+        blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -69,6 +86,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=baton_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Pool': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pool,
+                    request_deserializer=baton_dot_v1_dot_prefill__pb2.PoolRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_prefill__pb2.PoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,6 +121,33 @@ class Prefill:
             '/baton.v1.Prefill/Prefill',
             baton_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
             baton_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Prefill/Pool',
+            baton_dot_v1_dot_prefill__pb2.PoolRequest.SerializeToString,
+            baton_dot_v1_dot_prefill__pb2.PoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

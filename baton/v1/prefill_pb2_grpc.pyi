@@ -45,6 +45,14 @@ class PrefillStub:
     The call lives as long as the lease: it ends OK after the confirmation, and cancelling it at
     any moment frees the blocks. The lease id must be new (ALREADY_EXISTS otherwise).
     """
+    Pool: _grpc.UnaryStreamMultiCallable[_prefill_pb2.PoolRequest, _prefill_pb2.PoolResponse]
+    """Computes one prompt and returns its pooled output; hands nothing over.
+
+    The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
+    `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as
+    `Prefill`, FAILED_PRECONDITION if its model has no pooled output. Cancelling the call frees the
+    blocks.
+    """
 
 @_typing.type_check_only
 class PrefillAsyncStub(PrefillStub):
@@ -62,6 +70,14 @@ class PrefillAsyncStub(PrefillStub):
 
     The call lives as long as the lease: it ends OK after the confirmation, and cancelling it at
     any moment frees the blocks. The lease id must be new (ALREADY_EXISTS otherwise).
+    """
+    Pool: _aio.UnaryStreamMultiCallable[_prefill_pb2.PoolRequest, _prefill_pb2.PoolResponse]  # type: ignore[assignment]
+    """Computes one prompt and returns its pooled output; hands nothing over.
+
+    The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
+    `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as
+    `Prefill`, FAILED_PRECONDITION if its model has no pooled output. Cancelling the call frees the
+    blocks.
     """
 
 class PrefillServicer(metaclass=_abc_1.ABCMeta):
@@ -83,6 +99,20 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
 
         The call lives as long as the lease: it ends OK after the confirmation, and cancelling it at
         any moment frees the blocks. The lease id must be new (ALREADY_EXISTS otherwise).
+        """
+
+    @_abc_1.abstractmethod
+    def Pool(
+        self,
+        request: _prefill_pb2.PoolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_prefill_pb2.PoolResponse], _abc.AsyncIterator[_prefill_pb2.PoolResponse]]:
+        """Computes one prompt and returns its pooled output; hands nothing over.
+
+        The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
+        `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as
+        `Prefill`, FAILED_PRECONDITION if its model has no pooled output. Cancelling the call frees the
+        blocks.
         """
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
