@@ -54,6 +54,13 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeSer
         yield prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[first]))
         yield prefill_pb2.PrefillResponse(released=prefill_pb2.LeaseReleased())
 
+    async def Pool(
+        self, _request: prefill_pb2.PoolRequest, _context: Any
+    ) -> AsyncIterator[prefill_pb2.PoolResponse]:
+        yield prefill_pb2.PoolResponse(admitted=prefill_pb2.PrefillAdmitted())
+        yield prefill_pb2.PoolResponse(started=prefill_pb2.PrefillStarted())
+        yield prefill_pb2.PoolResponse(result=prefill_pb2.PoolResult(values=[1.0]))
+
     async def Generate(
         self, request: decode_pb2.DecodeGenerateRequest, _context: Any
     ) -> AsyncIterator[decode_pb2.DecodeGenerateResponse]:

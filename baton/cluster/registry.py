@@ -23,7 +23,13 @@ Role = Literal["prefill", "decode"]
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
 
-_OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint", b"admin_endpoint", b"version"}
+_OPTIONAL = {
+    b"max_num_batched_tokens",
+    b"metrics_endpoint",
+    b"admin_endpoint",
+    b"version",
+    b"pooled_output",
+}
 
 MAX_ID_BYTES = 256
 _MAX_TEXT_BYTES = 1024
@@ -73,6 +79,8 @@ class WorkerRecord:
         metrics_endpoint: "host:port" of its metrics; empty: none, or not reported.
         admin_endpoint: "host:port" of its admin service; empty: not reported; it is at `endpoint`.
         version: Baton version; empty: not reported, as by older workers.
+        pooled_output: "embedding" or "score" for a model that has such an output in place of text;
+            empty: it generates.
     """
 
     id: str
@@ -93,6 +101,7 @@ class WorkerRecord:
     metrics_endpoint: str = ""
     admin_endpoint: str = ""
     version: str = ""
+    pooled_output: str = ""
 
     @property
     def pairing(self) -> bytes:
@@ -127,6 +136,7 @@ class WorkerRecord:
             "metrics_endpoint": self.metrics_endpoint,
             "admin_endpoint": self.admin_endpoint,
             "version": self.version,
+            "pooled_output": self.pooled_output,
         }
 
     @classmethod
@@ -158,6 +168,7 @@ class WorkerRecord:
             metrics_endpoint=_text(fields.get(b"metrics_endpoint", b"")),
             admin_endpoint=_text(fields.get(b"admin_endpoint", b"")),
             version=_text(fields.get(b"version", b"")),
+            pooled_output=_text(fields.get(b"pooled_output", b"")),
         )
 
 

@@ -24,6 +24,7 @@ from baton.engine.models.transformers_model import (
     probe,
 )
 from baton.engine.plugins import policy_named
+from baton.engine.pooling import Pooler
 from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
@@ -31,6 +32,7 @@ from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.self_check import SelfCheck
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
+from baton.models.pooling import read_pooling
 from baton.version import version
 
 LoadProgress = Callable[[str, float], None]
@@ -40,7 +42,8 @@ OnLoadedBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Loaded model that is ready to run, and its KV cache. `path` is its folder."""
+    """Loaded model that is ready to run, and its KV cache. `path` is its folder; `pooler` None: it
+    generates."""
 
     info: ModelInfo
     model: DecoderModel
@@ -49,6 +52,7 @@ class LoadedModel:
     cache: KvCache
     device: torch.device
     path: str
+    pooler: Pooler | None = None
 
 
 def load(
@@ -66,13 +70,18 @@ def load(
     on_progress("reading configuration", 0.0)
     folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS)))
     hf_config = loader.load_config(folder)
+    pooling = read_pooling(Path(folder))
     hook = AttentionHook(loader.max_model_len(hf_config, config))
     num_bytes = weight_bytes(Path(folder))
     on_loaded_bytes(0, num_bytes)
     on_progress("loading weights", 0.1)
     with reporting_progress(lambda part: on_loaded_bytes(round(part * num_bytes), num_bytes)):
-        hf_model = loader.load_model(folder, hf_config, config, hook.name)
-    return assemble(hf_model, hook, config, folder, Path(path).name, on_progress)
+        hf_model = loader.load_model(folder, hf_config, config, hook.name, pooling)
+    pooler = None
+    if pooling is not None:
+        scores = pooling.kind == "score"
+        pooler = Pooler(pooling, loader.score_head(folder, hf_model) if scores else None)
+    return assemble(hf_model, hook, config, folder, Path(path).name, on_progress, pooler)
 
 
 def assemble(
@@ -82,6 +91,7 @@ def assemble(
     folder: str,
     name: str,
     on_progress: LoadProgress = lambda _phase, _fraction: None,
+    pooler: Pooler | None = None,
 ) -> LoadedModel:
     """Prepares a transformers model that is on its device, with `hook` as its attention, to run.
     `folder` contains its tokenizer."""
@@ -116,8 +126,9 @@ def assemble(
             cache.layouts[0].dtype,
             config.block_size,
         ),
+        pooling=None if pooler is None else pooler.pooling,
     )
-    return LoadedModel(info, model, backend, attention, cache, device, folder)
+    return LoadedModel(info, model, backend, attention, cache, device, folder, pooler)
 
 
 def _cache_plan(

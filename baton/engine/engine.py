@@ -40,11 +40,12 @@ from baton.engine.messages import (
 from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.plugins import drafter_named
+from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.scheduling.plan import Float32Array, StepPlan
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
@@ -58,10 +59,12 @@ from baton.engine.scheduler.sequences.sequence import (
 from baton.engine.updates import updates_of, updates_of_one
 from baton.errors import (
     AlreadyExistsError,
+    FailedPreconditionError,
     InvalidArgumentError,
     OverloadedError,
     UnavailableError,
 )
+from baton.models.pooling import why_not
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
 
 if TYPE_CHECKING:
@@ -106,6 +109,7 @@ class Engine:
             graphs=backend.graphs(loaded.model, loaded.attention),
             clock=self._clock,
             stream=stream,
+            pooler=loaded.pooler,
         )
         make_drafter = drafter_named(config.drafter)
         self._drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
@@ -181,6 +185,22 @@ class Engine:
             self.abort(*added)
             raise
         return [self._result(r, collected[r.request_id], prompts) for r in requests]
+
+    def pool(self, prompts: SequenceOf[Prompt]) -> list[Float32Array]:
+        """Returns the pooled output of every prompt, in order: embeddings, or outputs of the
+        classification head. Raises `FailedPreconditionError` if the model has none."""
+        pooling = self.info.pooling
+        if pooling is None:
+            raise FailedPreconditionError(why_not(self.info.name, None, "embedding"))
+        requests = [
+            pooled_request(f"pool-{i}", tuple(self._encode(prompt)), pooling)
+            for i, prompt in enumerate(prompts)
+        ]
+        collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
+        for request in requests:
+            self.add_request(request)
+        self._run_to_end(collected)
+        return [pooled_output(pooling, collected[r.request_id], len(r.token_ids)) for r in requests]
 
     def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
         """Steps until no work is left, or can be done, and collects these requests' updates. Raises
@@ -260,6 +280,10 @@ class Engine:
     def check(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
         """Raises the errors of `add_request`, except for an id that is taken and for a grammar that
         is not compiled yet."""
+        pooling = self.info.pooling
+        if request.is_pooled != (pooling is not None):
+            reason = why_not(self.info.name, pooling, "embedding" if request.is_pooled else None)
+            raise FailedPreconditionError(reason)
         check_token_ids(request.token_ids, self.info.vocab_size, "token_ids")
         if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
             raise InvalidArgumentError(

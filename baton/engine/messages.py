@@ -6,16 +6,25 @@ from dataclasses import dataclass, field
 from baton.cluster.prefix import BlockHash, PrefixNamespace
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.scheduler.kv.block_pool import CacheEvents
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import (
+    ExternalAllocation,
+    Float32Array,
+    TokenLogprobs,
+)
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError
+from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Properties of a loaded model."""
+    """Properties of a loaded model.
+
+    Attributes:
+        pooling: its pooled output; None: it generates.
+    """
 
     name: str
     architecture: str
@@ -24,6 +33,7 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     fingerprint: bytes
     namespace: PrefixNamespace
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,7 @@ class EngineRequest:
             `deadline`; None: no deadline.
         return_cost: cost at which a preemption may return the request to the router: its last
             update says `RETURNED`. Only for a single sequence with external KV. None: it may not.
+        is_pooled: it ends with the pooled output of its prompt (`baton.engine.pooling`).
     """
 
     request_id: str
@@ -66,6 +77,7 @@ class EngineRequest:
     arrival_time: float = 0.0
     first_token_deadline: float | None = None
     return_cost: ReturnCost | None = None
+    is_pooled: bool = False
 
     @property
     def unfinished(self) -> tuple[tuple[int, ...], ...]:
@@ -89,6 +101,7 @@ class SequenceUpdate:
         failure: reason why it `FAILED`; its output before is not valid.
         prompt_logprobs: of the prompt tokens that this step scored, in order; the first token of a
             prompt has none.
+        pooled: what this step adds to the pooled output, `[width]`; None: nothing.
     """
 
     request_id: str
@@ -103,6 +116,7 @@ class SequenceUpdate:
     score: float | None = None
     failure: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: Float32Array | None = None
 
     @property
     def logprob(self) -> float | None:

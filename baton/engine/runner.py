@@ -16,6 +16,7 @@ from baton.engine.device_stream import DeviceStream, Launch, stream_of, uploader
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.metering.step_times import StepClock
 from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.pooling import Pooler
 from baton.engine.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
@@ -74,6 +75,7 @@ class _Computed:
         has_grammar: whether a grammar restricted any of the tokens.
         beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
         scores: of prompt tokens, by the index of their chunk.
+        pooled: indices of ranges, and what they add to the pooled outputs, `[num_ranges, width]`.
         failure: why there are no results: the device had too little memory.
     """
 
@@ -82,6 +84,7 @@ class _Computed:
     has_grammar: bool = False
     beams: tuple[torch.Tensor, ...] = ()
     scores: tuple[tuple[int, DeviceScores], ...] = ()
+    pooled: tuple[tuple[int, ...], torch.Tensor] | None = None
     failure: str | None = None
 
 
@@ -141,10 +144,13 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         clock: StepClock | None = None,
         stream: DeviceStream | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         """Takes a `model` that already uses `attention`; reports times to `clock`; computes on
-        `stream`, by default the device's."""
+        `stream`, by default the device's. With a `pooler` the model has hidden states in place of
+        logits."""
         self._model = model
+        self._pooler = pooler
         self._attention = attention
         self._cache = cache
         self._batch_slots = batch_slots
@@ -307,6 +313,8 @@ class ModelRunner:
 
     def _choose(self, plan: StepPlan, logits: torch.Tensor) -> _Computed:
         """Computes what the plan asks of its logits: tokens, beam candidates and prompt scores."""
+        if self._pooler is not None:
+            return self._pool(self._pooler, plan, logits)
         num_sampled, num_beams = len(plan.sample_rows), len(plan.beam_rows)
         first_scored, to_host = num_sampled + num_beams, self._stream.to_host
         computed = _Computed()
@@ -329,6 +337,15 @@ class ModelRunner:
             scores = self._score(plan, logits[first_scored:])
             computed = replace(computed, scores=tuple(scores))
         return computed
+
+    def _pool(self, pooler: Pooler, plan: StepPlan, hidden: torch.Tensor) -> _Computed:
+        """Computes what each range of the plan adds to the pooled output of its prompt. A prompt
+        ends with a token that means nothing."""
+        num_sampled, to_host = len(plan.sample_rows), self._stream.to_host
+        tokens = torch.zeros(num_sampled, dtype=torch.int64, device=hidden.device)
+        parts = pooler.parts(plan.chunks, hidden, num_sampled)
+        pooled = (tuple(parts), to_host(torch.stack(list(parts.values())))) if parts else None
+        return _Computed(tokens, Choice(tokens).copied(to_host), pooled=pooled)
 
     def _beam_candidates(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[torch.Tensor]:
         token_ids, scores = self._sampler.beam_candidates(
@@ -374,6 +391,9 @@ class ModelRunner:
                 chosen.top_logprobs,
                 endings=endings,
             )
+        if computed.pooled is not None:
+            indices, values = computed.pooled
+            result = replace(result, pooled=dict(zip(indices, values.numpy(), strict=True)))
         if computed.beams:
             token_ids, scores, *logprobs = (beams.numpy() for beams in computed.beams)
             result = replace(

@@ -52,6 +52,7 @@ def updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[Seque
             score=item.score if is_last else None,
             failure=item.failure if is_last else None,
             prompt_logprobs=item.prompt_logprobs if i == 0 else (),
+            pooled=item.pooled,
         )
 
 

@@ -103,15 +103,27 @@ def weight_bytes(folder: Path) -> int:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Returns a JSON object. Raises `UnsupportedModelError` if the file has none or is missing."""
+    content = _json_of(file)
+    if not isinstance(content, dict):
+        raise UnsupportedModelError(f"{str(file)!r} is not a JSON object")
+    return content
+
+
+def read_json_list(file: Path) -> list[dict[str, Any]]:
+    """Returns a JSON list of objects. Raises as `read_json`."""
+    content = _json_of(file)
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise UnsupportedModelError(f"{str(file)!r} is not a JSON list of objects")
+    return content
+
+
+def _json_of(file: Path) -> Any:
     if not file.is_file():
         raise UnsupportedModelError(
             f"{str(file.parent)!r} holds no {file.name}; expected a checkpoint's folder, as "
             "model.save_pretrained(folder) writes it"
         )
     try:
-        content = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except ValueError as error:
         raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{str(file)!r} is not a JSON object")
-    return content

@@ -45,7 +45,8 @@ class RequestSpans:
         self._common = {"baton.worker": worker, "baton.attempt.id": request.request_id}
         self._covered_until = request.arrival_time
         self._prefills = request.purpose is Purpose.PREFILL or request.kv_source is KvSource.LOCAL
-        name = "prefill.call" if request.purpose is Purpose.PREFILL else "decode.call"
+        self._generates = request.purpose is not Purpose.PREFILL and not request.is_pooled
+        name = "decode.call" if self._generates else "prefill.call"
         began = request.arrival_time
         self._call = begun_stage(name, began, self._common, kind=SpanKind.SERVER)
         self._context = set_span_in_context(self._call)
@@ -105,7 +106,7 @@ class RequestSpans:
         }
         self._record_span("prefill.chunk", times.ended, details)
         self._num_computed = end
-        if update.token_id is not None and self._request.purpose is not Purpose.PREFILL:
+        if update.token_id is not None and self._generates:
             self._decode = self._begin_decode(times.ended, times)
             self._decode.follows(update, times)
 

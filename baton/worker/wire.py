@@ -71,7 +71,7 @@ def engine_request(
         priority=message.priority,
         arrival_time=arrival,
         return_cost=return_cost,
-        first_token_deadline=arrival + _first_token_due(message, time_remaining),
+        first_token_deadline=arrival + first_token_due(message, time_remaining),
     )
 
 
@@ -84,8 +84,9 @@ def hashes_of(joined: bytes, field: str) -> tuple[BlockHash, ...]:
     return tuple(joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES))
 
 
-def _first_token_due(
-    message: "prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest",
+def first_token_due(
+    message: "prefill_pb2.PrefillRequest | prefill_pb2.PoolRequest | "
+    "decode_pb2.DecodeGenerateRequest",
     time_remaining: float | None,
 ) -> float:
     """Returns the seconds until the first token is due; negative if it is late."""

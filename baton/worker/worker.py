@@ -371,6 +371,7 @@ class Worker:
             metrics_endpoint=self._metrics_endpoint,
             admin_endpoint=self.server.admin_endpoint,
             version=version(),
+            pooled_output=pooling.kind if (pooling := engine.info.pooling) else "",
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:

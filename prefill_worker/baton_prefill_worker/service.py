@@ -1,14 +1,18 @@
-"""gRPC service of the prefill role: one call per prompt, which ends with its lease."""
+"""gRPC service of the prefill role: one call per prompt, which ends with its lease, or with the
+pooled output."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.models.pooling import why_not
 from baton.serving.attempt_id import request_id_of
 from baton.serving.logs import name_request
 from baton.v1 import inference_pb2
@@ -18,6 +22,7 @@ from baton.worker.request_spans import request_spans
 from baton.worker.wire import (
     engine_request,
     finish_reason_to_message,
+    first_token_due,
     prefill_started,
     top_logprobs_to_messages,
     work_done_to_message,
@@ -95,6 +100,40 @@ class PrefillService(pb_grpc.PrefillServicer):
             if is_handed_over:
                 await self._lease_retention.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
+
+    async def Pool(self, request: pb.PoolRequest, context: Any) -> AsyncIterator[pb.PoolResponse]:
+        name_request(request_id_of(request.request_id))
+        engine = self._worker.engine_for("prefill")
+        pooling = engine.info.pooling
+        if pooling is None:
+            name = self._worker.settings.model_name
+            raise FailedPreconditionError(why_not(name, None, "embedding"))
+        arrival = time.monotonic()
+        wanted = pooled_request(
+            request.request_id,
+            tuple(request.token_ids),
+            pooling,
+            salt=request.salt,
+            priority=request.priority,
+            arrival_time=arrival,
+            due=arrival + first_token_due(request, context.time_remaining()),
+        )
+        with engine.open(wanted) as stream, request_spans(self._worker.id, wanted, stream):
+            yield pb.PoolResponse(admitted=pb.PrefillAdmitted())
+            collected: list[SequenceUpdate] = []
+            async for updates in stream.updates():
+                if not collected:
+                    assert stream.first_step is not None, "an update of no step"
+                    num_cached = updates[0].num_cached_tokens
+                    started = prefill_started(num_cached, wanted.arrival_time, stream.first_step)
+                    yield pb.PoolResponse(started=started)
+                collected += updates
+            result = pb.PoolResult(
+                values=pooled_output(pooling, collected, len(wanted.token_ids)),
+                num_cached_tokens=collected[-1].num_cached_tokens,
+                work_done=work_done_to_message(engine.work_done),
+            )
+            yield pb.PoolResponse(result=result)
 
 
 def _check_single(wanted: EngineRequest) -> None:

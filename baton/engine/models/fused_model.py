@@ -24,7 +24,8 @@ class FusedModel:
         decoder = model.model
         self._embedding = decoder.embed_tokens.weight
         self._final_norm = decoder.norm.weight
-        self._lm_head = Linear(model.lm_head.weight)
+        head = model.lm_head
+        self._lm_head = head if isinstance(head, torch.nn.Identity) else Linear(head.weight)
         self._pairs_adjacent = self._embedding.dtype == torch.float32
         self.execution = "fused-adjacent" if self._pairs_adjacent else "fused-halves"
         self._rotary = _Rotary(decoder, max_len, self._pairs_adjacent)
@@ -56,7 +57,8 @@ class FusedModel:
         # After the last attention only the rows whose logits are requested are computed.
         attended = self._layers[-1].attend(hidden, rotation, self._paged, batch)
         hidden = self._layers[-1].finish(hidden[logit_rows], attended[logit_rows])
-        return self._lm_head(_rms_norm(hidden, self._final_norm, self._eps))
+        logits: torch.Tensor = self._lm_head(_rms_norm(hidden, self._final_norm, self._eps))
+        return logits
 
 
 class _Rotary:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from baton.engine.cache.kv_scales import FP8
 from baton.engine.config import EngineConfig
@@ -22,11 +22,15 @@ from baton.engine.models.hf import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from baton.engine.models.transformers_model import without_head
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support
+from baton.models.pooling import Pooling
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
+# Weights of the classification head of transformers' decoders.
+_SCORE = "score.weight"
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
@@ -47,10 +51,15 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def load_model(
-    path: str, config: PretrainedConfig, engine: EngineConfig, attention: str
+    path: str,
+    config: PretrainedConfig,
+    engine: EngineConfig,
+    attention: str,
+    pooling: Pooling | None = None,
 ) -> PreTrainedModel:
     """Returns the model in evaluation mode on its device, with `attention` as its attention
-    implementation. Raises `UnsupportedModelError` for weights that are missing or unreadable."""
+    implementation; without its head if it has a pooled output. Raises `UnsupportedModelError` for
+    weights that are missing or unreadable."""
     device = resolve_device(engine.device)
     use_device(device)
     dtype = resolve_dtype(engine.dtype, config, device)
@@ -75,11 +84,36 @@ def load_model(
         raise UnsupportedModelError(f"{type(config).__name__}: {reason}") from error
     model, report = loaded
     # transformers initializes missing weights at random instead of failing.
-    if missing := sorted(report["missing_keys"]):
+    missing = set(report["missing_keys"])
+    if pooling is not None:
+        head = model.get_output_embeddings()
+        missing -= {f"{name}.weight" for name, module in model.named_modules() if module is head}
+        _check_head(pooling, set(report["unexpected_keys"]))
+        model = without_head(model)
+    if missing:
         raise UnsupportedModelError(
-            f"{path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them"
+            f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them"
         )
     return model.to(device).eval().requires_grad_(False)
+
+
+def score_head(path: str, model: PreTrainedModel) -> torch.Tensor:
+    """Returns the weights of the classification head, `[1, hidden_size]`, as `model` has them.
+    Raises `UnsupportedModelError` if the checkpoint lacks them."""
+    for file in sorted(Path(path).glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            if _SCORE in weights.keys():  # noqa: SIM118 - it is no mapping
+                head: torch.Tensor = weights.get_tensor(_SCORE)
+                return head.to(model.device, model.dtype)
+    raise UnsupportedModelError(f"{path!r} lacks the weights of its classification head, {_SCORE}")
+
+
+def _check_head(pooling: Pooling, unexpected: set[str]) -> None:
+    """Raises `UnsupportedModelError` for a head of more than one matrix."""
+    if pooling.kind == "score" and (more := sorted(unexpected - {_SCORE})):
+        raise UnsupportedModelError(
+            f"the classification head has {', '.join(more[:3])}; expected {_SCORE} alone"
+        )
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:

@@ -128,6 +128,8 @@ class TransformersModel:
 
     def __init__(self, model: PreTrainedModel, hook: AttentionHook) -> None:
         self._model = model
+        # A head may scale or bound even what a removed projection lets through.
+        self._backbone = model.base_model if is_headless(model) else None
         self._hook = hook
         # transformers passes a 4-dimensional mask on unchanged.
         self._ready_mask = torch.empty(1, 1, 1, 1, device=model.device)
@@ -150,17 +152,30 @@ class TransformersModel:
             positions: `[num_tokens]`, each within its own sequence.
         """
         self._hook.batch = batch
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids[None],
+            "position_ids": positions[None],
+            "attention_mask": self._ready_mask,
+            "use_cache": False,
+        }
         try:
-            out = self._model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                attention_mask=self._ready_mask,
-                use_cache=False,
-                logits_to_keep=logit_rows,
-            )
+            if self._backbone is not None:
+                return self._backbone(**inputs).last_hidden_state[0, logit_rows]  # type: ignore[no-any-return]
+            out = self._model(**inputs, logits_to_keep=logit_rows)
         finally:
             self._hook.batch = None
         return out.logits[0]  # type: ignore[no-any-return]
+
+
+def without_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Removes a model's head: its logits are the hidden states from now on."""
+    model.set_output_embeddings(torch.nn.Identity())
+    return model
+
+
+def is_headless(model: PreTrainedModel) -> bool:
+    """Returns whether `without_head` has removed the model's head."""
+    return isinstance(model.get_output_embeddings(), torch.nn.Identity)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class TritonModel:
         self._embedding = decoder.embed_tokens.weight
         self._final_norm = decoder.norm.weight
         self._eps: float = decoder.norm.variance_epsilon
-        self._lm_head = model.lm_head.weight
+        self._lm_head = getattr(model.lm_head, "weight", None)  # None: removed
         self._product = product
         rotation = _rotation(decoder, max_len)
         self._layers = [
@@ -97,7 +97,7 @@ class TritonModel:
                 # After the last attention only rows whose logits are requested are computed.
                 stream, attended = stream[logit_rows], attended[logit_rows]
             normed = layer.finish(attended, stream, next_norm)
-        return self._product(normed, self._lm_head, None)
+        return normed if self._lm_head is None else self._product(normed, self._lm_head, None)
 
 
 class _Layer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 VOCAB_SIZE = 512
 HIDDEN_SIZE = 64
@@ -107,6 +107,12 @@ def save_random(config: PretrainedConfig, folder: Path, seed: int = 0) -> None:
     """Writes a model with random weights to a folder."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model)
+    model.save_pretrained(folder)
+
+
+def randomize(model: PreTrainedModel) -> None:
+    """Sets random weights by which tokens matter to each other."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() >= 2:
@@ -114,4 +120,3 @@ def save_random(config: PretrainedConfig, folder: Path, seed: int = 0) -> None:
                 torch.nn.init.normal_(weight, std=std)
             else:
                 weight.add_(0.3 * torch.randn_like(weight))
-    model.save_pretrained(folder)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from baton.engine.scheduler.scheduling.plan import (
+    Float32Array,
     ScheduledRange,
     StepPlan,
     StepResult,
@@ -84,12 +85,13 @@ class OutputProcessor:
         sequence.drafts = None
         self._kv.prefixes.commit(sequence)
         self._states.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
-        scores = result.prompt_logprobs.get(index, ())
-        sequence.num_scored = max(sequence.num_scored, chunk.scored.stop if scores else 0)
+        scores, pooled = result.prompt_logprobs.get(index, ()), result.pooled.get(index)
+        if scores or pooled is not None:
+            sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
         if chunk.num_samples == 0:
-            return [self._progress(sequence, (), scores=scores)]
+            return [self._progress(sequence, (), scores=scores, pooled=pooled)]
         children = self._fork(sequence, chunk.num_samples - 1)
-        progress = [self._append(sequence, tokens, chunk.first_row, result, scores)]
+        progress = [self._append(sequence, tokens, chunk.first_row, result, scores, pooled)]
         if num_drafts:
             sequence.learn_from_drafts(num_drafts, num_accepted)
         for i, child in enumerate(children, chunk.first_row + 1):
@@ -131,6 +133,7 @@ class OutputProcessor:
         first_row: int,
         result: StepResult,
         scores: tuple[TokenLogprobs, ...] = (),
+        pooled: Float32Array | None = None,
     ) -> SequenceProgress:
         row, failure = first_row, None
         for row, token_id in enumerate(tokens, first_row):
@@ -143,7 +146,9 @@ class OutputProcessor:
                 break
         rows = tuple(range(first_row, row + 1))
         taken = tuple(tokens[: len(rows)])
-        progress = self._progress(sequence, taken, rows=rows, scores=scores, failure=failure)
+        progress = self._progress(
+            sequence, taken, rows=rows, scores=scores, failure=failure, pooled=pooled
+        )
         self._finish_or_continue(sequence)
         return progress
 
@@ -162,6 +167,7 @@ class OutputProcessor:
         logprobs: tuple[float | None, ...] = (),
         scores: tuple[TokenLogprobs, ...] = (),
         failure: str | None = None,
+        pooled: Float32Array | None = None,
     ) -> SequenceProgress:
         request = sequence.request
         is_for_others = (
@@ -180,6 +186,7 @@ class OutputProcessor:
             num_cached_tokens=sequence.num_cached_tokens or 0,
             failure=failure,
             prompt_logprobs=scores,
+            pooled=pooled,
         )
 
     # Beams.

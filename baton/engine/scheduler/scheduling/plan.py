@@ -4,6 +4,7 @@ Tokens and block tables are in the arrays of `BatchSlots`; a plan names rows, th
 the block moves that come before.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,8 @@ from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import Sequence
+
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class StepResult:
         endings: rows whose token ends a sequence because of its grammar: it is complete (None), or
             it allows no further token (the reason).
         prompt_logprobs: per scored range of the plan, its prompt tokens' in order.
+        pooled: by index of the plan's ranges, what they add to the pooled outputs, `[width]`.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -143,3 +147,4 @@ class StepResult:
     beam_logprobs: npt.NDArray[np.float32] | None = None
     endings: dict[int, str | None] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    pooled: Mapping[int, Float32Array] = field(default_factory=dict)

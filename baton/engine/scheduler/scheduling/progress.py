@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import Float32Array, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Sequence
 
@@ -41,6 +41,7 @@ class SequenceProgress:
         score: score of a finished beam.
         failure: reason why it `FAILED`.
         prompt_logprobs: log-probabilities of the prompt tokens that this step scored.
+        pooled: what the step adds to the pooled output; None: nothing.
     """
 
     request: Request
@@ -56,6 +57,7 @@ class SequenceProgress:
     failure: str | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: Float32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
