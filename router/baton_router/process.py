@@ -49,6 +49,7 @@ from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.intake.request_bounds import message_bounds
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
+from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.metrics import RateLimitMetrics, RouterMetrics
 from baton_router.models.models import Models, ServedModel
 from baton_router.placement.decision import Rules
@@ -103,6 +104,8 @@ async def serve(settings: RouterSettings) -> None:
         settings.max_prompt_bytes,
         settings.max_messages,
         settings.http_max_tools,
+        settings.max_inputs,
+        settings.max_input_tokens,
     )
     server = Server(
         settings,
@@ -124,6 +127,7 @@ async def serve(settings: RouterSettings) -> None:
             {card.name: card.tokenizer_hash for card in cards},
             settings.max_indexed_blocks,
             settings.max_workers,
+            {card.name: card.pooling.kind for card in cards if card.pooling is not None},
         )
         stack.push_async_callback(fleets.stop)
         rules = Rules(settings.placement, settings.conditional_disaggregation)
@@ -183,9 +187,12 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         settings.max_prompt_bytes,
         settings.max_messages,
         settings.http_max_tools,
+        max_inputs=settings.max_inputs,
+        max_input_tokens=settings.max_input_tokens,
         allow_special_tokens=settings.allow_special_tokens_in_chat,
     )
-    placer = Placer(fleet, shared.rules, shared.recorder)
+    is_pooled = card.pooling is not None
+    placer = Placer(fleet, shared.rules, shared.recorder, prefill_alone=is_pooled)
     forecasts = Forecasts[Request](
         lambda request, earlier: placer.explain(work_of(request), earlier),
         lambda request: request.demand,
@@ -214,6 +221,19 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         settings.objectives().ttft,
         capture_content=settings.capture_content,
     )
+    pooled = PooledInference(
+        card,
+        intake,
+        fleet,
+        shared.requests,
+        shared.tenants,
+        shared.limits,
+        admission_controller,
+        readiness,
+        placer,
+        meter,
+        settings.objectives().ttft,
+    )
     rebalancer = Rebalancer(
         shared.redis,
         fleet,
@@ -225,7 +245,16 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         model=card.name,
     )
     return ServedModel(
-        card, intake, fleet, admission_controller, readiness, placer, meter, rebalancer, inference
+        card,
+        intake,
+        fleet,
+        admission_controller,
+        readiness,
+        placer,
+        meter,
+        rebalancer,
+        inference,
+        pooled,
     )
 
 
@@ -249,12 +278,14 @@ def _http_server(
     from baton_router.http.app import Routes
     from baton_router.http.body import Bodies
     from baton_router.http.connection import ConnectionLimits
+    from baton_router.http.embeddings import PooledOutputs
     from baton_router.http.generation import Generations
     from baton_router.http.messages.messages import Messages
     from baton_router.http.metrics import HttpMetrics
     from baton_router.http.model_generations import ModelGenerations
     from baton_router.http.responses.responses import Responses
     from baton_router.http.responses.store import ResponseStore
+    from baton_router.http.schemas import EmbeddingRequest
     from baton_router.http.server import HttpServer
     from baton_router.http.structure import bounds_of
     from baton_router.http.timeline import timeline_for
@@ -283,7 +314,10 @@ def _http_server(
     )
     unknown = UnknownFields(refuses=settings.http_unknown_fields == "refuse")
     exposition.add(HttpMetrics(unknown))
-    bodies = Bodies(settings.http_max_body_bytes, bounds, large, unknown)
+    of_inputs = bounds.of_inputs(settings.max_inputs, settings.max_input_tokens)
+    bodies = Bodies(
+        settings.http_max_body_bytes, bounds, large, unknown, {EmbeddingRequest: of_inputs}
+    )
     access = None if settings.tls is None else Access(settings.by_token)
     hosts = allowed_hosts(settings.http_allowed_hosts, settings.host)
     routes = Routes(
@@ -291,6 +325,7 @@ def _http_server(
         generations,
         responses,
         Messages(generations),
+        PooledOutputs(models, timeout),
         requests,
         readiness,
         tenants,

@@ -13,6 +13,12 @@ from baton_router.models.models import Models, ServedModel
 
 logger = logging.getLogger(__name__)
 
+_POOLED_OUTPUTS = {
+    None: pb.POOLED_OUTPUT_UNSPECIFIED,
+    "embedding": pb.POOLED_OUTPUT_EMBEDDING,
+    "score": pb.POOLED_OUTPUT_SCORE,
+}
+
 
 class InferenceService(pb_grpc.InferenceServicer):
     """Inference service: text in, tokens out."""
@@ -32,6 +38,14 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
         deadline = Deadline.of(context, self._timeout)
         return self._models.generate(request, context, deadline)
+
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
+        return await self._models.embed(request, context, Deadline.of(context, self._timeout))
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
+        self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
+        return await self._models.score(request, context, Deadline.of(context, self._timeout))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         tenant = self._tenants.of(context).name
@@ -66,4 +80,5 @@ def _model_to_message(served: ServedModel) -> pb.GetModelResponse:
         has_chat_template=card.chat_template is not None,
         fingerprint=inference.fingerprint,
         has_workers=served.has_workers,
+        pooled_output=_POOLED_OUTPUTS[None if card.pooling is None else card.pooling.kind],
     )

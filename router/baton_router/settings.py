@@ -20,6 +20,8 @@ from baton_router.admission.readiness import HOLD_SECONDS
 from baton_router.intake.model_card import AUTO
 from baton_router.intake.request_bounds import (
     DEFAULT_MAX_ELEMENTS,
+    DEFAULT_MAX_INPUT_TOKENS,
+    DEFAULT_MAX_INPUTS,
     DEFAULT_MAX_MESSAGES,
     DEFAULT_MAX_PROMPT_IDS,
     DEFAULT_MAX_TOOLS,
@@ -83,6 +85,14 @@ class RouterSettings(PickerSettings):
         DEFAULT_MAX_MESSAGES,
         ge=1,
         description="Maximum messages of a conversation; at most the model's length.",
+    )
+    max_inputs: int = Field(
+        DEFAULT_MAX_INPUTS,
+        ge=1,
+        description="Maximum inputs of one request for embeddings, and pairs of one for scores.",
+    )
+    max_input_tokens: int = Field(
+        DEFAULT_MAX_INPUT_TOKENS, ge=1, description="Maximum tokens of these inputs together."
     )
     large_request_budget_bytes: int = Field(
         DEFAULT_BUDGET_BYTES,

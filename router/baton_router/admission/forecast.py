@@ -87,7 +87,8 @@ class Forecasts(Generic[T]):
         ready = [c for c in decision.inputs.candidates if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
-        if not prefills or not decodes or decision.placement is None:
+        needs_decode = not decision.inputs.prefill_alone
+        if not prefills or (needs_decode and not decodes) or decision.placement is None:
             return Forecast(True, 0.0, decision=decision)
         queue = min(map(_queue_seconds, prefills))
         ahead = min(_rates(c).queue_seconds(num_tokens_ahead) for c in prefills) / len(prefills)
@@ -96,7 +97,7 @@ class Forecasts(Generic[T]):
             return Forecast(True, ttft, decision=decision)
         drain = max(0.0, queue - QUEUE_SECONDS)
         room = [c.max_held_tokens for c in decodes if c.max_held_tokens is not None]
-        if len(room) < len(decodes):
+        if len(room) < len(decodes) or not needs_decode:
             return Forecast(drain == 0.0, ttft, drain, decision)
         pool = DecodePool(tuple(self._in_flight.values()), sum(room))
         arrival = Arrival(self._clock(), ttft, self._num_held(demand))

@@ -135,14 +135,17 @@ class Member:
             )
         return self._candidate
 
-    def excluded(self, tokenizer_hash: bytes) -> str:
-        """Returns the reason why the worker cannot take requests now; empty if it can."""
+    def excluded(self, tokenizer_hash: bytes, pooled_output: str = "") -> str:
+        """Returns the reason why the worker cannot take requests now; empty if it can. Arguments as
+        of `Fleet`."""
         if self.record.draining:
             return "draining"
         if not self.is_serving:
             return "not answering" if self.was_reached else "not reached yet"
         if self.record.tokenizer_hash != tokenizer_hash:
             return "another tokenizer"
+        if self.record.pooled_output != pooled_output:
+            return f"its model makes {self.record.pooled_output or 'text'}"
         return "" if self.circuit.is_closed else "failed a moment ago"
 
 
@@ -170,6 +173,7 @@ class Fleet:
     Args:
         registry: watcher that several fleets share, whose owner starts it and reports its changes
             here (`baton_router.fleet.fleets`); None: one of its own.
+        pooled_output: that of the model, as `WorkerRecord.pooled_output`.
     """
 
     def __init__(
@@ -180,11 +184,13 @@ class Fleet:
         index: LocalityIndex | None = None,
         max_workers: int = 1024,
         registry: RegistryWatcher | None = None,
+        pooled_output: str = "",
     ) -> None:
         self.index = LocalityIndex() if index is None else index
         self.pending = PendingPrefixes()
         self._channels = channels
         self._tokenizer_hash = tokenizer_hash
+        self._pooled_output = pooled_output
         self._waiting = WaitingRecords()
         self._max_workers = max_workers
         self._on_trial: dict[str, float] = {}  # since when, oldest first
@@ -299,7 +305,7 @@ class Fleet:
             m.candidate(
                 now,
                 cached.get(m.record.id, 0) * m.record.block_size,
-                m.excluded(self._tokenizer_hash),
+                m.excluded(self._tokenizer_hash, self._pooled_output),
             )
             for m in self.members
         ]

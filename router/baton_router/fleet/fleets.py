@@ -1,6 +1,7 @@
 """Fleets of several models: one registry watcher whose records are split by the model's name."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from redis.asyncio import Redis
 
@@ -20,6 +21,7 @@ class Fleets:
         tokenizer_hashes: hash of the tokenizer of each model, by its name.
         max_indexed_blocks: maximum blocks in the index of each model.
         max_workers: maximum workers of each model.
+        pooled_outputs: `WorkerRecord.pooled_output` of the models that do not generate, by name.
 
     Attributes:
         of: fleet of each model, by its name.
@@ -32,6 +34,7 @@ class Fleets:
         tokenizer_hashes: Mapping[str, bytes],
         max_indexed_blocks: int,
         max_workers: int,
+        pooled_outputs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._registry = RegistryWatcher(redis, self._on_change)
         self.of = {
@@ -42,6 +45,7 @@ class Fleets:
                 LocalityIndex(max_indexed_blocks),
                 max_workers,
                 self._registry,
+                pooled_outputs.get(model, ""),
             )
             for model, tokenizer_hash in tokenizer_hashes.items()
         }

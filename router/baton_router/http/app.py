@@ -32,6 +32,7 @@ from baton_router.http.allowed_hosts import AllowedHosts
 from baton_router.http.body import Bodies
 from baton_router.http.caller import HttpCaller
 from baton_router.http.cors import cors
+from baton_router.http.embeddings import PooledExchange, PooledOutputs
 from baton_router.http.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
@@ -48,6 +49,10 @@ from baton_router.http.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     DetokenizeResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    ScoreRequest,
+    ScoreResponse,
     TokenizeRequest,
     TokenizeResponse,
     VersionResponse,
@@ -66,7 +71,9 @@ _Make = Callable[[_Body, Caller], Awaitable[_Made]]
 class _Answer(Response):
     """Response that writes an exchange and is cancelled when the client disconnects."""
 
-    def __init__(self, exchange: Exchange, more_headers: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self, exchange: Exchange | PooledExchange, more_headers: Callable[[], dict[str, str]]
+    ) -> None:
         """Adds the result of `more_headers`, called when the answer begins, to its headers."""
         super().__init__()
         self._exchange = exchange
@@ -99,6 +106,7 @@ class Routes:
         generations: ModelGenerations,
         responses: Responses,
         messages: Messages,
+        pooled: PooledOutputs,
         requests: Requests,
         readiness: RouterReadiness,
         tenants: Tenants,
@@ -113,6 +121,7 @@ class Routes:
         self._generations = generations
         self._responses = responses
         self._messages = messages
+        self._pooled = pooled
         self._requests = requests
         self._readiness = readiness
         self._tenants = tenants
@@ -186,6 +195,22 @@ class Routes:
                 "Counts the tokens of a conversation in Anthropic's format",
                 Conversation,
             ),
+            Endpoint(
+                "POST",
+                "/v1/embeddings",
+                self.embeddings,
+                "Computes the embeddings of texts",
+                EmbeddingRequest,
+                EmbeddingResponse,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/score",
+                self.score,
+                "Scores pairs of texts",
+                ScoreRequest,
+                ScoreResponse,
+            ),
             Endpoint("GET", "/v1/models", self.models, "Lists the models"),
             Endpoint("GET", "/v1/models/{name:path}", self.model, "Describes a model"),
             Endpoint(
@@ -254,6 +279,12 @@ class Routes:
         headers = limit_headers(self._limits.statuses(tenant))
         return JSONResponse({"input_tokens": num_tokens}, headers=headers)
 
+    async def embeddings(self, request: Request) -> Response:
+        return await self._generate(request, EmbeddingRequest, self._pooled.embed)
+
+    async def score(self, request: Request) -> Response:
+        return await self._generate(request, ScoreRequest, self._pooled.score)
+
     async def tokenize(self, request: Request) -> Response:
         return await self._compute(request, TokenizeRequest, _openai(self._generations.tokenize))
 
@@ -300,7 +331,10 @@ class Routes:
         return page_response(request)
 
     async def _generate(
-        self, request: Request, schema: type[_Body], make: "_Make[_Body, Exchange]"
+        self,
+        request: Request,
+        schema: type[_Body],
+        make: "_Make[_Body, Exchange | PooledExchange]",
     ) -> Response:
         exchange, tenant = await self._parsed(request, schema, make)
         return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))

@@ -9,9 +9,11 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 
 from baton.errors import InvalidArgumentError, OverloadedError
@@ -47,6 +49,7 @@ class Bodies:
         bounds: bounds of its structure.
         large: budget and threads of large bodies.
         unknown: policy for unknown fields; None: they are ignored.
+        bounds_of: bounds of schemas that have their own.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class Bodies:
         bounds: Bounds,
         large: LargeRequests,
         unknown: UnknownFields | None = None,
+        bounds_of: Mapping[type[Struct], Bounds] = MappingProxyType({}),
     ) -> None:
         self._max_bytes = max_bytes
         self._bounds = bounds
         self._large = large
         self._unknown = unknown or UnknownFields()
+        self._bounds_of = bounds_of
 
     @asynccontextmanager
     async def read(
@@ -75,7 +80,7 @@ class Bodies:
                 request.stream(),
                 request.headers,
                 self._max_bytes,
-                Structure(self._bounds),
+                Structure(self._bounds_of.get(schema, self._bounds)),
                 share,
             )
             count_bytes(len(body))
@@ -151,7 +156,7 @@ def parse(
         raise InvalidArgumentError("body", "must be a JSON object")
     request: _Schema = convert(_without_nulls(content), schema)
     if isinstance(request, CompletionRequest):
-        _check_prompt(request.prompt)
+        check_ids(request.prompt, "prompt")
     _check_keys(body)
     found = find_unknown(content, schema)
     if unknown is not None:
@@ -216,13 +221,13 @@ def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _check_prompt(prompt: str | list[Any]) -> None:
+def check_ids(given: str | list[Any], field: str) -> None:
     """Raises `InvalidArgumentError` unless all items are of the first one's type: texts, token ids
     or lists of them."""
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(given, list) or not given:
         return
     kinds: dict[type, Any] = {str: list[str], list: list[list[_TokenId]]}
-    convert(prompt, kinds.get(type(prompt[0]), list[_TokenId]), "prompt")
+    convert(given, kinds.get(type(given[0]), list[_TokenId]), field)
 
 
 def _explained(

@@ -1,6 +1,7 @@
 """Error mapping of the HTTP API: exception to status and body in OpenAI's format.
 
 InvalidArgumentError      400 invalid_request_error, with the field as `param`
+ModelOutputError          400 unsupported_output, with `model` as `param`
 UnauthenticatedError      401 invalid_api_key
 NotFoundError             404
     of a model            404 model_not_found, with `model` as `param`
@@ -24,6 +25,7 @@ from typing import TypedDict
 from baton import errors
 from baton.serving.errors import UNEXPECTED
 from baton_router.admission.rate_limit import Kind, RateLimitedError, RateLimitStatus
+from baton_router.intake.model_card import ModelOutputError
 from baton_router.models.models import ModelNotFoundError
 
 
@@ -90,6 +92,7 @@ _SERVER = "server_error"
 # Status, type and code by exception.
 _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.InvalidArgumentError: (400, _INVALID, None),
+    ModelOutputError: (400, _INVALID, "unsupported_output"),
     errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
     errors.PermissionDeniedError: (403, "permission_error", "permission_denied"),
     errors.NotFoundError: (404, _INVALID, "not_found"),
@@ -115,8 +118,10 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(500, UNEXPECTED, _SERVER, "internal_error", is_bug=True)
     status, name, code = kind
     param = error.field if isinstance(error, errors.InvalidArgumentError) else None
+    if isinstance(error, ModelNotFoundError | ModelOutputError):
+        param = "model"
     if isinstance(error, ModelNotFoundError):
-        param, code = "model", "model_not_found"
+        code = "model_not_found"
     return Failure(status, str(error), name, code, param, _headers_of(error), is_bug=status == 500)
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _MAX_UNWRITTEN = 64
 
 # Grace period in seconds for the router to report an expired deadline itself.
-_ERROR_GRACE_SECONDS = 1.0
+ERROR_GRACE_SECONDS = 1.0
 
 _Headers = list[tuple[bytes, bytes]]
 Event = tuple[int, pb.GenerateResponse]
@@ -65,13 +65,13 @@ class Exchange:
     async def write(self, send: Send) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
         fails; the failure of a stream is its last event."""
-        with _in_trace_of(self._caller):
+        with in_trace_of(self._caller):
             await self._write(send)
 
     async def _write(self, send: Send) -> None:
         try:
             # A client that does not read holds no resources beyond its deadline.
-            async with asyncio.timeout(self._deadline.remaining() + _ERROR_GRACE_SECONDS):
+            async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
                 await (self._stream(send) if self._is_stream else self._send_at_once(send))
         except InvalidArgumentError as error:
             raise self._writer.in_terms(error) from error
@@ -164,7 +164,7 @@ class Exchange:
 
 
 @contextmanager
-def _in_trace_of(caller: Caller) -> Iterator[None]:
+def in_trace_of(caller: Caller) -> Iterator[None]:
     """Continues the trace of the caller in the block."""
     if not is_tracing():
         yield

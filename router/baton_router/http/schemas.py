@@ -283,6 +283,80 @@ class DetokenizeResponse(Struct, frozen=True):
     prompt: str
 
 
+class EmbeddingRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/v1/embeddings`.
+
+    Attributes:
+        input: a text, token ids, or a list of either.
+        dimensions: the first that many values, normalized again.
+    """
+
+    model: str = ""
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+
+class TokenUsage(Struct, frozen=True):
+    """Tokens of a request for pooled outputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    """Embedding of one input: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingResponse(Struct, frozen=True, kw_only=True):
+    """Response body of `/v1/embeddings`."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: TokenUsage
+
+
+class ScoreRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/v1/score`: pairs of texts, under either names.
+
+    Attributes:
+        text_1, queries: one text for all of the others, or as many.
+        text_2, documents: the others.
+    """
+
+    model: str = ""
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """Score of one pair."""
+
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreResponse(Struct, frozen=True, kw_only=True):
+    """Response body of `/v1/score`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: TokenUsage
+
+
 class VersionResponse(Struct, frozen=True):
     """Response body of `/version`."""
 

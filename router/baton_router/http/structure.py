@@ -6,7 +6,7 @@ what a JSON parser would find up to the first error of the syntax, and does not 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import MAX_BIASED_TOKENS
@@ -23,8 +23,6 @@ MAX_DEPTH = 64
 # Bytes that are scanned without a pause: at most 10 ms, of brackets alone.
 PIECE_BYTES = 12 * 2**10
 
-# Fields of prompts, which may hold a list of token ids.
-_ID_FIELDS = ("prompt", "tokens")
 _SHOWN_BYTES = 40
 _QUOTE = ord('"')
 _STRUCTURAL = (b'"', b"[", b"]", b"{", b"}")
@@ -56,12 +54,24 @@ class Bounds:
         max_prompt_elements: the same inside it; nearly all are token ids.
         max_prompt_ids: items of a list in the prompt.
         max_items: items of other top-level fields that have a bound of their own.
+        id_fields: fields of prompts, which may hold a list of token ids.
     """
 
     max_elements: int
     max_prompt_elements: int
     max_prompt_ids: int
     max_items: Mapping[str, int]
+    id_fields: tuple[str, ...] = ("prompt", "tokens")
+
+    def of_inputs(self, max_inputs: int, max_tokens: int) -> "Bounds":
+        """Returns the bounds of a body for embeddings of so many inputs, with so many tokens in
+        all."""
+        return replace(
+            self,
+            max_prompt_elements=2 * max_inputs + max_tokens,
+            max_prompt_ids=max(self.max_prompt_ids, max_inputs),
+            id_fields=("input",),
+        )
 
 
 def bounds_of(
@@ -135,7 +145,7 @@ class Structure:
         """Counts what begins and ends within the innermost list or object, faster than element by
         element, and returns where it ends."""
         # The items of each list in a prompt are counted.
-        run = (_FLAT if self._field in _ID_FIELDS else _NESTED).match(data, begin)
+        run = (_FLAT if self._field in self._bounds.id_fields else _NESTED).match(data, begin)
         assert run is not None, "the pattern matches nothing, too"
         if run.end() > begin:
             text = _STRING.sub(b'"', run[0])
@@ -192,7 +202,7 @@ class Structure:
             self._expects_key = True
             if num_items > MAX_KEYS:
                 raise StructureError("body", f"has too many keys; expected at most {MAX_KEYS}")
-        elif self._field in _ID_FIELDS:
+        elif self._field in self._bounds.id_fields:
             if num_items > self._bounds.max_prompt_ids:
                 raise StructureError(
                     self._field,
@@ -208,7 +218,7 @@ class Structure:
 
     def _count(self, num: int) -> None:
         """Counts elements of the current field."""
-        if self._field in _ID_FIELDS:
+        if self._field in self._bounds.id_fields:
             self._num_prompt_elements += num
             most, given = self._bounds.max_prompt_elements, self._num_prompt_elements
         else:

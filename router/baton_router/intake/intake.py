@@ -34,13 +34,20 @@ from baton_router.intake.parsing import (
     template_variables,
     texts_of,
 )
-from baton_router.intake.request_bounds import DEFAULT_MAX_MESSAGES, DEFAULT_MAX_TOOLS
+from baton_router.intake.request_bounds import (
+    DEFAULT_MAX_INPUT_TOKENS,
+    DEFAULT_MAX_INPUTS,
+    DEFAULT_MAX_MESSAGES,
+    DEFAULT_MAX_TOOLS,
+)
 from baton_router.request import ANONYMOUS, Request
 
 MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is dispatched.
 _THREAD_FROM_BYTES = 4096
 _THREAD_FROM_TOKENS = 256
+# Texts above which a thread tokenizes them together.
+_THREAD_FROM_TEXTS = 16
 # Conversations above which a thread renders them, as it does all with tools.
 _THREAD_FROM_MESSAGES = 16
 # Last tokens of a prompt that tell whether it ends within reasoning.
@@ -65,20 +72,27 @@ class Intake:
         max_messages: int = DEFAULT_MAX_MESSAGES,
         max_tools: int = DEFAULT_MAX_TOOLS,
         *,
+        max_inputs: int = DEFAULT_MAX_INPUTS,
+        max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
         allow_special_tokens: bool = False,
     ) -> None:
-        """Limits texts to `max_prompt_bytes`, conversations to `max_messages` and requests to
-        `max_tools`. `allow_special_tokens`: see `ChatTokenizer`."""
+        """Limits texts to `max_prompt_bytes`, conversations to `max_messages`, requests to
+        `max_tools`, and calls for pooled outputs to `max_inputs` of `max_input_tokens` together.
+        `allow_special_tokens`: see `ChatTokenizer`."""
         self._card = card
         self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
         self._max_prompt_bytes = max_prompt_bytes
         self._max_messages = min(max_messages, card.max_model_len)
         self._max_tools = max_tools
+        self._max_inputs = max_inputs
+        self._max_input_tokens = max_input_tokens
 
     async def read(
         self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> Request:
-        """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens."""
+        """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens. Raises
+        `ModelOutputError` for a model that does not generate."""
+        self._card.check_makes(None)
         params = from_proto(message.sampling, default_seed=secrets.randbits(64))
         limit = min(max_model_len, self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
@@ -117,6 +131,101 @@ class Intake:
             parsing,
             self._card.name,
         )
+
+    async def read_inputs(
+        self, message: pb.EmbedRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> list[Request]:
+        """Returns a request for the pooled output of each input. Arguments as of `read`."""
+        self._check_num("inputs", len(message.inputs))
+        texts: list[str] = []
+        for i, given in enumerate(message.inputs):
+            kind = given.WhichOneof("input")
+            if kind is None:
+                raise InvalidArgumentError(f"inputs[{i}]", "is missing; set text or token_ids")
+            if kind == "text":
+                self._check_size(f"inputs[{i}].text", given.text)
+                texts.append(given.text)
+        encoded = iter(await self._encode_all(texts))
+        prompts = [
+            tuple(given.token_ids.ids) if given.HasField("token_ids") else tuple(next(encoded))
+            for given in message.inputs
+        ]
+        return self._pooled(message, "inputs", prompts, max_model_len, tenant)
+
+    async def read_pairs(
+        self, message: pb.ScoreRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> list[Request]:
+        """Returns a request for the score of each pair as one prompt. Arguments as of `read`."""
+        self._check_pairs(message)
+        encoded = await self._encode_all([(pair.first, pair.second) for pair in message.pairs])
+        return self._pooled(message, "pairs", list(map(tuple, encoded)), max_model_len, tenant)
+
+    async def read_texts_of_pairs(
+        self, message: pb.ScoreRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> tuple[list[Request], list[tuple[int, int]]]:
+        """Returns a request for the embedding of each text, once for all pairs that share it, and
+        the two indices of each pair. Arguments as of `read`."""
+        self._check_pairs(message)
+        texts = list(dict.fromkeys(t for pair in message.pairs for t in (pair.first, pair.second)))
+        prompts = list(map(tuple, await self._encode_all(texts)))
+        requests = self._pooled(message, "pairs", prompts, max_model_len, tenant)
+        at = {text: i for i, text in enumerate(texts)}
+        return requests, [(at[pair.first], at[pair.second]) for pair in message.pairs]
+
+    def _check_pairs(self, message: pb.ScoreRequest) -> None:
+        self._check_num("pairs", len(message.pairs))
+        for i, pair in enumerate(message.pairs):
+            self._check_size(f"pairs[{i}].first", pair.first)
+            self._check_size(f"pairs[{i}].second", pair.second)
+
+    def _pooled(
+        self,
+        message: pb.EmbedRequest | pb.ScoreRequest,
+        field: str,
+        prompts: Sequence[tuple[int, ...]],
+        max_model_len: int,
+        tenant: Tenant,
+    ) -> list[Request]:
+        pooling = self._card.pooling
+        assert pooling is not None, "a pooled output of a model without one"
+        limit = min(max_model_len, self._card.max_model_len)
+        for i, token_ids in enumerate(prompts):
+            check_token_ids(token_ids, self._card.vocab_size, f"{field}[{i}]")
+            check_length(len(token_ids), 1, limit, f"{field}[{i}]")
+        num_tokens = sum(map(len, prompts))
+        if num_tokens > self._max_input_tokens:
+            raise InvalidArgumentError(
+                field,
+                f"have {num_tokens} tokens together; at most {self._max_input_tokens} are taken: "
+                "send fewer at once",
+            )
+        # Prompt log-probabilities keep a placement from counting cached tokens that are computed.
+        scored = 0 if pooling.needs_all_tokens else None
+        params = SamplingParams(max_tokens=1, prompt_logprobs=scored)
+        own_id = _request_id(message.request_id)
+        return [
+            Request(
+                own_id if len(prompts) == 1 else f"{own_id}-{i}",
+                token_ids,
+                params,
+                message.priority,
+                tenant=tenant,
+                model=self._card.name,
+            )
+            for i, token_ids in enumerate(prompts)
+        ]
+
+    def _check_num(self, field: str, num: int) -> None:
+        if not 1 <= num <= self._max_inputs:
+            raise InvalidArgumentError(
+                field, f"has {num} items; must have at least 1 and at most {self._max_inputs}"
+            )
+
+    async def _encode_all(self, texts: list[str] | list[tuple[str, str]]) -> list[list[int]]:
+        num_chars = sum(len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts)
+        is_long = len(texts) > _THREAD_FROM_TEXTS or num_chars >= _THREAD_FROM_BYTES
+        encode = partial(self._card.encode_all, texts)
+        return await asyncio.to_thread(encode) if is_long else encode()
 
     async def tokenize(
         self, message: pb.TokenizeRequest, *, add_special_tokens: bool = True

@@ -14,13 +14,18 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
 from baton_router.output_parsing import formats
 from baton_router.output_parsing.output_format import OutputFormat
 
 AUTO = "auto"
 """Name for the format that the chat template and the model type tell."""
+
+
+class ModelOutputError(FailedPreconditionError):
+    """Output that a model does not make: text, embeddings or scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class ModelCard:
         special_tokens: by the names that chat templates use, such as "bos_token".
         tool_format: name of the format of tool calls; None: unknown.
         reasoning_format: name of the format of reasoning; None: none.
+        pooling: its pooled output; None: it generates.
     """
 
     name: str
@@ -47,6 +53,12 @@ class ModelCard:
     special_tokens: dict[str, str]
     tool_format: str | None = None
     reasoning_format: str | None = None
+    pooling: Pooling | None = None
+
+    def check_makes(self, output: PooledKind | None) -> None:
+        """Raises `ModelOutputError` unless the model makes this output. None: text."""
+        if reason := why_not(self.name, self.pooling, output):
+            raise ModelOutputError(reason)
 
     @property
     def output_format(self) -> OutputFormat:
@@ -67,6 +79,11 @@ class ModelCard:
     def encode(self, text: str) -> list[int]:
         """Returns the text's tokens, with the special tokens the tokenizer adds by default."""
         return self._encode(text, add_special_tokens=True)
+
+    def encode_all(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Returns the tokens of each text, or of each pair of texts as one prompt, as `encode`."""
+        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
+        return [encoding.ids for encoding in found]
 
     def encode_rendered(self, text: str) -> list[int]:
         """Returns the tokens of a rendered conversation, which includes its special tokens."""
@@ -179,6 +196,7 @@ def read_model_card(
         reasoning_format=(
             detected.reasoning_format if reasoning_format == AUTO else reasoning_format
         ),
+        pooling=read_pooling(folder),
     )
 
 

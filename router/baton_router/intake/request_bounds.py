@@ -12,6 +12,9 @@ DEFAULT_MAX_MESSAGES = 4096
 DEFAULT_MAX_ELEMENTS = 65_536
 DEFAULT_MAX_PROMPT_IDS = 262_144
 DEFAULT_MAX_TOOLS = 512
+# Of one call for embeddings or scores.
+DEFAULT_MAX_INPUTS = 2048
+DEFAULT_MAX_INPUT_TOKENS = 300_000
 
 _MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
 
@@ -21,11 +24,13 @@ def message_bounds(
     max_prompt_bytes: int,
     max_messages: int,
     max_tools: int = DEFAULT_MAX_TOOLS,
+    max_inputs: int = DEFAULT_MAX_INPUTS,
+    max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
 ) -> MessageBounds:
     """Returns the bounds of messages for a model of this length in tokens."""
     num_messages = min(max_messages, max_model_len)
     counts = {
-        "TokenIds.ids": max_model_len,
+        "TokenIds.ids": max(max_model_len, max_input_tokens),
         "ReceivedTokens.ids": MAX_SEQUENCES * max_model_len,
         "GenerateRequest.continue_from": MAX_SEQUENCES,
         "Chat.messages": num_messages,
@@ -35,6 +40,10 @@ def message_bounds(
         "OutputParsing.tools": max_tools,
         **{f"Tool.{name}": max_tools for name in ("name", "description", "strict")},
         "Tool.parameters_json_schema": max_tools,
+        "EmbedRequest.inputs": max_inputs,
+        **{f"EmbedInput.{name}": max_inputs for name in ("text", "token_ids")},
+        "ScoreRequest.pairs": max_inputs,
+        **{f"TextPair.{name}": max_inputs for name in ("first", "second")},
         "BadTokens.token_ids": MAX_BAD_TOKEN_SEQUENCES * MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     }
     return MessageBounds(

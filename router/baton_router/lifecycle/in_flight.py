@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from baton.errors import (
     AlreadyExistsError,
@@ -11,7 +12,30 @@ from baton.errors import (
 )
 from baton.serving.tenant import Tenant
 from baton_router.admission.controller import AdmissionController
-from baton_router.lifecycle.request_lifecycle import RequestLifecycle
+from baton_router.placement.placement import Placement
+from baton_router.request import Request
+from baton_router.usage import Account
+
+
+class Lifecycle(Protocol):
+    """Lifecycle of a request that is in flight."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def account(self) -> Account:
+        """Usage and timings of the request so far."""
+        ...
+
+    @property
+    def placement(self) -> Placement | None:
+        """Placement of the present attempt; None while the request waits."""
+        ...
+
+    def abort(self) -> None:
+        """Aborts the request and frees its workers."""
+        ...
 
 
 class Requests:
@@ -20,7 +44,7 @@ class Requests:
     def __init__(self, admission_controllers: Sequence[AdmissionController]) -> None:
         """Takes the admission controllers of all models."""
         self._admission_controllers = admission_controllers
-        self._lifecycles: dict[tuple[str, str], RequestLifecycle] = {}
+        self._lifecycles: dict[tuple[str, str], Lifecycle] = {}
         self._emptied_at = time.time()
         self.is_draining = False
 
@@ -46,20 +70,20 @@ class Requests:
         """True if no request is admitted until `resume`."""
         return any(each.is_paused for each in self._admission_controllers)
 
-    def of(self, tenant: Tenant) -> list[RequestLifecycle]:
+    def of(self, tenant: Tenant) -> list[Lifecycle]:
         """Returns the requests of one tenant, oldest first."""
         return [
             lifecycle for (name, _), lifecycle in self._lifecycles.items() if name == tenant.name
         ]
 
-    def add(self, lifecycle: RequestLifecycle) -> None:
+    def add(self, lifecycle: Lifecycle) -> None:
         if _key(lifecycle) in self._lifecycles:
             raise AlreadyExistsError(
                 f"request {lifecycle.request.request_id!r} is in flight; choose another id"
             )
         self._lifecycles[_key(lifecycle)] = lifecycle
 
-    def remove(self, lifecycle: RequestLifecycle) -> None:
+    def remove(self, lifecycle: Lifecycle) -> None:
         del self._lifecycles[_key(lifecycle)]
         self._emptied_at = time.time()
 
@@ -96,5 +120,5 @@ class Requests:
         self.resume()
 
 
-def _key(lifecycle: RequestLifecycle) -> tuple[str, str]:
+def _key(lifecycle: Lifecycle) -> tuple[str, str]:
     return lifecycle.request.tenant.name, lifecycle.request.request_id

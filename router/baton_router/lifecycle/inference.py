@@ -45,6 +45,17 @@ Observer = Callable[[RequestOutcome], None]
 """Callback that takes the outcome of a request once."""
 
 
+async def wait_for_workers(
+    fleet: Fleet, readiness: Readiness, deadline: Deadline, *, needs_prefill: bool = False
+) -> None:
+    """Waits until the workers of a model are known and, of a router that has just started, until
+    the first can take requests; raises as `Readiness.wait_for_workers`."""
+    await fleet.wait_for_discovery(min(deadline.remaining(), _DISCOVERY_SECONDS))
+    deadline.check()
+    if fleet.is_redis_up:  # else no worker can join
+        await readiness.wait_for_workers(deadline, needs_prefill=needs_prefill)
+
+
 class Inference:
     """Inference API of the router: text in, tokens out.
 
@@ -100,11 +111,10 @@ class Inference:
 
     async def wait_for_workers(self, deadline: Deadline, *, needs_prefill: bool = False) -> None:
         """Waits until the workers are known and, of a router that has just started, until the first
-        can take requests; raises as `Readiness.wait_for_workers`."""
-        await self._fleet.wait_for_discovery(min(deadline.remaining(), _DISCOVERY_SECONDS))
-        deadline.check()
-        if self._fleet.is_redis_up:  # else no worker can join
-            await self._readiness.wait_for_workers(deadline, needs_prefill=needs_prefill)
+        can take requests; raises as `Readiness.wait_for_workers`, and `ModelOutputError` for a
+        model that does not generate."""
+        self.card.check_makes(None)
+        await wait_for_workers(self._fleet, self._readiness, deadline, needs_prefill=needs_prefill)
 
     async def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline

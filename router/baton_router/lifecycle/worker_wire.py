@@ -16,7 +16,7 @@ from baton_router.fleet.fleet import Member
 from baton_router.fleet.worker_model import WorkDone
 from baton_router.lifecycle.reorder_buffer import Token, TopLogprobs
 from baton_router.lifecycle.return_cost import ReturnCost
-from baton_router.request import Work
+from baton_router.request import Request, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +197,19 @@ def prefill_request(
     )
 
 
+def pool_request(
+    request: Request, lease_id: bytes, due: Deadline | None = None
+) -> prefill_pb2.PoolRequest:
+    """Returns the call's request. `due` None: at any time."""
+    return prefill_pb2.PoolRequest(
+        request_id=attempt_id(request.request_id, lease_id),
+        token_ids=request.token_ids,
+        priority=request.priority,
+        salt=request.tenant.salt,
+        first_token_due=_until(due),
+    )
+
+
 def first_token(
     result: prefill_pb2.PrefillResult,
 ) -> tuple[Token, pb.FinishReason.ValueType]:
@@ -221,7 +234,9 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
 
 
 def learn(
-    member: Member, event: prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
+    member: Member,
+    event: "prefill_pb2.PrefillResponse | prefill_pb2.PoolResponse | "
+    "decode_pb2.DecodeGenerateResponse",
 ) -> None:
     """Updates the worker's latency model by the work and the transfer that `event` reports."""
     message = getattr(event, event.WhichOneof("event") or "")

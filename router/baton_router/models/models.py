@@ -19,6 +19,7 @@ from baton_router.fleet.fleet import Fleet
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.inference import Inference
+from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.models.aliases import Weights, drawn, heaviest, no_aliases
 from baton_router.placement.decision import Decision
 from baton_router.placement.placer import Placer
@@ -46,6 +47,7 @@ class ServedModel:
     meter: RequestMeter
     rebalancer: Rebalancer
     inference: Inference
+    pooled: PooledInference
 
     @property
     def name(self) -> str:
@@ -113,17 +115,34 @@ class Models:
     def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """Returns the events of one request, as `Inference.generate` of its model. Gives a request
-        of an alias an id, if it has none, by which the model is drawn."""
+        """Returns the events of one request, as `Inference.generate` of its model."""
+        return self._drawn(message, caller).inference.generate(message, caller, deadline)
+
+    async def embed(
+        self, message: pb.EmbedRequest, caller: Caller, deadline: Deadline
+    ) -> pb.EmbedResponse:
+        """Returns embeddings, as `PooledInference.embed` of the request's model."""
+        return await self._drawn(message, caller).pooled.embed(message, caller, deadline)
+
+    async def score(
+        self, message: pb.ScoreRequest, caller: Caller, deadline: Deadline
+    ) -> pb.ScoreResponse:
+        """Returns scores, as `PooledInference.score` of the request's model."""
+        return await self._drawn(message, caller).pooled.score(message, caller, deadline)
+
+    def _drawn(
+        self, message: pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest, caller: Caller
+    ) -> ServedModel:
+        """Returns the model that answers a request. Gives a request that names one an id, if it has
+        none, by which the model of an alias is drawn."""
         tenant = self._tenants.of(caller)
         if message.model and not message.request_id:
             message.request_id = secrets.token_hex(8)
         try:
-            served = self.of(message.model, message.request_id)
+            return self.of(message.model, message.request_id)
         except ModelNotFoundError:
             self._limits.count_request(tenant.name)
             raise
-        return served.inference.generate(message, caller, deadline)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized."""

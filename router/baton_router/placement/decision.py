@@ -26,6 +26,7 @@ class PlacementInputs:
         num_tokens: tokens of the prompt and of the output so far.
         broken: pairs of workers that have recently failed to work together.
         needs_prefill: the request needs a prefill worker, as prompt log-probabilities do.
+        prefill_alone: it needs no other, as pooled outputs do not.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class PlacementInputs:
     candidates: tuple[Candidate, ...]
     broken: frozenset[Pair] = frozenset()
     needs_prefill: bool = False
+    prefill_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,14 @@ class Rules:
             inputs.broken,
             policy_named(self.policy),
             self._alone(inputs),
+            prefill_alone=inputs.prefill_alone,
         )
 
     def _alone(self, inputs: PlacementInputs) -> Policy | None:
         """Returns the policy for decode workers that compute the prompt themselves; None: they may
         not. While no prefill worker may pair with any decode worker they must, whatever the
         settings, so that an upgrade loses no requests."""
-        if inputs.needs_prefill:
+        if inputs.needs_prefill or inputs.prefill_alone:
             return None
         alone = alone_policy_named(self.policy)
         if self.no_handoff:
@@ -83,7 +86,11 @@ class Rules:
 
     def why_none(self, inputs: PlacementInputs) -> str:
         """Returns the reason why no worker can take the request, as a sentence."""
-        return why_none(inputs.candidates, needs_prefill=self._alone(inputs) is None)
+        return why_none(
+            inputs.candidates,
+            needs_prefill=self._alone(inputs) is None,
+            needs_decode=not inputs.prefill_alone,
+        )
 
     def decide_again(self, inputs: PlacementInputs, decode: str) -> str | None:
         """Returns the decode worker to continue a request that runs on `decode`, or None."""

@@ -12,7 +12,7 @@ from baton_router.placement.placement import (
 )
 
 Choice = tuple[Scored, ...]
-"""Workers that run a request: a prefill and a decode worker, or a decode worker alone."""
+"""Workers that run a request: a prefill and a decode worker, or one of them alone."""
 
 _NUM_TERMS = 3  # cost terms named, those with the largest difference
 _MOST_NAMED = 4  # workers or versions named in a list
@@ -48,6 +48,9 @@ def _why_chosen(decision: Decision, placement: Placement) -> str:
 def choices(placement: Placement, inputs: PlacementInputs) -> Iterator[Choice]:
     """Yields every choice of workers that could run the request."""
     ready = [s for s in placement.scored if not s.candidate.excluded]
+    if inputs.prefill_alone:
+        yield from ((s,) for s in ready if s.candidate.role == "prefill")
+        return
     for prefill in (s for s in ready if s.candidate.role == "prefill"):
         for decode in (s for s in ready if s.candidate.role == "decode"):
             pair = (prefill.candidate.worker, decode.candidate.worker)

@@ -1,7 +1,8 @@
 """Placement: chooses the workers of a request, as a pure function of the request and a snapshot.
 
 A policy (`baton_router.placement.policy`) returns the cost of each candidate. The cheapest prefill
-and decode worker of equal pairing win, or a decode worker alone if that costs less. Rendezvous
+and decode worker of equal pairing win, or a decode worker alone if that costs less; for a pooled
+output, the cheapest prefill worker. Rendezvous
 hashing breaks ties, so that all routers agree and load spreads. Independent of the meaning of the
 costs.
 """
@@ -49,10 +50,11 @@ class Placement:
 
     Attributes:
         prefill: chosen prefill worker; empty: the decode worker computes the prompt itself.
+        decode: chosen decode worker; empty: none is needed.
         scored: all candidates, those that can take requests first, then by ascending cost.
         alone: all decode workers, with their costs of computing the prompt themselves; empty if
             that was not allowed.
-        chosen: the prefill and the decode worker, or the decode worker alone.
+        chosen: the prefill and the decode worker, or one of them alone.
     """
 
     prefill: str
@@ -83,16 +85,21 @@ def place(
     broken: Collection[tuple[str, str]] = (),
     policy: Policy = baton,
     alone: Policy | None = None,
+    *,
+    prefill_alone: bool = False,
 ) -> Placement | None:
     """Returns the cheapest prefill and decode worker, or decode worker alone; None if none may.
 
     Args:
         broken: pairs of prefill and decode workers that have recently failed to work together.
         alone: policy for decode workers that compute the prompt themselves; None: not allowed.
+        prefill_alone: a prefill worker is all that the request needs.
     """
     seed = xxh64_intdigest(request_id.encode())
     scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
     scored.sort(key=_order)
+    if prefill_alone:
+        return _prefill_alone(scored, broken)
     pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
     singles = _alone(scored, num_tokens, alone)
     single = singles[0] if singles and not singles[0].candidate.excluded else None
@@ -104,6 +111,15 @@ def place(
     if single is None:
         return None
     return Placement("", single.candidate.worker, tuple(scored), singles, (single,))
+
+
+def _prefill_alone(scored: list[Scored], broken: Collection[tuple[str, str]]) -> Placement | None:
+    for one in scored:
+        candidate = one.candidate
+        is_broken = (candidate.worker, "") in broken
+        if candidate.role == "prefill" and not candidate.excluded and not is_broken:
+            return Placement(candidate.worker, "", tuple(scored), (), (one,))
+    return None
 
 
 def place_again(
@@ -136,16 +152,20 @@ def has_version_gap(candidates: Collection[Candidate]) -> bool:
     return bool(prefills and decodes) and prefills.isdisjoint(decodes)
 
 
-def why_none(candidates: Collection[Candidate], *, needs_prefill: bool = True) -> str:
+def why_none(
+    candidates: Collection[Candidate], *, needs_prefill: bool = True, needs_decode: bool = True
+) -> str:
     """Returns the reason why no placement is possible, as a sentence. `needs_prefill`: a decode
-    worker alone may not serve the request."""
-    roles: tuple[Role, ...] = ("prefill", "decode") if needs_prefill else ("decode",)
-    for role in roles:
+    worker alone may not serve the request; `needs_decode`: nor a prefill worker alone."""
+    needed = {"prefill": needs_prefill, "decode": needs_decode}
+    for role in (role for role, is_needed in needed.items() if is_needed):
         reasons = {c.excluded for c in candidates if c.role == role}
         if not reasons:
             return f"no {role} worker is known"
         if "" not in reasons:
             return f"no {role} worker can take work: {', '.join(sorted(reasons))}"
+    if not needs_decode:
+        return "no prefill worker has answered the request"
     if has_version_gap(candidates):
         return "no prefill and decode worker are of one version; finish the upgrade"
     return "no prefill and decode worker serve the same model with the same KV layout"

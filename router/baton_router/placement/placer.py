@@ -22,7 +22,7 @@ from baton_router.request import RequestOutcome, Work
 
 _NUM_REMEMBERED = 128
 
-PLACED = ("handoff", "decode_alone", "nobody")
+PLACED = ("handoff", "decode_alone", "prefill_alone", "nobody")
 """Results of a placement decision, the keys of `Placer.num_placed`."""
 
 
@@ -34,9 +34,16 @@ class Placer:
     """
 
     def __init__(
-        self, fleet: Fleet, rules: Rules = DEFAULT_RULES, recorder: Recorder | None = None
+        self,
+        fleet: Fleet,
+        rules: Rules = DEFAULT_RULES,
+        recorder: Recorder | None = None,
+        *,
+        prefill_alone: bool = False,
     ) -> None:
+        """`prefill_alone`: no request of the model needs a decode worker."""
         self._fleet = fleet
+        self._prefill_alone = prefill_alone
         self._rules = rules
         self._recorder = recorder
         self.num_placed: Counter[str] = Counter()
@@ -93,7 +100,9 @@ class Placer:
         """Returns the reason why no request could be placed now, as a sentence; empty if one could.
         `needs_prefill`: one that needs a prefill worker."""
         candidates = tuple(self._fleet.candidates(()))
-        inputs = PlacementInputs("", 1, candidates, needs_prefill=needs_prefill)
+        inputs = PlacementInputs(
+            "", 1, candidates, needs_prefill=needs_prefill, prefill_alone=self._prefill_alone
+        )
         decision = self._rules.decision(inputs)
         return decision.why_none if decision.placement is None else ""
 
@@ -132,7 +141,8 @@ class Placer:
             _without(c, "refused the request") if c.worker in refused else c for c in known
         ]
         needs_prefill = work.params.prompt_logprobs is not None
-        if not needs_prefill:  # prompt log-probabilities need the whole prompt computed
+        # Prompt log-probabilities need the whole prompt computed; pooled prompts fetch no prefix.
+        if not needs_prefill and not self._prefill_alone:
             candidates = with_sources(candidates)
         if preempted_by:
             reason = "gave the request back"
@@ -145,13 +155,14 @@ class Placer:
             tuple(candidates),
             frozenset(broken),
             needs_prefill=needs_prefill,
+            prefill_alone=self._prefill_alone,
         )
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
         """Returns a function for the recorder's thread that computes the prompt's chain hashes."""
         if decision.placement is None:
             return list
-        member = self._fleet.member(decision.placement.decode)
+        member = self._fleet.member(decision.placement.decode or decision.placement.prefill)
         salt = work.request.tenant.salt
         return partial(self._fleet.block_hashes, member, work.token_ids, salt)
 
@@ -166,6 +177,8 @@ class Placer:
 def _path(decision: Decision) -> str:
     if decision.placement is None:
         return "nobody"
+    if not decision.placement.decode:
+        return "prefill_alone"
     return "handoff" if decision.placement.prefill else "decode_alone"
 
 

@@ -16,7 +16,7 @@ from baton_router.failure import FailureKind
 from baton_router.request import RequestOutcome
 
 PROVIDER = "baton"
-_OPERATIONS = {"chat": "chat"}
+_OPERATIONS = {"chat": "chat", "pooled": "embeddings"}
 
 
 class RequestMeter:
@@ -49,7 +49,8 @@ class RequestMeter:
         """Starts metering a request. Use the result in `with` until the request has ended.
 
         Args:
-            prompt_kind: the field of `GenerateRequest.input` that is set.
+            prompt_kind: the field of `GenerateRequest.input` that is set; "pooled" for the input of
+                a pooled output.
             arrived: arrival time in seconds of the clock.
         """
         operation = _OPERATIONS.get(prompt_kind or "", "text_completion")

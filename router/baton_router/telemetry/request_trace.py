@@ -164,9 +164,11 @@ def _of_failure(failure: AttemptFailure) -> Attributes:
 
 
 def _of_message(message: pb.GenerateRequest, card: ModelCard) -> Attributes:
-    is_chat = message.WhichOneof("input") == "chat"
+    operation = "chat" if message.WhichOneof("input") == "chat" else "text_completion"
+    if card.pooling is not None:
+        operation = "embeddings"
     return {
-        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+        "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "baton",
         "gen_ai.request.model": card.name,
         "baton.request.id": message.request_id,

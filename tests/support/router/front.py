@@ -21,11 +21,13 @@ from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness, RouterReadiness
 from baton_router.http.app import Routes
 from baton_router.http.body import Bodies
+from baton_router.http.embeddings import PooledOutputs
 from baton_router.http.generation import Generations
 from baton_router.http.messages.messages import Messages
 from baton_router.http.model_generations import ModelGenerations
 from baton_router.http.responses.responses import Responses
 from baton_router.http.responses.store import ResponseStore
+from baton_router.http.schemas import EmbeddingRequest
 from baton_router.http.structure import bounds_of
 from baton_router.http.timeline import timeline_for
 from baton_router.http.unknown_fields import UnknownFields
@@ -33,6 +35,7 @@ from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
+from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.models.aliases import Weights
 from baton_router.models.models import Models, ServedModel
 from baton_router.placement.placer import Placer
@@ -41,6 +44,7 @@ from baton_router.telemetry.request_meter import RequestMeter
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
 MAX_PROMPT_BYTES = 2**20
+MAX_INPUTS, MAX_INPUT_TOKENS = 8, 60
 MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
 TTFT_OBJECTIVE = 2.0
@@ -120,13 +124,16 @@ def routes_of(
     generations = ModelGenerations(models, of_model)
     store = ResponseStore(connect(NO_REDIS), responses_ttl, max_bytes=2**20, max_responses=9)
     longest = max(model.max_model_len for model in cards.values())
-    bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest), LargeRequests(), unknown)
+    bounds = bounds_of(longest)
+    of_inputs = {EmbeddingRequest: bounds.of_inputs(MAX_INPUTS, MAX_INPUT_TOKENS)}
+    bodies = Bodies(MAX_BODY_BYTES, bounds, LargeRequests(), unknown, of_inputs)
     readiness = RouterReadiness({model.name: model.readiness for model in served})
     return Routes(
         models,
         generations,
         Responses(generations, store, tenants),
         Messages(generations),
+        PooledOutputs(models, SECONDS),
         requests,
         readiness,
         tenants,
@@ -147,8 +154,10 @@ def served_model(
 ) -> ServedModel:
     """A model that scripted workers serve."""
     known = _FrontFleet(fleet, model.max_model_len)
-    intake, tenants = Intake(model, MAX_PROMPT_BYTES), Tenants()
-    placer = Placer(known, HANDOFFS)  # type: ignore[arg-type]
+    bounds = {"max_inputs": MAX_INPUTS, "max_input_tokens": MAX_INPUT_TOKENS}
+    intake, tenants = Intake(model, MAX_PROMPT_BYTES, **bounds), Tenants()
+    is_pooled = model.pooling is not None
+    placer = Placer(known, HANDOFFS, prefill_alone=is_pooled)  # type: ignore[arg-type]
     forecasts = Forecasts[Request](
         lambda request, earlier: placer.explain(work_of(request), earlier),
         lambda request: request.demand,
@@ -170,6 +179,19 @@ def served_model(
         coalesce_seconds=0.0,
         ttft_objective=TTFT_OBJECTIVE,
     )
+    pooled = PooledInference(
+        model,
+        intake,
+        known,  # type: ignore[arg-type]
+        requests,
+        tenants,
+        limits,
+        admission_controller,
+        readiness,
+        placer,
+        inference._meter,
+        TTFT_OBJECTIVE,
+    )
     return ServedModel(
         model,
         intake,
@@ -180,6 +202,7 @@ def served_model(
         inference._meter,
         None,  # type: ignore[arg-type]
         inference,
+        pooled,
     )
 
 

@@ -1,8 +1,8 @@
 """Format of placement records: one JSON object per line, without prompt text or token ids.
 
     {"baton_record": 1, "rules": {...}}                                     the first line of a file
-    {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "needs_prefill", "prefill",
-     "decode"}                                                              a decision
+    {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "needs_prefill",
+     "prefill_alone", "prefill", "decode"}                                  a decision
     {"ended", "at", "output_tokens"}                                            a request has ended
 
 `at` is in seconds of the wall clock, `hashes` the chain hashes of the prompt's full blocks (base64,
@@ -40,8 +40,8 @@ class Recorded:
     Attributes:
         at: time of the decision, in seconds of the wall clock.
         hashes: chain hashes of the prompt's full blocks.
-        prefill, decode: chosen workers. Empty `prefill`: a decode worker alone; both empty: no
-            worker could take the request.
+        prefill, decode: chosen workers. One of them empty: the other alone; both empty: no worker
+            could take the request.
     """
 
     at: float
@@ -69,6 +69,7 @@ def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before
         "gone": [worker for worker in before if worker not in now],
         "broken": sorted(inputs.broken),
         "needs_prefill": inputs.needs_prefill,
+        "prefill_alone": inputs.prefill_alone,
         "prefill": placement.prefill if placement else "",
         "decode": placement.decode if placement else "",
     }
@@ -110,6 +111,7 @@ class RecordReader:
             tuple(self._workers.values()),
             frozenset((prefill, decode) for prefill, decode in entry.get("broken", ())),
             entry.get("needs_prefill", False),
+            entry.get("prefill_alone", False),
         )
         return Recorded(
             at=entry["at"],

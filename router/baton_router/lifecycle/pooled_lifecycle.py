@@ -1,0 +1,160 @@
+"""Lifecycle of a request for a pooled output: one call to a prefill worker, made again elsewhere if
+that worker is lost."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from baton.errors import CancelledError, UnavailableError
+from baton.serving.deadline import Deadline
+from baton.v1 import prefill_pb2_grpc
+from baton_router.failure import AttemptFailure, FailureKind
+from baton_router.fleet.fleet import Fleet, Member
+from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.worker_call import Received, WorkerCall
+from baton_router.placement.decision import Decision
+from baton_router.placement.placement import Placement
+from baton_router.placement.placer import Placer
+from baton_router.request import Request, RequestOutcome, work_of
+from baton_router.telemetry import request_trace
+from baton_router.usage import Account, Timings
+
+logger = logging.getLogger(__name__)
+
+
+class PooledLifecycle:
+    """Lifecycle of one request. `run` is used once; `abort` may be called meanwhile.
+
+    Args:
+        arrived: monotonic seconds of its arrival.
+        due: when the result is due; workers with the deadline policy serve the earliest first.
+
+    Attributes:
+        account: usage and timings of the request so far.
+        placement: placement of the present attempt; None while the request waits.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        fleet: Fleet,
+        placer: Placer,
+        recovery: Recovery,
+        deadline: Deadline,
+        arrived: float,
+        due: Deadline,
+    ) -> None:
+        self.request = request
+        self.account = Account(Timings(arrived), len(request.token_ids))
+        self.placement: Placement | None = None
+        self._fleet = fleet
+        self._placer = placer
+        self._recovery = recovery
+        self._deadline = deadline
+        self._due = due
+        self._decision: Decision | None = None
+        self._call: WorkerCall | None = None
+        self._aborted = asyncio.Event()
+
+    @property
+    def outcome(self) -> RequestOutcome:
+        """Outcome of the request, once it has ended."""
+        return RequestOutcome(self.request, self.account, failures=tuple(self._recovery.failures))
+
+    def abort(self) -> None:
+        """Aborts the request and frees its worker; `run` raises `CancelledError`."""
+        self._aborted.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self, decision: Decision | None = None) -> Sequence[float]:
+        """Returns the pooled output. Raises the error that ended the request otherwise. `decision`
+        is the placement decision it was admitted by."""
+        self._decision = decision
+        while True:
+            try:
+                return await self._attempt(self._place())
+            except AttemptFailure as failure:
+                await self._recover(failure)
+
+    def _place(self) -> Member:
+        """Chooses the worker of the next attempt. Raises `AttemptFailure` if none can take it."""
+        recovery = self._recovery
+        decision = self._placer.place(
+            work_of(self.request), recovery.refused, recovery.broken, earlier=self._decision
+        )
+        self.placement = decision.placement
+        if decision.placement is None:
+            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(decision.why_none))
+        return self._fleet.member(decision.placement.prefill)
+
+    async def _attempt(self, member: Member) -> Sequence[float]:
+        """Calls a worker for the result. Raises `AttemptFailure`."""
+        assert self.placement is not None, "an attempt that was not placed"
+        token_ids, tenant = self.request.token_ids, self.request.tenant
+        hashes = self._fleet.block_hashes(member, token_ids, tenant.salt)
+        num_uncached = max(0, len(token_ids) - self.placement.num_cached_tokens)
+        # The load is counted before the first await, so that each of several concurrent requests
+        # sees that of those placed before it.
+        with (
+            member.loaded(num_tokens=num_uncached),
+            self._fleet.pending.pending(member.record.id, hashes),
+            self._fleet.channel_to(member) as channel,
+        ):
+            call = self._call = WorkerCall(member, self._fleet, self._deadline)
+            stub = prefill_pb2_grpc.PrefillStub(channel)
+            message = worker_wire.pool_request(self.request, worker_wire.new_lease_id(), self._due)
+            try:
+                self._check(await call.open("admit.prefill", stub.Pool, message))
+                self._admitted()
+                while True:
+                    kind, received = self._check(await call.read())
+                    if kind == "started":
+                        started = worker_wire.prefill_started(received.started)
+                        self.account.started(*started)
+                    elif kind == "result":
+                        break
+            finally:
+                call.cancel()
+        worker_wire.learn(member, received)
+        self._fleet.note_held(member, hashes)
+        member.circuit.record_success()
+        self.account.timings.finished = time.monotonic()
+        values: Sequence[float] = received.result.values
+        return values
+
+    def _admitted(self) -> None:
+        self._recovery.is_accepted = True
+        if self.account.timings.admitted is None:
+            self.account.timings.admitted = time.monotonic()
+        request_trace.admitted()
+
+    def _check(self, received: Received) -> Received:
+        """Returns what was read of the call. Raises the failure that it may be."""
+        if isinstance(received[1], AttemptFailure):
+            raise received[1]
+        return received
+
+    async def _recover(self, failure: AttemptFailure) -> None:
+        """Waits until the next attempt is due. Raises the error that ends the request."""
+        self.placement = None
+        failure.pair = failure.worker, ""
+        if failure.kind is FailureKind.LOST and self._recovery.is_accepted:
+            failure.place = 0
+        request_trace.failed(failure, handed_over_at=None, is_prefilling=True)
+        self._raise_if_aborted()
+        self._deadline.check()
+        pause = self._recovery.after(failure, 0)
+        logger.info("computing elsewhere: %s", failure)
+        try:
+            async with asyncio.timeout(min(pause, self._deadline.remaining())):
+                await self._aborted.wait()
+        except TimeoutError:
+            self._deadline.check()
+        self._raise_if_aborted()
+
+    def _raise_if_aborted(self) -> None:
+        if self._aborted.is_set():
+            raise CancelledError(f"request {self.request.request_id} was aborted")
