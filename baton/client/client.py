@@ -30,10 +30,12 @@ from baton.client.types import (
     Chat,
     Chunk,
     Completion,
+    Embeddings,
     Explanation,
     Finished,
     FinishReason,
     Info,
+    Inputs,
     Load,
     Message,
     Model,
@@ -46,6 +48,7 @@ from baton.client.types import (
     RequestInfo,
     RoleBalance,
     RoleFlip,
+    Scores,
     TextPart,
     Timings,
     TokenLogprobs,
@@ -73,6 +76,7 @@ __all__ = [
     "Client",
     "Completion",
     "EarlyStopping",
+    "Embeddings",
     "Explanation",
     "FinishReason",
     "Finished",
@@ -80,6 +84,7 @@ __all__ = [
     "Grammar",
     "GrammarKind",
     "Info",
+    "Inputs",
     "Load",
     "Message",
     "Model",
@@ -92,6 +97,7 @@ __all__ = [
     "RoleBalance",
     "RoleFlip",
     "SamplingParams",
+    "Scores",
     "TextPart",
     "Timings",
     "Tls",
@@ -247,6 +253,36 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         """Returns the tokens that `generate` would make of a prompt."""
         return self._call(rpcs.TOKENIZE, prompt, model)
 
+    def embed(
+        self,
+        inputs: Inputs,
+        *,
+        model: str = "",
+        dimensions: int | None = None,
+        request_id: str = "",
+        priority: int = 0,
+    ) -> Embeddings:
+        """Returns the embedding of each input, of an embedding model.
+
+        Args:
+            inputs: texts or lists of token ids; a single text is one input.
+            dimensions: length of the embeddings, of which the first values are taken and normalized
+                again; None: all.
+        """
+        return self._call(rpcs.EMBED, inputs, model, dimensions, request_id, priority)
+
+    def score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        model: str = "",
+        request_id: str = "",
+        priority: int = 0,
+    ) -> Scores:
+        """Returns the score of each pair of texts: that of the model's classification head, in
+        [0, 1], or the cosine of the two embeddings."""
+        return self._call(rpcs.SCORE, pairs, model, request_id, priority)
+
     def get_model(self, model: str = "") -> Model:
         """Returns a served model and its limits; the first one if `model` is empty."""
         return self._call(rpcs.GET_MODEL, model=model)
@@ -358,6 +394,36 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """Returns the tokens that `generate` would make of a prompt."""
         return await self._call(rpcs.TOKENIZE, prompt, model)
+
+    async def embed(
+        self,
+        inputs: Inputs,
+        *,
+        model: str = "",
+        dimensions: int | None = None,
+        request_id: str = "",
+        priority: int = 0,
+    ) -> Embeddings:
+        """Returns the embedding of each input, of an embedding model.
+
+        Args:
+            inputs: texts or lists of token ids; a single text is one input.
+            dimensions: length of the embeddings, of which the first values are taken and normalized
+                again; None: all.
+        """
+        return await self._call(rpcs.EMBED, inputs, model, dimensions, request_id, priority)
+
+    async def score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        model: str = "",
+        request_id: str = "",
+        priority: int = 0,
+    ) -> Scores:
+        """Returns the score of each pair of texts: that of the model's classification head, in
+        [0, 1], or the cosine of the two embeddings."""
+        return await self._call(rpcs.SCORE, pairs, model, request_id, priority)
 
     async def get_model(self, model: str = "") -> Model:
         """Returns a served model and its limits; the first one if `model` is empty."""

@@ -8,6 +8,8 @@ import grpc
 
 from baton.client.connections import RouterStubs
 from baton.client.wire import (
+    embed_request,
+    embeddings_of,
     explain_request,
     explanation_of,
     flush_cache_request,
@@ -18,6 +20,8 @@ from baton.client.wire import (
     models_of,
     requests_of,
     role_balance_of,
+    score_request,
+    scores_of,
     set_role_request,
     tokenize_request,
     tokens_of,
@@ -68,6 +72,8 @@ def _num_blocks_of(message: admin.FlushCacheResponse) -> int:
 _NOT_FOUND = (grpc.StatusCode.NOT_FOUND,)
 
 TOKENIZE = Rpc(lambda stubs: stubs.inference.Tokenize, tokenize_request, tokens_of)
+EMBED = Rpc(lambda stubs: stubs.inference.Embed, embed_request, embeddings_of)
+SCORE = Rpc(lambda stubs: stubs.inference.Score, score_request, scores_of)
 GET_MODEL = Rpc(lambda stubs: stubs.inference.GetModel, pb.GetModelRequest, model_of)
 LIST_MODELS = Rpc(lambda stubs: stubs.inference.ListModels, pb.ListModelsRequest, models_of)
 LIST_WORKERS = Rpc(lambda stubs: stubs.admin.ListWorkers, admin.ListWorkersRequest, workers_of)

@@ -38,6 +38,8 @@ class Message:
 Chat: TypeAlias = Sequence[Message | Mapping[str, str]]
 Prompt: TypeAlias = str | Sequence[int] | Chat
 """Text, token ids, or a conversation: messages or dicts with `role` and `content`."""
+Inputs: TypeAlias = str | Sequence[str | Sequence[int]]
+"""Texts or lists of token ids to embed; a single text is one input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +345,39 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Embeddings of several inputs, in their order.
+
+    Attributes:
+        model: name of the model that answered.
+        num_prompt_tokens: tokens of all inputs.
+    """
+
+    vectors: tuple[tuple[float, ...], ...]
+    model: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of several pairs of texts, in their order.
+
+    Attributes:
+        model: name of the model that answered.
+        num_prompt_tokens: tokens of all prompts.
+    """
+
+    scores: tuple[float, ...]
+    model: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """Served model; the fields are those of `baton.v1.GetModelResponse`."""
+    """Served model; the fields are those of `baton.v1.GetModelResponse`.
+
+    `pooled_output` is "embedding" or "score" for a model that makes these; empty: it generates.
+    """
 
     name: str
     architecture: str
@@ -354,6 +387,7 @@ class Model:
     has_chat_template: bool
     fingerprint: str
     has_workers: bool = False
+    pooled_output: str = ""
 
 
 @dataclass(frozen=True, slots=True)

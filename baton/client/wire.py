@@ -13,10 +13,12 @@ from baton.client.types import (
     Candidate,
     Chat,
     Chunk,
+    Embeddings,
     Explanation,
     Finished,
     FinishReason,
     Info,
+    Inputs,
     Load,
     Message,
     Model,
@@ -30,6 +32,7 @@ from baton.client.types import (
     RequestInfo,
     RoleBalance,
     RoleFlip,
+    Scores,
     TextPart,
     Timings,
     TokenLogprobs,
@@ -150,6 +153,48 @@ def tokenize_request(prompt: str | Chat, model: str) -> pb.TokenizeRequest:
     if isinstance(prompt, str):
         return pb.TokenizeRequest(model=model, text=prompt)
     return pb.TokenizeRequest(model=model, chat=_chat(prompt))
+
+
+def embed_request(
+    inputs: Inputs,
+    model: str,
+    dimensions: int | None,
+    request_id: str,
+    priority: int,
+) -> pb.EmbedRequest:
+    return pb.EmbedRequest(
+        model=model,
+        request_id=request_id,
+        inputs=map(_embed_input, [inputs] if isinstance(inputs, str) else inputs),
+        dimensions=dimensions,
+        priority=priority,
+    )
+
+
+def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:
+    if isinstance(given, str):
+        return pb.EmbedInput(text=given)
+    return pb.EmbedInput(token_ids=pb.TokenIds(ids=_checked_ids(given)))
+
+
+def embeddings_of(message: pb.EmbedResponse) -> Embeddings:
+    vectors = tuple(tuple(embedding.values) for embedding in message.embeddings)
+    return Embeddings(vectors, message.model, message.num_prompt_tokens)
+
+
+def score_request(
+    pairs: Sequence[tuple[str, str]], model: str, request_id: str, priority: int
+) -> pb.ScoreRequest:
+    return pb.ScoreRequest(
+        model=model,
+        request_id=request_id,
+        pairs=[pb.TextPair(first=first, second=second) for first, second in pairs],
+        priority=priority,
+    )
+
+
+def scores_of(message: pb.ScoreResponse) -> Scores:
+    return Scores(tuple(message.scores), message.model, message.num_prompt_tokens)
 
 
 def _chat(messages: Chat) -> pb.Chat:
@@ -289,7 +334,13 @@ def tokens_of(message: pb.TokenizeResponse) -> Tokens:
 
 
 def model_of(message: pb.GetModelResponse) -> Model:
-    return _plain(Model, message, eos_token_ids=tuple(message.eos_token_ids))
+    pooled = _lower(pb.PooledOutput.Name, message.pooled_output, "POOLED_OUTPUT_")
+    return _plain(
+        Model,
+        message,
+        eos_token_ids=tuple(message.eos_token_ids),
+        pooled_output="" if pooled == "unspecified" else pooled,
+    )
 
 
 def models_of(message: pb.ListModelsResponse) -> ModelList:
