@@ -391,6 +391,7 @@ class Routes:
             "max_model_len": served.inference.max_model_len,
             "has_chat_template": served.card.chat_template is not None,
             "has_workers": served.has_workers,
+            "pooled_output": None if served.card.pooling is None else served.card.pooling.kind,
         }
 
     def _alias(self, name: str) -> dict[str, Any]:

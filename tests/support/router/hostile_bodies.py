@@ -26,6 +26,21 @@ BODIES: dict[str, tuple[str, str, Callable[[], bytes]]] = {
         "prompt",
         lambda: b'{"prompt":[' + b"[1]," * 1_900_000 + b"[1]]}",
     ),
+    "2.7M ids to embed": (
+        "embeddings",
+        "input",
+        lambda: b'{"input":[' + b"11," * 2_700_000 + b"11]}",
+    ),
+    "1.9M texts to embed": (
+        "embeddings",
+        "input",
+        lambda: b'{"input":[' + b'"",' * 1_900_000 + b'""]}',
+    ),
+    "1.9M texts to score": (
+        "score",
+        "text_2",
+        lambda: b'{"text_1":"x","text_2":[' + b'"",' * 1_900_000 + b'""]}',
+    ),
     "deep lists": (
         "completions",
         "body",
@@ -95,6 +110,8 @@ NEEDED: dict[str, dict[str, object]] = {
     "/v1/responses": {"input": "x"},
     "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/score": {"text_1": "x", "text_2": "y"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }
