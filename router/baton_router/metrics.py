@@ -131,7 +131,7 @@ class RouterMetrics:
         yield counter(
             "baton_placements_total",
             "Placement decisions: handoff from a prefill to a decode worker, decode worker alone, "
-            "or no worker available.",
+            "prefill worker alone for a pooled output, or no worker available.",
             {(one.name, way): one.placer.num_placed[way] for one in self._models for way in PLACED},
             ("model", "way"),
         )

@@ -32,7 +32,7 @@ from baton_router.http.schemas import (
 from baton_router.models.models import Models
 
 # Fields of errors, by their names over gRPC.
-_INPUT = re.compile(r"inputs(\[[0-9]+\])?(\.\w+)?")
+_INPUT = re.compile(r"inputs((?:\[[0-9]+\])*)(\.\w+)?")
 _PAIR = re.compile(r"pairs(\[[0-9]+\])?(\.first|\.second)?")
 
 
@@ -182,7 +182,7 @@ def _texts(name: str, given: str | list[str] | None) -> list[str]:
 
 def _field_of_input(field: str) -> str:
     match = _INPUT.fullmatch(field)
-    return field if match is None else f"input{match[1] or ''}"
+    return field if match is None else f"input{match[1]}"
 
 
 def _base64(vector: "np.ndarray[Any, np.dtype[np.float32]]") -> str:
