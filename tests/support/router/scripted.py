@@ -154,6 +154,10 @@ class Worker(
         async for response in self._play(request, context):
             yield response
 
+    async def Pool(self, request, context):  # noqa: N802
+        async for response in self._play(request, context):
+            yield response
+
     async def Generate(self, request, context):  # noqa: N802
         async for response in self._play(request, context):
             yield response
