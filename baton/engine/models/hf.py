@@ -26,6 +26,7 @@ __all__ = [
     "PreTrainedModel",
     "PretrainedConfig",
     "reporting_progress",
+    "without_load_report",
 ]
 
 
@@ -54,6 +55,17 @@ def reporting_progress(on_fraction: Callable[[float], None]) -> Iterator[None]:
         _logging.set_tqdm_hook(former)
         if was_enabled:
             _logging.enable_progress_bar()
+
+
+@contextmanager
+def without_load_report() -> Iterator[None]:
+    """Has transformers not warn of weights that it lacks or does not use, in a `with` block."""
+    former = _logging.get_verbosity()
+    _logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        _logging.set_verbosity(former)
 
 
 def _counted(items: Any, on_fraction: Callable[[float], None]) -> Iterator[Any]:

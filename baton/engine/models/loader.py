@@ -5,6 +5,7 @@ It reads only safetensors and runs no code from a checkpoint.
 
 import hashlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from baton.engine.models.hf import (
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
+    without_load_report,
 )
 from baton.engine.models.transformers_model import without_head
 from baton.errors import InvalidArgumentError, UnsupportedModelError
@@ -64,16 +66,19 @@ def load_model(
     use_device(device)
     dtype = resolve_dtype(engine.dtype, config, device)
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
+    # Of a model that pools, the language model's head is missing, and that of scores unexpected.
+    report_of = nullcontext() if pooling is None else without_load_report()
     try:
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with report_of:
+            loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except SafetensorError as error:
         raise UnsupportedModelError(f"cannot read the weights at {path!r}: {error}") from error
     except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
