@@ -78,7 +78,7 @@ def test_engine_refuses_what_a_model_does_not_make(tmp_path, checkpoints):
 
 
 def test_read_pooling_refuses_what_is_not_implemented(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
     assert read_pooling(tmp_path) is None
     write_modules(tmp_path, "max")
     with pytest.raises(UnsupportedModelError, match="pools by nothing; expected one of"):

@@ -3,9 +3,9 @@
 from baton.engine.config import EngineConfig
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.config import Preemption
-from baton.errors import InvalidArgumentError, OverloadedError
+from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-from baton.v1 import admin_pb2
+from baton.v1 import admin_pb2, prefill_pb2
 from baton.worker.settings import WorkerSettings
 from tests.support.failures import failure_of
 from tests.support.worker.pair import TIMEOUT, pair_of
@@ -24,6 +24,14 @@ async def test_workers_refuse_grammar_that_does_not_compile(checkpoint):
             failure = await failure_of(call)
             assert isinstance(failure, InvalidArgumentError)
             assert failure.field.startswith("sampling.grammar")
+
+
+async def test_prefill_worker_refuses_to_pool_by_name_of_model(checkpoint):
+    async with pair_of(checkpoint("llama")) as pair:
+        request = prefill_pb2.PoolRequest(request_id="r", token_ids=prompt_of(9))
+        failure = await failure_of(pair.to_prefill.Pool(request, timeout=TIMEOUT))
+    assert isinstance(failure, FailedPreconditionError)
+    assert "has no pooled output" in str(failure)
 
 
 async def test_prefill_worker_refuses_several_sequences(checkpoint):
