@@ -1,4 +1,4 @@
-"""What formats of tool calls share: JSON objects with a name and arguments, and tags."""
+"""Parts that formats of tool calls share: JSON objects with a name and arguments, and tags."""
 
 import json
 import re
