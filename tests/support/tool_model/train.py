@@ -250,7 +250,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--steps", type=int, default=6000, help="default 6000")
+    parser.add_argument("--steps", type=int, default=7000, help="default 7000")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak; default 0.003")
     parser.add_argument("--seed", type=int, default=0, help="of every random choice; default 0")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; default 1")
