@@ -12,7 +12,14 @@ from baton_router.output_parsing.parts import (
     ToolCallArguments,
     ToolCallStart,
 )
-from baton_router.output_parsing.reader import NotACall, Reader, Steps, held_back
+from baton_router.output_parsing.reader import (
+    NotACall,
+    Plain,
+    Reader,
+    Steps,
+    held_back,
+    without,
+)
 
 
 def is_forced(options: ParsingOptions) -> bool:
@@ -58,6 +65,11 @@ class PartCollector:
         self._parts: list[Part] = []
         self._spaces: list[str] = []
         self._num_calls = 0
+
+    @property
+    def holds_spaces(self) -> bool:
+        """True if there is whitespace that comes out before the next text."""
+        return bool(self._spaces)
 
     def drain(self) -> list[Part]:
         """Returns the parts since the last call of `drain`."""
@@ -176,6 +188,9 @@ class SequenceParser:
 
     def push(self, text: str) -> list[Part]:
         """Returns the parts that are certain now."""
+        plain = self._reader.plain
+        if plain is not None and plain.pattern.fullmatch(text):
+            return [plain.part(text)]
         if text:
             self._reader.rest += text
             next(self._steps)
@@ -200,6 +215,7 @@ def read_text(reader: Reader, parts: PartCollector) -> Steps[None]:
 
 def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:
     """Reads text with calls in it."""
+    plain = Plain(without(syntax.marks, r"\s"), Text)
     parts.text((yield from reader.spaces()))
     if (yield from reader.begins_with(syntax.first_marks)):
         yield from _read_block(syntax, reader, parts)
@@ -215,7 +231,9 @@ def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Step
         parts.text(reader.take(length))
         if reader.has_ended:
             return
+        reader.plain = None if reader.rest or parts.holds_spaces else plain
         yield
+        reader.plain = None
 
 
 def _read_block(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:

@@ -4,8 +4,13 @@ A parser yields where it needs more text, and goes on when some has arrived or t
 What it has read since `keep` can be put back.
 """
 
+import functools
+import re
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
+
+from baton_router.output_parsing.parts import Reasoning, Text
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[None, None, Result]
@@ -15,17 +20,31 @@ class NotACall(Exception):  # noqa: N818 - no error: it is text
     """Text that is not what the parser looked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Pieces that are parts as they are, so that nobody need read them: the hot path.
+
+    Attributes:
+        pattern: it matches the whole of such a piece.
+    """
+
+    pattern: re.Pattern[str]
+    part: type[Text | Reasoning]
+
+
 class Reader:
     """Reader of text that arrives in pieces.
 
     Attributes:
         rest: text that has arrived and is not read yet.
         has_ended: no more text arrives.
+        plain: pieces that need not be read, until another one arrives; None: there are none.
     """
 
     def __init__(self) -> None:
         self.rest = ""
         self.has_ended = False
+        self.plain: Plain | None = None
         self._kept: list[str] | None = None
 
     def take(self, length: int) -> str:
@@ -82,6 +101,16 @@ class Reader:
             if self.has_ended or not any(text.startswith(self.rest) for text in texts):
                 return ""
             yield
+
+
+@functools.cache
+def without(marks: Sequence[str], last: str) -> re.Pattern[str]:
+    """Returns a pattern of text in which no mark begins, and which does not end with one of the
+    characters `last`, given as a range of a regular expression."""
+    begins = "".join(re.escape(mark[0]) for mark in marks)
+    return (
+        re.compile(f"[^{begins}]*[^{begins}{last}]") if marks else re.compile(f"(?s:.*)[^{last}]")
+    )
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:

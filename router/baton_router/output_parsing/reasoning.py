@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from baton_router.output_parsing.lark import Lark
 from baton_router.output_parsing.output_format import ParsingOptions
 from baton_router.output_parsing.parser import PartCollector
-from baton_router.output_parsing.reader import NotACall, Reader, Steps, held_back
+from baton_router.output_parsing.parts import Reasoning
+from baton_router.output_parsing.reader import (
+    NotACall,
+    Plain,
+    Reader,
+    Steps,
+    held_back,
+    without,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +67,16 @@ class MarkedReasoning:
         self, reader: Reader, parts: PartCollector, *, splits: bool = False
     ) -> Steps[None]:
         show = parts.reasoning if splits else parts.text
+        plain = Plain(without((self.closing,), r"\n"), Reasoning) if splits else None
         while (end := reader.rest.find(self.closing)) < 0:
             if reader.has_ended:
                 show(reader.take(len(reader.rest)))
                 return
             length = len(reader.rest) - held_back(reader.rest, [self.closing])
             show(reader.take(len(reader.rest[:length].rstrip("\n")) if splits else length))
+            reader.plain = None if reader.rest else plain
             yield
+            reader.plain = None
         body, closing = reader.take(end), reader.take(len(self.closing))
         show(body.rstrip("\n") if splits else body + closing)
 
