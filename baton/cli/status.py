@@ -16,8 +16,9 @@ class Status:
 
     Attributes:
         state: as in `Client.get_load`, "starting" before it answers.
-        num_loaded_bytes, num_weight_bytes: of a worker's weights; 0 before they are loaded.
-        seconds_left: until they are loaded at the rate so far; None: unknown.
+        num_loaded_bytes, num_weight_bytes: of a worker's weights, while they are downloaded and
+            while they are loaded; 0 before.
+        seconds_left: until all are here at the rate so far; None: unknown.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Status:
 
     @property
     def is_loading(self) -> bool:
-        """Whether it loads weights now."""
+        """Whether it downloads or loads weights now."""
         return 0 < self.num_loaded_bytes < self.num_weight_bytes
 
 
@@ -42,17 +43,20 @@ OnStatus = Callable[[list[Status]], None]
 
 
 class LoadingTimes:
-    """Time that processes need to load their weights, from the bytes that they report."""
+    """Time that processes need to download and to load weights, from the bytes that they report."""
 
     def __init__(self) -> None:
-        self._first: dict[str, tuple[float, int]] = {}  # moment and bytes, by process
+        # Moment and bytes, by process and phase.
+        self._first: dict[tuple[str, str], tuple[float, int]] = {}
 
     def seconds_left(self, status: Status, now: float) -> float | None:
-        """Returns the seconds until all is loaded, at the rate since the first report; None while
-        there is no rate. `now`: monotonic seconds."""
+        """Returns the seconds to the end of the phase, at the rate since its first report; None
+        while there is no rate. `now`: monotonic seconds."""
         if not status.is_loading:
             return None
-        began, before = self._first.setdefault(status.name, (now, status.num_loaded_bytes))
+        began, before = self._first.setdefault(
+            (status.name, status.phase), (now, status.num_loaded_bytes)
+        )
         rate = (status.num_loaded_bytes - before) / (now - began) if now > began else 0.0
         return (status.num_weight_bytes - status.num_loaded_bytes) / rate if rate else None
 

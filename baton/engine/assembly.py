@@ -68,13 +68,18 @@ def load(
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     on_progress("reading configuration", 0.0)
-    folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS)))
+
+    def on_fetched_bytes(num_here: int, num_all: int) -> None:
+        on_progress("downloading", 0.0)
+        on_loaded_bytes(num_here, num_all)
+
+    folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS), on_fetched_bytes))
     hf_config = loader.load_config(folder)
     pooling = read_pooling(Path(folder))
     hook = AttentionHook(loader.max_model_len(hf_config, config))
     num_bytes = weight_bytes(Path(folder))
-    on_loaded_bytes(0, num_bytes)
     on_progress("loading weights", 0.1)
+    on_loaded_bytes(0, num_bytes)
     with reporting_progress(lambda part: on_loaded_bytes(round(part * num_bytes), num_bytes)):
         hf_model = loader.load_model(folder, hf_config, config, hook.name, pooling)
     pooler = None

@@ -1,7 +1,7 @@
 """Checkpoint lookup: models shipped with Baton, folders, and the Hugging Face hub."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,18 @@ def named(model: str) -> tuple[str, str]:
     return Path(model).name, locate(model)
 
 
-def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
+def checkpoint_folder(
+    path: str,
+    patterns: Sequence[str],
+    on_bytes: Callable[[int, int], None] = lambda _here, _all: None,
+) -> Path:
     """Returns the folder itself, of a shipped model, or of a hub id's files, which are fetched
-    unless they are in the hub's cache. Raises `UnsupportedModelError` if it is none of these."""
+    unless they are in the hub's cache. Raises `UnsupportedModelError` if it is none of these.
+
+    Args:
+        on_bytes: called with the bytes that are fetched, and those of all files that are not in the
+            cache.
+    """
     folder = Path(locate(path))
     if folder.is_dir():
         return folder
@@ -61,8 +70,13 @@ def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
         RepositoryNotFoundError,
     )
 
+    from baton.models.download import reporting
+
     try:
-        return Path(snapshot_download(path, allow_patterns=list(patterns)))
+        fetched = snapshot_download(
+            path, allow_patterns=list(patterns), tqdm_class=reporting(on_bytes)
+        )
+        return Path(fetched)
     except RepositoryNotFoundError:
         raise UnsupportedModelError(
             f"no folder {path!r} here, and the Hugging Face hub has no such model, or not for you: "

@@ -1,5 +1,6 @@
-"""Lookup of a model by its name, without a network: in folders and in the hub's cache."""
+"""Lookup of a model by its name: in folders, in the hub's cache, and on a hub on loopback."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.models import locate
+from baton.models import locate, weight_bytes
+from tests.support.hub import REVISION, hub_with
 
 LOOKUP = """
 import sys
@@ -19,14 +21,25 @@ try:
 except UnsupportedModelError as error:
     print("refused:", error)
 """
-REVISION = "0123456789abcdef0123456789abcdef01234567"
+LOADING = """
+import json, sys
+from baton.engine.engine import Engine
+phase, told = "", []
+def on_progress(name, fraction):
+    global phase
+    phase = name
+def on_bytes(here, all):
+    told.append((phase, here, all))
+with Engine.from_pretrained(sys.argv[1], on_progress=on_progress, on_loaded_bytes=on_bytes):
+    print(json.dumps(told))
+"""
 
 
-def lookup(model: str, folder: Path, **variables: str) -> str:
-    """Looks a model up in a process in `folder`, which reaches no hub."""
+def lookup(model: str, folder: Path, program: str = LOOKUP, **variables: str) -> str:
+    """Runs a program that looks a model up, in `folder`; it reaches no hub, unless told of one."""
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(folder / "home")}
     ended = subprocess.run(
-        [sys.executable, "-c", LOOKUP, model],
+        [sys.executable, "-c", program, model],
         cwd=folder,
         env={**os.environ, **nowhere, **variables},
         capture_output=True,
@@ -67,3 +80,17 @@ def test_lookup_finds_a_model_in_the_cache_of_the_hub(offline: str, tmp_path: Pa
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text(REVISION)
     assert lookup("someone/small", tmp_path, HF_HUB_OFFLINE=offline) == str(snapshot)
+
+
+def test_download_reports_bytes_then_loading_does(tmp_path: Path) -> None:
+    tiny = Path(locate("tiny"))
+    with hub_with("someone/small", tiny) as address:
+        said = json.loads(lookup("someone/small", tmp_path, LOADING, HF_ENDPOINT=address))
+    downloading = [(here, size) for phase, here, size in said if phase == "downloading"]
+    here, size = downloading[-1]
+    assert here == size > weight_bytes(tiny)
+    assert downloading == sorted(downloading)
+    assert 0 < downloading[0][0] < size
+    phase, *loaded = said[-1]
+    assert (phase, loaded) == ("loading weights", [weight_bytes(tiny)] * 2)
+    assert said.index(said[-1]) > len(downloading)
