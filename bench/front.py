@@ -42,8 +42,6 @@ _TOOL = pb.Tool(name="get_weather", parameters_json_schema=json.dumps(_SCHEMA))
 _PARSING = pb.OutputParsing(tools=[_TOOL], tool_choice=pb.TOOL_CHOICE_AUTO)
 # The shipped model's own takes no tools.
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{% endif %}"
-    "{% for message in messages %}{{ message.content }}{% endfor %}{% if tools %}{% endif %}"
-)
 
 
 def run(repeats: int) -> list[Row]:

@@ -22,7 +22,7 @@ class NotACall(Exception):  # noqa: N818 - no error: it is text
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Pieces that are parts as they are, so that nobody need read them: the hot path.
+    """Pieces that are parts as they are, which a parser need not read: the hot path.
 
     Attributes:
         pattern: it matches the whole of such a piece.
