@@ -27,23 +27,27 @@ class MessageBounds:
 
     Attributes:
         max_elements: maximum elements by a field's full name, such as "baton.v1.Chat.messages".
+        max_elements_within: those that differ, by the full name of the message that is checked.
         max_others: maximum elements of every other field, and of all unknown ones together.
         max_text_bytes: maximum bytes of a text.
     """
 
     max_elements: Mapping[str, int] = field(default_factory=dict)
+    max_elements_within: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     max_others: int = 1024
     max_text_bytes: int = 2**20
 
     def check(self, data: bytes, descriptor: Descriptor) -> None:
         """Raises `InvalidArgumentError` beyond a bound. Bytes that are no message pass up to where
         a parser would fail."""
-        _Count(self).add(memoryview(data), descriptor, "", 0)
+        own = self.max_elements_within.get(descriptor.full_name, {})
+        _Count(self, {**self.max_elements, **own}).add(memoryview(data), descriptor, "", 0)
 
 
 class _Count:
-    def __init__(self, bounds: MessageBounds) -> None:
+    def __init__(self, bounds: MessageBounds, max_elements: Mapping[str, int]) -> None:
         self._bounds = bounds
+        self._max_elements = max_elements
         self._counts: Counter[str] = Counter()
 
     def add(self, data: memoryview, descriptor: Descriptor, path: str, depth: int) -> None:
@@ -86,7 +90,7 @@ class _Count:
 
     def _count(self, full_name: str, name: str, num: int) -> None:
         self._counts[full_name] += num
-        most = self._bounds.max_elements.get(full_name, self._bounds.max_others)
+        most = self._max_elements.get(full_name, self._bounds.max_others)
         if self._counts[full_name] > most:
             raise InvalidArgumentError(
                 name.rstrip("[]"), f"has too many elements; expected at most {most}"

@@ -210,6 +210,22 @@ async def test_intake_refuses_budget_without_reasoning_format(folder):
         await read(card, max_reasoning_tokens=4)
 
 
+def test_message_bounds_allow_more_ids_to_embed_than_to_continue():
+    bounds = message_bounds(100, 1000, 100, max_inputs=3, max_input_tokens=200)
+    ids = pb.TokenIds(ids=[5] * 60)
+    taken = pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=ids)] * 3)
+    bounds.check(taken.SerializeToString(), taken.DESCRIPTOR)
+    many = pb.TokenIds(ids=[5] * 101)
+    for message in (
+        pb.GenerateRequest(token_ids=many),
+        pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=many)] * 2),
+        pb.EmbedRequest(inputs=[pb.EmbedInput(text="a")] * 4),
+        pb.ScoreRequest(pairs=[pb.TextPair(first="a")] * 4),
+    ):
+        with pytest.raises(InvalidArgumentError, match="too many elements"):
+            bounds.check(message.SerializeToString(), message.DESCRIPTOR)
+
+
 def test_message_bounds_count_tools_and_calls():
     bounds: MessageBounds = message_bounds(100, 1000, 100, 4)
     tools = pb.GenerateRequest(parsing=pb.OutputParsing(tools=[TIME] * 5))

@@ -30,7 +30,7 @@ def message_bounds(
     """Returns the bounds of messages for a model of this length in tokens."""
     num_messages = min(max_messages, max_model_len)
     counts = {
-        "TokenIds.ids": max(max_model_len, max_input_tokens),
+        "TokenIds.ids": max_model_len,
         "ReceivedTokens.ids": MAX_SEQUENCES * max_model_len,
         "GenerateRequest.continue_from": MAX_SEQUENCES,
         "Chat.messages": num_messages,
@@ -48,5 +48,6 @@ def message_bounds(
     }
     return MessageBounds(
         {f"baton.v1.{name}": most for name, most in counts.items()},
+        {"baton.v1.EmbedRequest": {"baton.v1.TokenIds.ids": max_input_tokens}},
         max_text_bytes=max_prompt_bytes,
     )
