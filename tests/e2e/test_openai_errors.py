@@ -76,8 +76,11 @@ async def test_errors_map_to_exceptions_of_the_openai_client(ai):
     with pytest.raises(openai.BadRequestError) as refused:
         await ai.completions.create(model="tiny", prompt="x", temperature=-1)
     assert refused.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as refused:
         await ai.embeddings.create(model="tiny", input="x")
+    assert (refused.value.code, refused.value.param) == ("unsupported_output", "model")
+    with pytest.raises(openai.NotFoundError):
+        await ai.moderations.create(model="tiny", input="x")
 
 
 # What is too large.
