@@ -108,10 +108,10 @@ def role(
     json: Json = False,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Change a worker's role, or show the load of both pools of each model.
+    """Change a worker's role, or show the load of both pools.
 
-    With --json, one line for each model. A worker whose role changes drains: its requests migrate
-    or finish. It keeps the model that it has loaded.
+    The load is shown by model; with --json, one line for each. A worker whose role changes drains:
+    its requests migrate or finish. It keeps the model that it has loaded.
 
     \b
     Examples:
