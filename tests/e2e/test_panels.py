@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(180)]
 
 BOARDS = ROOT / "helm" / "baton" / "dashboards"
 # In place of what Grafana fills in.
-FILLED_IN = {"$__rate_interval": "20s", "$instance": ".*"}
+FILLED_IN = {"$__rate_interval": "20s", "$instance": ".*", "$model": ".*"}
 TIMEOUT = 60.0
 
 
