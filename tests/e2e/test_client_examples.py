@@ -157,7 +157,11 @@ async def test_go_example_runs(cluster, tmp_path):
     """By the packages of Debian, which have no modules."""
     folder = tmp_path / "src" / "example.com" / "baton-client"
     shutil.copytree(EXAMPLES / "go", folder)
-    built(program("buf"), "generate", PROTOS, "--template", "buf.gen.yaml", cwd=folder)
+    built(
+        *(program("buf"), "generate", PROTOS, "--path", PROTOS / "baton" / "v1"),
+        *("--template", "buf.gen.yaml"),
+        cwd=folder,
+    )
     path = f"{tmp_path}:/usr/share/gocode"
     built(
         *(program("go"), "build", "-o", tmp_path / "client", "."),

@@ -1,6 +1,6 @@
 // A client of Baton in Go, by stubs that buf has made.
 //
-//	buf generate PROTOS --template buf.gen.yaml
+//	buf generate PROTOS --path PROTOS/baton/v1 --template buf.gen.yaml
 //	go mod tidy
 //	go run . HOST:PORT[,HOST:PORT...] PROMPT
 //
