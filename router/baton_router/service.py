@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from baton.serving.deadline import Deadline
@@ -9,6 +10,7 @@ from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
 from baton_router.admission.rate_limit import RateLimits
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.models.models import Models, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -32,12 +34,14 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._limits = limits
         self._timeout = timeout
 
-    def Generate(
+    async def Generate(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
         deadline = Deadline.of(context, self._timeout)
-        return self._models.generate(request, context, deadline)
+        async with aclosing(self._models.generate(request, context, deadline)) as events:
+            async for event in events:
+                yield to_message(event)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())

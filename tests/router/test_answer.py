@@ -17,7 +17,8 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.intake.intake import _ending_of
 from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.client_wire import coalesced
+from baton_router.lifecycle.chunk import Chunk, ClientEvent, coalesced
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.request import Request
 
 LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
@@ -71,19 +72,21 @@ def scored(position: int, *logprobs: float) -> prefill_pb2.PrefillResponse:
     )
 
 
-def texts(events: list[pb.GenerateResponse]) -> dict[int, str]:
+def texts(events: list[ClientEvent]) -> dict[int, str]:
     found: dict[int, str] = {}
     for event in events:
-        if event.HasField("tokens"):
-            index = event.tokens.sequence_index
-            found[index] = found.get(index, "") + event.tokens.text
+        if isinstance(event, Chunk):
+            found[event.sequence_index] = found.get(event.sequence_index, "") + event.text
     return found
 
 
-def endings(events: list[pb.GenerateResponse]) -> list[tuple[int, int]]:
-    return [
-        (e.finished.sequence_index, e.finished.reason) for e in events if e.HasField("finished")
-    ]
+def endings(events: list[ClientEvent]) -> list[tuple[int, int]]:
+    messages = map(to_message, events)
+    return [(m.finished.sequence_index, m.finished.reason) for m in messages if is_finished(m)]
+
+
+def is_finished(event: ClientEvent) -> bool:
+    return to_message(event).HasField("finished")
 
 
 def shown(an_answer: Answer, *events: decode_pb2.DecodeGenerateResponse) -> list:
@@ -172,7 +175,7 @@ def test_answer_reports_scores_of_beams():
     events = shown(
         beams, tokens(0, 0, "a"), finished(0, END, -0.5), tokens(1, 0, "b"), finished(1, END, -0.75)
     )
-    scores = [e.finished.score for e in events if e.HasField("finished")]
+    scores = [e.finished.score for e in events if is_finished(e)]
     assert scores == [-0.5, -0.75]
     plain = shown(answer(), tokens(0, 0, "a"), finished(0))
     assert not plain[-1].finished.HasField("score")
@@ -196,13 +199,13 @@ def test_answer_passes_top_logprobs_with_their_token(from_prefill):
         events = answer().on_prefill(
             prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
         )
-        assert list(events[0].tokens.top_logprobs) == tops[:1]
+        assert list(to_message(events[0]).tokens.top_logprobs) == tops[:1]
     else:
         decoded = decode_pb2.DecodeTokens(
             token_ids=[7, 8], logprobs=[-0.25, -0.5], top_logprobs=tops
         )
         events = shown(answer(), decode_pb2.DecodeGenerateResponse(tokens=decoded))
-        assert list(events[0].tokens.top_logprobs) == tops
+        assert list(to_message(events[0]).tokens.top_logprobs) == tops
 
 
 @given(
@@ -212,7 +215,7 @@ def test_answer_passes_top_logprobs_with_their_token(from_prefill):
 )
 def test_answer_shows_each_token_once_over_many_attempts(letters, cuts, order):
     asked = answer(n=len(letters), max_tokens=12)
-    events: list[pb.GenerateResponse] = []
+    events: list[ClientEvent] = []
     for cut in [*cuts, None]:
         if asked.is_complete:
             break
@@ -277,7 +280,7 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
                 events += resuming.on_decode(tokens(index, at, text[at : at + size], ends))
                 at += size
         for event in list(coalesced(events))[:loss]:
-            progress.add(event)
+            progress.add(to_message(event))
         if progress.finished is not None:
             break
     completions = progress.completions()
@@ -286,12 +289,12 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
     assert reasons == {pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_")}
 
 
-def shown_letters(events: list[pb.GenerateResponse], index: int) -> list[int]:
+def shown_letters(events: list[ClientEvent], index: int) -> list[int]:
     return [
-        token_id
+        token.token_id
         for event in events
-        if event.HasField("tokens") and event.tokens.sequence_index == index
-        for token_id in event.tokens.token_ids
+        if isinstance(event, Chunk) and event.sequence_index == index
+        for token in event.tokens
     ]
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from baton.errors import InternalError
 from baton.serving.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.client_wire import coalesced
+from baton_router.lifecycle.chunk import Chunk, ClientEvent, coalesced
+from baton_router.lifecycle.client_wire import to_message
+from baton_router.lifecycle.reorder_buffer import Token, TopLogprobs
 from tests.support.router.scripted import (
     READY,
     Cue,
@@ -21,6 +23,7 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     lifecycle_of,
+    messages_of,
     prefill,
     tokens,
 )
@@ -30,7 +33,7 @@ async def test_coalescer_sends_simultaneous_tokens_together():
     decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
         chunks, ids = 0, []
-        async for response in lifecycle_of(fleet, coalescer=Coalescer(0.05)).run():
+        async for response in messages_of(lifecycle_of(fleet, coalescer=Coalescer(0.05))):
             if response.HasField("tokens"):
                 chunks += 1
                 ids += response.tokens.token_ids
@@ -42,7 +45,7 @@ async def test_coalescer_sends_each_message_alone_without_window():
     shown, sizes = Cue(), []
     decoder = decode(READY, shown, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
-        async for response in lifecycle_of(fleet, coalescer=Coalescer(0)).run():
+        async for response in messages_of(lifecycle_of(fleet, coalescer=Coalescer(0))):
             if response.HasField("tokens"):
                 sizes.append(len(response.tokens.token_ids))
                 shown.event.set()  # tokens that overtake the first one wait for it
@@ -56,7 +59,7 @@ async def test_coalescer_sends_tokens_gathered_before_failure():
     heir = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
     ids: list[int] = []
     async with fleet_of(prefill(first(), Forever()), dying, heir) as fleet:
-        async for response in lifecycle_of(fleet, coalescer=Coalescer(0.05)).run():
+        async for response in messages_of(lifecycle_of(fleet, coalescer=Coalescer(0.05))):
             ids += response.tokens.token_ids
             if ids:  # without the first token, others would wait for it
                 shown.event.set()
@@ -101,19 +104,15 @@ def test_coalescing_changes_only_number_of_messages(events):
     for index, count, ends, reason in events:
         if index in ended:
             continue
-        chunk = pb.TokenChunk(
-            sequence_index=index,
-            position=position[index],
-            token_ids=range(position[index], position[index] + count),
-            text=f"<{position[index]}>",
-            logprobs=[-float(i) for i in range(count)],
-            top_logprobs=[pb.TopLogprobs(token_ids=[i]) for i in range(count)],
-            finish_reason=reason if ends else pb.FINISH_REASON_UNSPECIFIED,
-        )
+        begin = position[index]
+        sent = [
+            Token(begin + i, begin + i, -float(i), TopLogprobs((i,), (-1.0,))) for i in range(count)
+        ]
+        known = reason if ends else pb.FINISH_REASON_UNSPECIFIED
+        responses.append(Chunk(index, sent, f"<{begin}>", known))
         position[index] += count
-        responses.append(pb.GenerateResponse(tokens=chunk))
         if ends == "rest":
-            rests.append(pb.GenerateResponse(tokens=pb.TokenChunk(sequence_index=index, text="!")))
+            rests.append(Chunk(index, [], "!"))
             responses.append(rests[-1])
         if ends:
             ended.add(index)
@@ -121,19 +120,19 @@ def test_coalescing_changes_only_number_of_messages(events):
     before = _streams(responses)
     fewer = list(coalesced(responses))
     assert _streams(fewer) == before
-    assert [r for r in fewer if r.HasField("tokens") and not r.tokens.token_ids] == rests
-    kinds = [r.WhichOneof("event") for r in fewer]
-    assert kinds.count("tokens") <= 3 * (1 + kinds.count("finished")) + len(rests)
+    chunks = [event for event in fewer if isinstance(event, Chunk)]
+    assert [chunk for chunk in chunks if not chunk.tokens] == rests
+    assert len(chunks) <= 3 * (1 + len(fewer) - len(chunks)) + len(rests)
 
 
-def _streams(responses: list[pb.GenerateResponse]) -> list[tuple[object, ...]]:
+def _streams(events: list[ClientEvent]) -> list[tuple[object, ...]]:
     """What each sequence's reader gets: positions in order, text, and nothing behind the end."""
     streams = []
     for index in range(3):
         token_ids: list[int] = []
         text, logprobs, tops, has_ended = "", [], [], False
         reason = pb.FINISH_REASON_UNSPECIFIED
-        for response in responses:
+        for response in map(to_message, events):
             if response.HasField("finished"):
                 has_ended |= response.finished.sequence_index == index
             elif response.tokens.sequence_index == index:

@@ -25,6 +25,7 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     lifecycle_of,
+    messages_of,
     prefill,
     run,
     run_on,
@@ -227,7 +228,7 @@ async def test_prompt_counts_as_decode_load_until_first_token():
     only = decode(started(), cue, *ALL)
     async with fleet_of(only) as fleet:
         lifecycle = lifecycle_of(fleet, rules=DEFAULT_RULES)
-        running = lifecycle.run()
+        running = messages_of(lifecycle)
         await anext(running)
         assert (only.load, only.num_queued) == (1, 3)
         cue.event.set()

@@ -9,6 +9,7 @@ from baton.client.wire import generate_request
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.admission.quotas import Quota, Quotas
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.request import Request
 from tests.support.router.front import TTFT_OBJECTIVE, front_of, inference_of
 from tests.support.router.scripted import (
@@ -58,7 +59,7 @@ async def test_resumed_request_reserves_only_the_tokens_left():
         inference = inference_of(fleet, Quotas(default=LIMITS))
         inference._limits.reserve("", 7)
         async with aclosing(inference.generate(message, Call(), Deadline.after(9.0))) as responses:
-            events = [response.WhichOneof("event") async for response in responses]
+            events = [to_message(event).WhichOneof("event") async for event in responses]
     assert events[-1] == "finished"
 
 
@@ -87,7 +88,7 @@ async def test_long_received_output_keeps_the_event_loop_running():
 
     turning = asyncio.create_task(turn())
     async with aclosing(inference.generate(message, Call(), Deadline.after(60.0))) as responses:
-        events = [response.WhichOneof("event") async for response in responses]
+        events = [to_message(event).WhichOneof("event") async for event in responses]
     turning.cancel()
     assert events.count("finished") == 16
     assert max(turns) < sum(turns) / 4

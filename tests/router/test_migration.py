@@ -33,6 +33,7 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     lifecycle_of,
+    messages_of,
     of,
     prefill,
     prefill_behind,
@@ -83,7 +84,7 @@ async def test_lifecycle_sends_finish_reason_with_last_token():
     reason = pb.FINISH_REASON_END_OF_SEQUENCE
     script = [READY, tokens(0, 0, 1, reason=reason), UnavailableError("gone before `finished`")]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
-        events = [event async for event in lifecycle_of(fleet).run()]
+        events = [event async for event in messages_of(lifecycle_of(fleet))]
         assert len(fleet.member("d0").requests) == 1
     chunks = [event.tokens for event in events if event.HasField("tokens")]
     assert [token for chunk in chunks for token in chunk.token_ids] == letter_ids()[:2]
@@ -165,7 +166,7 @@ async def test_lifecycle_sends_prompt_logprobs_once_over_attempts():
     workers = Worker("p0", "prefill", told), Worker("p1", "prefill", again)
     scores: list[tuple[int, float]] = []
     async with fleet_of(*workers, decode(READY, tokens(0, 0), finished())) as fleet:
-        async for event in lifecycle_of(fleet, prompt_logprobs=0).run():
+        async for event in messages_of(lifecycle_of(fleet, prompt_logprobs=0)):
             found = event.prompt_logprobs
             scores += [(found.position + i, p) for i, p in enumerate(found.logprobs)]
     assert scores == [(1, -0.5), (2, -0.25)]
@@ -205,7 +206,7 @@ async def test_lifecycle_ends_when_aborted_between_attempts():
     )
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", scripts)) as fleet:
         lifecycle = lifecycle_of(fleet)
-        events = lifecycle.run()
+        events = messages_of(lifecycle)
         assert (await anext(events)).HasField("accepted")
         assert (await anext(events)).HasField("tokens")
         reading = asyncio.create_task(anext(events))
@@ -280,7 +281,7 @@ async def test_lifecycle_finishes_complete_sequence_before_others():
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         received = (tuple(letter_ids()[:2]), tuple(letter_ids()[2:3]))
         lifecycle = lifecycle_of(fleet, received=received, n=2, temperature=1.0, max_tokens=2)
-        events = [event async for event in lifecycle.run()]
+        events = [event async for event in messages_of(lifecycle)]
     assert [event.WhichOneof("event") for event in events] == [
         *["accepted", "finished", "tokens", "finished"]
     ]

@@ -17,10 +17,12 @@ from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.intake import _ending_of
 from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.client_wire import coalesced
+from baton_router.lifecycle.chunk import Chunk, coalesced
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.detokenizer import Detokenizer
 from baton_router.output_parsing.formats import output_format
 from baton_router.output_parsing.output_format import ParsingOptions, Tool
+from baton_router.output_parsing.parts import Text
 from baton_router.output_parsing.request_parsing import RequestParsing
 from baton_router.request import Request
 from tests.support.router.scripted import card
@@ -77,7 +79,7 @@ def read(events: list[Any]) -> Completion:
     progress = Progress(1)
     progress.add(pb.GenerateResponse(accepted=pb.Accepted(request_id="r")))
     for event in events:
-        progress.add(event)
+        progress.add(to_message(event))
     return completed(progress)
 
 
@@ -108,9 +110,8 @@ def test_parts_are_the_same_however_tokens_arrive(text, sizes, num_together):
 
 def test_coalesced_joins_pieces_of_one_part():
     events = written(answer_of(), ids_of("It rains a lot in Oslo."), [1] * 30)
-    chunks = [event for event in coalesced(events) if event.HasField("tokens")]
-    assert len(chunks) == 1
-    assert [part.text for part in chunks[0].tokens.parts] == ["It rains a lot in Oslo."]
+    chunks = [event for event in coalesced(events) if isinstance(event, Chunk)]
+    assert [chunk.parts for chunk in chunks] == [[Text("It rains a lot in Oslo.")]]
 
 
 @given(
@@ -132,7 +133,7 @@ def test_resumed_client_gets_each_part_once(text, losses, sizes):
         if not resuming.is_complete:
             events += written(resuming, ids, sizes, len(received[0]) if received else 0)
         for event in list(coalesced(events))[:loss]:
-            progress.add(event)
+            progress.add(to_message(event))
         if progress.finished is not None:
             break
     assert seen(completed(progress)) == expected

@@ -35,6 +35,7 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     lifecycle_of,
+    messages_of,
     of,
     prefill,
     run,
@@ -81,7 +82,7 @@ async def test_lifecycle_ends_sequence_at_worker_after_stop_string():
         lifecycle = lifecycle_of(fleet, n=2, temperature=1.0, stop=("b",))
         events = []
         async with asyncio.timeout(5.0):
-            async for event in lifecycle.run():
+            async for event in messages_of(lifecycle):
                 events.append(event)
                 if event.tokens.sequence_index == 1:
                     await until(lambda: worker.ended)
@@ -214,7 +215,7 @@ async def test_lifecycle_frees_workers_when_aborted_client_is_idle():
     workers = prefill(first(), Forever()), decode(*chatter, Forever())
     async with fleet_of(*workers) as fleet:
         lifecycle = lifecycle_of(fleet)
-        events = lifecycle.run()
+        events = messages_of(lifecycle)
         assert (await anext(events)).HasField("accepted")
         lifecycle.abort()
         await until(lambda: not any(w.num_running for w in workers), within=2.0)
@@ -230,7 +231,7 @@ async def test_lifecycle_applies_backpressure_when_client_is_slow():
         message.tokens.top_logprobs.extend(tops)
     talking = decode(*chatter, Forever())
     async with fleet_of(prefill(first(), Forever()), talking) as fleet:
-        events = lifecycle_of(fleet, max_tokens=4000).run()
+        events = messages_of(lifecycle_of(fleet, max_tokens=4000))
         await anext(events)
         said = -1
         while talking.num_sent_messages > said:

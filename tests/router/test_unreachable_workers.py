@@ -21,6 +21,7 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     lifecycle_of,
+    messages_of,
     prefill_behind,
     tokens,
 )
@@ -48,7 +49,7 @@ async def test_lifecycle_replaces_cut_off_worker_within_silence_bound(directions
     ):
         seen: list[int] = []
         cut_at = 0.0
-        async for event in lifecycle_of(fleet).run():
+        async for event in messages_of(lifecycle_of(fleet)):
             seen += event.tokens.token_ids
             if len(seen) == 2:
                 for direction in directions:
@@ -72,7 +73,9 @@ async def test_lifecycle_pairs_unreachable_workers_with_others():
         Worker("d0", "decode", together),
     ]
     async with fleet_of(*workers) as fleet:
-        seen = [t async for event in lifecycle_of(fleet).run() for t in event.tokens.token_ids]
+        seen = [
+            t async for event in messages_of(lifecycle_of(fleet)) for t in event.tokens.token_ids
+        ]
     assert seen == letter_ids()[:2]
     assert [len(worker.requests) for worker in workers] == [1, 1, 2]
     assert all(worker.num_losses == 0 for worker in workers)

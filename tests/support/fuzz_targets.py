@@ -58,6 +58,7 @@ from baton_kvtransfer.wire import (
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.request import Request
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
@@ -175,15 +176,17 @@ def _answer() -> Answer:
 
 
 def prefill_event(data: bytes) -> None:
-    _answer().on_prefill(parsed(prefill_pb2.PrefillResponse, data))
     single = Answer(Request("r", (5,), SamplingParams()), card(), time.monotonic())
-    single.on_prefill(parsed(prefill_pb2.PrefillResponse, data))
+    for answer in (_answer(), single):
+        for event in answer.on_prefill(parsed(prefill_pb2.PrefillResponse, data)):
+            to_message(event)
 
 
 def decode_event(data: bytes) -> None:
     answer = _answer()
     answer.on_prefill(prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult()))
-    answer.on_decode(parsed(decode_pb2.DecodeGenerateResponse, data))
+    for event in answer.on_decode(parsed(decode_pb2.DecodeGenerateResponse, data)):
+        to_message(event)
     answer.take_surplus()
 
 

@@ -5,8 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from baton.v1 import inference_pb2 as pb
 from baton_router.http.sequence_reader import SequenceDelta
+from baton_router.output_parsing.parts import (
+    Part,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallStart,
+)
 
 Kind = Literal["text", "reasoning", "call"]
 
@@ -82,17 +88,16 @@ class Blocks:
             self.is_cut = update.finish_reason == "length"
             yield from self._end()
 
-    def _on_part(self, part: pb.OutputPart) -> Iterator[Change]:
-        kind = part.WhichOneof("part")
-        if kind == "text":
-            yield from self._grow("text", part.text)
-        elif kind == "reasoning":
-            yield from self._grow("reasoning", part.reasoning)
-        elif kind == "tool_call_start":
-            start = part.tool_call_start
-            yield from self._start(Block("call", len(self.blocks), start.id, start.name))
-        elif kind == "tool_call_arguments" and self._open is not None:
-            yield self._append(self._open, part.tool_call_arguments.json)
+    def _on_part(self, part: Part) -> Iterator[Change]:
+        match part:
+            case Text(text):
+                yield from self._grow("text", text)
+            case Reasoning(text):
+                yield from self._grow("reasoning", text)
+            case ToolCallStart(_, name, call_id):
+                yield from self._start(Block("call", len(self.blocks), call_id, name))
+            case ToolCallArguments(_, json) if self._open is not None:
+                yield self._append(self._open, json)
 
     def _grow(self, kind: Kind, text: str) -> Iterator[Change]:
         if self._open is None or self._open.kind != kind:

@@ -21,6 +21,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.http.answer_writer import AnswerWriter, encoded
 from baton_router.http.errors import Failure, failure_of
 from baton_router.http.sequence_reader import Reader, SequenceDelta
+from baton_router.lifecycle.chunk import ClientEvent
 from baton_router.lifecycle.inference import Inference
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ _MAX_UNWRITTEN = 64
 ERROR_GRACE_SECONDS = 1.0
 
 _Headers = list[tuple[bytes, bytes]]
-Event = tuple[int, pb.GenerateResponse]
+Event = tuple[int, ClientEvent]
 
 
 class Exchange:
@@ -159,7 +160,7 @@ class Exchange:
                 reading.cancel()
             await asyncio.gather(*readings, return_exceptions=True)
 
-    def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+    def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[ClientEvent, None]:
         return self._inference.generate(request, self._caller, self._deadline)
 
 

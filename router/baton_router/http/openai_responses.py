@@ -7,10 +7,16 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from baton.v1 import inference_pb2 as pb
 from baton_router.http.answer_writer import Json
 from baton_router.http.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.http.tokens import TokenBytes
+from baton_router.output_parsing.parts import (
+    Part,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallStart,
+)
 
 _Utf8 = getincrementaldecoder("utf-8")
 
@@ -87,12 +93,10 @@ class ChatShape:
             text = _text_of(updates)
             return {"content": text} if text else {}
         parts = [part for update in updates for part in update.parts]
-        if len(parts) == 1 and parts[0].text:  # hot path
+        if len(parts) == 1 and isinstance(parts[0], Text):  # hot path
             return {"content": parts[0].text}
-        if not parts:
-            return {}
-        content = "".join([part.text for part in parts])
-        reasoning = "".join([part.reasoning for part in parts])
+        content = "".join([part.text for part in parts if isinstance(part, Text)])
+        reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
         calls = _calls_of(parts)
         if calls:
             self._have_calls.add(updates[0].index)
@@ -185,24 +189,22 @@ class _Offsets:
         return begin
 
 
-def _calls_of(parts: Iterable[pb.OutputPart]) -> list[Json]:
+def _calls_of(parts: Iterable[Part]) -> list[Json]:
     """Returns the pieces of calls, one for each call; only the first piece of a call has a name."""
     calls: dict[int, Json] = {}
     for part in parts:
-        kind = part.WhichOneof("part")
-        if kind == "tool_call_start":
-            start = part.tool_call_start
-            function = {"name": start.name, "arguments": ""}
-            calls[start.index] = {
-                "index": start.index,
-                "id": start.id,
-                "type": "function",
-                "function": function,
-            }
-        elif kind == "tool_call_arguments":
-            piece = part.tool_call_arguments
-            empty = {"index": piece.index, "function": {"arguments": ""}}
-            calls.setdefault(piece.index, empty)["function"]["arguments"] += piece.json
+        match part:
+            case ToolCallStart(index, name, call_id):
+                function = {"name": name, "arguments": ""}
+                calls[index] = {
+                    "index": index,
+                    "id": call_id,
+                    "type": "function",
+                    "function": function,
+                }
+            case ToolCallArguments(index, json):
+                empty = {"index": index, "function": {"arguments": ""}}
+                calls.setdefault(index, empty)["function"]["arguments"] += json
     return list(calls.values())
 
 

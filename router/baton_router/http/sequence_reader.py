@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2 as pb
+from baton_router.lifecycle.chunk import Chunk, ClientEvent
+from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.output_parsing.parts import Part, Reasoning
 
 _REASONS = {
     pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
@@ -42,7 +45,7 @@ class SequenceDelta:
     tokens: tuple[ScoredToken, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    parts: tuple[pb.OutputPart, ...] = ()
+    parts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +79,17 @@ class Reader:
         self._echo = echo
         self._scores: list[ScoredToken] = []
 
-    def read(self, event: pb.GenerateResponse) -> Iterator[SequenceDelta]:
+    def read(self, event: ClientEvent) -> Iterator[SequenceDelta]:
+        if isinstance(event, Chunk):
+            self.num_output_tokens += len(event.tokens)
+            yield self._written(event)
+            return
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self.accepted = event.accepted
             yield from self._repeated()
         elif kind == "prompt_logprobs":
             yield from self._on_scores(event.prompt_logprobs)
-        elif kind == "tokens":
-            self.num_output_tokens += len(event.tokens.token_ids)
-            yield self._written(event.tokens)
         elif kind == "finished":
             self.finished = finished = event.finished
             yield SequenceDelta(
@@ -98,20 +102,20 @@ class Reader:
     def num_prompt_tokens(self) -> int:
         return 0 if self.accepted is None else self.accepted.num_prompt_tokens
 
-    def _written(self, chunk: pb.TokenChunk) -> SequenceDelta:
+    def _written(self, chunk: Chunk) -> SequenceDelta:
         index = self.indices[chunk.sequence_index]
         if chunk.parts or index in self._reasoning:
             self._count_reasoning(index, chunk)
-        tokens = _scored(chunk.token_ids, chunk) if chunk.logprobs else ()
-        return SequenceDelta(index, chunk.text, tokens, parts=tuple(chunk.parts))
+        tokens = tuple(_scored(token) for token in chunk.tokens if token.logprob is not None)
+        return SequenceDelta(index, chunk.text, tokens, parts=chunk.parts)
 
-    def _count_reasoning(self, index: int, chunk: pb.TokenChunk) -> None:
-        kinds = [part.WhichOneof("part") for part in chunk.parts]
-        if "reasoning" in kinds or not kinds:
-            self.num_reasoning_tokens += len(chunk.token_ids)
-        if kinds and kinds[-1] == "reasoning":
+    def _count_reasoning(self, index: int, chunk: Chunk) -> None:
+        parts = chunk.parts
+        if not parts or any(isinstance(part, Reasoning) for part in parts):
+            self.num_reasoning_tokens += len(chunk.tokens)
+        if parts and isinstance(parts[-1], Reasoning):
             self._reasoning.add(index)
-        elif kinds:
+        elif parts:
             self._reasoning.discard(index)
 
     def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[SequenceDelta]:
@@ -119,7 +123,7 @@ class Reader:
             return
         begin = message.position
         ids = self._echo.token_ids[begin : begin + len(message.logprobs)]
-        self._scores += _scored(ids, message)
+        self._scores += _scored_prompt(ids, message)
         yield from self._repeated()
 
     def _repeated(self) -> Iterator[SequenceDelta]:
@@ -138,9 +142,13 @@ def _stop_reason(finished: pb.Finished) -> str | int | None:
     return finished.stop_string or None
 
 
-def _scored(
-    token_ids: Sequence[int], message: pb.TokenChunk | pb.PromptLogprobs
-) -> tuple[ScoredToken, ...]:
+def _scored(token: Token) -> ScoredToken:
+    top = token.top
+    pairs = () if top is None else tuple(zip(top.token_ids, top.logprobs, strict=True))
+    return ScoredToken(token.token_id, token.logprob, pairs)
+
+
+def _scored_prompt(token_ids: Sequence[int], message: pb.PromptLogprobs) -> tuple[ScoredToken, ...]:
     tops: list[tuple[tuple[int, float], ...]] = [
         tuple(zip(top.token_ids, top.logprobs, strict=True)) for top in message.top_logprobs
     ]

@@ -13,9 +13,11 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.failure import FailureKind
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle import client_wire, worker_wire
+from baton_router.lifecycle.chunk import Chunk, ClientEvent
 from baton_router.lifecycle.output import Output
 from baton_router.lifecycle.reorder_buffer import Token
 from baton_router.lifecycle.worker_wire import Ending
+from baton_router.output_parsing.parts import Part, Text, ToolCallStart, joined
 from baton_router.request import Request, RequestOutcome, Work, work_of
 from baton_router.usage import Account, Timings
 
@@ -140,9 +142,9 @@ class Answer:
             self._endings.pop(index, None)
             self._outputs[index].restart()
 
-    def conclude(self) -> list[pb.GenerateResponse]:
+    def conclude(self) -> list[ClientEvent]:
         """Finishes the sequences whose shown tokens reach their end; returns client events."""
-        responses = []
+        responses: list[ClientEvent] = []
         for index in sorted(self._unfinished):
             ending = self._known_ending(index)
             if ending is not None:
@@ -151,7 +153,7 @@ class Answer:
 
     # The workers' events.
 
-    def on_prefill(self, event: prefill_pb2.PrefillResponse) -> list[pb.GenerateResponse]:
+    def on_prefill(self, event: prefill_pb2.PrefillResponse) -> list[ClientEvent]:
         """Applies an event of the prefill worker; returns the client's events."""
         kind = event.WhichOneof("event")
         if kind == "started":
@@ -164,7 +166,7 @@ class Answer:
             return self._on_result(event.result)
         return []
 
-    def on_decode(self, event: decode_pb2.DecodeGenerateResponse) -> list[pb.GenerateResponse]:
+    def on_decode(self, event: decode_pb2.DecodeGenerateResponse) -> list[ClientEvent]:
         """Applies an event of the decode worker; returns the client's events.
 
         Raises `UnavailableError` if it contradicts the tokens already shown.
@@ -197,7 +199,7 @@ class Answer:
         """Returns the finish reason of a complete sequence."""
         return self._ending(index).reason
 
-    def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
+    def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[ClientEvent]:
         index, reason = message.sequence_index, message.finish_reason
         tokens = worker_wire.decoded_tokens(message)
         responses = self._show(index, tokens, reason)
@@ -206,14 +208,14 @@ class Answer:
             self._surplus.add(index)
         return responses
 
-    def _on_scores(self, message: pb.PromptLogprobs) -> list[pb.GenerateResponse]:
+    def _on_scores(self, message: pb.PromptLogprobs) -> list[ClientEvent]:
         responses = client_wire.prompt_logprobs(message, self._num_scored)
         self._num_scored = max(self._num_scored, message.position + len(message.logprobs))
         return responses
 
-    def _on_result(self, result: prefill_pb2.PrefillResult) -> list[pb.GenerateResponse]:
+    def _on_result(self, result: prefill_pb2.PrefillResult) -> list[ClientEvent]:
         self._awaits_prompt = False
-        responses = []
+        responses: list[ClientEvent] = []
         if self._takes_first_token:
             token, reason = worker_wire.first_token(result)
             responses += self._show(0, [token], reason)
@@ -233,12 +235,12 @@ class Answer:
 
     def _show(
         self, index: int, tokens: list[Token], reason: pb.FinishReason.ValueType
-    ) -> list[pb.GenerateResponse]:
+    ) -> list[ClientEvent]:
         """Shows tokens of a sequence. `reason`: why it ends with the last of them, if it does. A
         stop string ends it with the token that completes it; later tokens are ignored."""
         if index not in self._unfinished:
             return []
-        output, responses = self._outputs[index], []
+        output, responses = self._outputs[index], list[ClientEvent]()
         # For beams the reason comes without the score.
         if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
             self._endings.setdefault(index, Ending(reason))
@@ -251,13 +253,10 @@ class Answer:
                 self._on_first_token(moment)
             self._account.num_output_tokens += len(shown)
             known = self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
-            response = client_wire.chunk(index, shown, text, known)
-            if parts:
-                client_wire.add_parts(response.tokens, parts, self._request)
-            responses.append(response)
+            responses.append(Chunk(index, shown, text, known, self._with_ids(index, parts)))
         return responses + self._finish(index) if is_complete else responses
 
-    def _end(self, index: int, ending: Ending) -> list[pb.GenerateResponse]:
+    def _end(self, index: int, ending: Ending) -> list[ClientEvent]:
         """Records the end of a sequence: no token follows those already in flight."""
         if index not in self._unfinished or index in self._endings:
             return []
@@ -285,7 +284,7 @@ class Answer:
             return Ending(pb.FINISH_REASON_LENGTH)
         return None
 
-    def _finish(self, index: int) -> list[pb.GenerateResponse]:
+    def _finish(self, index: int) -> list[ClientEvent]:
         output = self._outputs[index]
         self._unfinished.remove(index)
         self._account.timings.finished = time.monotonic()
@@ -293,10 +292,19 @@ class Answer:
         finished = client_wire.finished(index, self._ending(index), self._account)
         if not (rest or parts):
             return [finished]
-        response = client_wire.chunk(index, [], rest)
-        if parts:
-            client_wire.add_parts(response.tokens, parts, self._request)
-        return [response, finished]
+        return [Chunk(index, [], rest, parts=self._with_ids(index, parts)), finished]
+
+    def _with_ids(self, index: int, parts: list[Part]) -> list[Part]:
+        """Returns the parts of a sequence with ids of calls, adjacent pieces as one part."""
+        parsing = self._request.parsing
+        if parsing is None or not parts or (len(parts) == 1 and isinstance(parts[0], Text)):
+            return parts  # hot path
+        return [
+            replace(part, id=parsing.call_id(self._request.request_id, index, part.index))
+            if isinstance(part, ToolCallStart)
+            else part
+            for part in joined(parts)
+        ]
 
     def _ending(self, index: int) -> Ending:
         """Returns the ending of a complete sequence."""

@@ -1,14 +1,20 @@
 """Conversion of the router's data to messages for clients."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from google.protobuf.duration_pb2 import Duration
 
 from baton.role_wire import role_to_message
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.lifecycle.chunk import Chunk, ClientEvent
 from baton_router.lifecycle.worker_wire import Ending, duration
-from baton_router.output_parsing.parts import Part, Reasoning, Text, ToolCallStart
+from baton_router.output_parsing.parts import (
+    Part,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from baton_router.placement.placement import Placement, Scored
 from baton_router.request import Request
 from baton_router.usage import Account, Timings
@@ -55,7 +61,7 @@ def candidate_to_message(scored: Scored, *, computes_prompt: bool = False) -> pb
     )
 
 
-def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[pb.GenerateResponse]:
+def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[ClientEvent]:
     """Returns the log-probabilities of the prompt after the first `num_known`, if any."""
     num_repeated = max(0, num_known - message.position)
     rest = pb.PromptLogprobs(
@@ -66,107 +72,41 @@ def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[pb.Gener
     return [pb.GenerateResponse(prompt_logprobs=rest)] if rest.logprobs else []
 
 
-def chunk(
-    index: int,
-    tokens: list[Token],
-    text: str,
-    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED,
-) -> pb.GenerateResponse:
-    """Returns tokens with the text that is ready, or the text alone if there are none.
-
-    `reason`: why the sequence is complete with them.
-    """
+def to_message(event: ClientEvent) -> pb.GenerateResponse:
+    """Returns the message of an event. Hot path: filled in place, since assigning a submessage
+    copies it."""
+    if not isinstance(event, Chunk):
+        return event
     response = pb.GenerateResponse()
-    chunk = response.tokens  # filled in place: assigning a submessage copies it
-    chunk.sequence_index = index
-    chunk.text = text
-    chunk.finish_reason = reason
+    chunk = response.tokens
+    chunk.sequence_index = event.sequence_index
+    chunk.text = event.text
+    chunk.finish_reason = event.finish_reason
+    tokens = event.tokens
     if tokens:
         chunk.position = tokens[0].position
-        chunk.token_ids.extend([t.token_id for t in tokens])
-        logprobs = [t.logprob for t in tokens if t.logprob is not None]
+        chunk.token_ids.extend([token.token_id for token in tokens])
+        logprobs = [token.logprob for token in tokens if token.logprob is not None]
         if logprobs:
             chunk.logprobs.extend(logprobs)
         for token in tokens:
             if token.top is not None:
                 chunk.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
+    for part in event.parts:
+        _fill_part(chunk.parts.add(), part)
     return response
 
 
-def add_parts(chunk: pb.TokenChunk, parts: Iterable[Part], request: Request) -> None:
-    """Adds parts to a chunk of a request that is parsed. Adjacent pieces become one part."""
-    for part in parts:
-        if chunk.parts:
-            _add_part(chunk, _part_to_message(part, chunk.sequence_index, request))
-        elif isinstance(part, Text):  # hot path: filled in place
-            chunk.parts.add().text = part.text
-        elif isinstance(part, Reasoning):
-            chunk.parts.add().reasoning = part.text
-        else:
-            chunk.parts.append(_part_to_message(part, chunk.sequence_index, request))
-
-
-def _part_to_message(part: Part, sequence_index: int, request: Request) -> pb.OutputPart:
+def _fill_part(message: pb.OutputPart, part: Part) -> None:
     match part:
-        case Text():
-            return pb.OutputPart(text=part.text)
-        case Reasoning():
-            return pb.OutputPart(reasoning=part.text)
-        case ToolCallStart():
-            assert request.parsing is not None, "a part of an output that is not parsed"
-            call_id = request.parsing.call_id(request.request_id, sequence_index, part.index)
-            start = pb.ToolCallStart(index=part.index, id=call_id, name=part.name)
-            return pb.OutputPart(tool_call_start=start)
-    arguments = pb.ToolCallArguments(index=part.index, json=part.json)
-    return pb.OutputPart(tool_call_arguments=arguments)
-
-
-def _add_part(chunk: pb.TokenChunk, part: pb.OutputPart) -> None:
-    """Adds a part, or continues the last one if it is a piece of the same."""
-    last = chunk.parts[-1] if chunk.parts else None
-    kind = part.WhichOneof("part")
-    if last is None or last.WhichOneof("part") != kind:
-        chunk.parts.append(part)
-    elif kind == "text":
-        last.text += part.text
-    elif kind == "reasoning":
-        last.reasoning += part.reasoning
-    elif kind == "tool_call_arguments" and (
-        last.tool_call_arguments.index == part.tool_call_arguments.index
-    ):
-        last.tool_call_arguments.json += part.tool_call_arguments.json
-    else:
-        chunk.parts.append(part)
-
-
-def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:
-    """Yields the responses in fewer messages: adjacent tokens of a sequence become one chunk. Text
-    or parts without tokens, held back to the end, stay by themselves: by them a client that resumes
-    knows that it has all the text, and the finish reason came with the tokens before it."""
-    held: dict[int, pb.GenerateResponse] = {}
-    for response in responses:
-        index = response.tokens.sequence_index
-        if not response.HasField("tokens"):
-            yield from held.values()
-            held.clear()
-            yield response
-        elif index in held and response.tokens.token_ids:
-            _append(held[index].tokens, response.tokens)
-        else:
-            if index in held:
-                yield held.pop(index)
-            held[index] = response
-    yield from held.values()
-
-
-def _append(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
-    chunk.token_ids.extend(more.token_ids)
-    chunk.text += more.text
-    chunk.logprobs.extend(more.logprobs)
-    chunk.top_logprobs.extend(more.top_logprobs)
-    chunk.finish_reason = more.finish_reason
-    for part in more.parts:
-        _add_part(chunk, part)
+        case Text(text):
+            message.text = text
+        case Reasoning(text):
+            message.reasoning = text
+        case ToolCallStart(index, name, call_id):
+            message.tool_call_start.MergeFrom(pb.ToolCallStart(index=index, id=call_id, name=name))
+        case ToolCallArguments(index, json):
+            message.tool_call_arguments.MergeFrom(pb.ToolCallArguments(index=index, json=json))
 
 
 def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:

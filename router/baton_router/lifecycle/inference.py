@@ -24,6 +24,7 @@ from baton_router.fleet.fleet import Fleet
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.chunk import ClientEvent
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
@@ -118,7 +119,7 @@ class Inference:
 
     async def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
-    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+    ) -> AsyncGenerator[ClientEvent, None]:
         """Yields the events of one request, as `Inference.Generate` promises them. The reader has
         to close the generator, which ends the request immediately and releases all it holds.
 

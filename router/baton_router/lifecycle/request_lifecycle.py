@@ -15,12 +15,12 @@ from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2
-from baton.v1 import inference_pb2 as pb
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet
 from baton_router.lifecycle import client_wire
 from baton_router.lifecycle.answer import Answer
 from baton_router.lifecycle.attempt import Attempt, Event
+from baton_router.lifecycle.chunk import ClientEvent, coalesced
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.placement.decision import Decision
 from baton_router.placement.placement import Placement
@@ -77,9 +77,7 @@ class RequestLifecycle:
         if self._attempt is not None:
             self._attempt.cancel()
 
-    async def run(
-        self, decision: Decision | None = None
-    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def run(self, decision: Decision | None = None) -> AsyncGenerator[ClientEvent, None]:
         """Yields the events of the request, from `accepted` to the last `finished`. Raises the
         error that ended it otherwise. `decision` is the placement decision it was admitted by."""
         self._decision = decision
@@ -108,7 +106,7 @@ class RequestLifecycle:
                 for response in self._answer.conclude() if self._recovery.is_accepted else ():
                     yield response
 
-    async def _admit(self, attempt: Attempt) -> list[pb.GenerateResponse]:
+    async def _admit(self, attempt: Attempt) -> list[ClientEvent]:
         """Waits until all workers have admitted the request; returns the client's events. Raises
         `AttemptFailure`."""
         self._attempt = attempt
@@ -142,10 +140,10 @@ class RequestLifecycle:
 
     def _apply_all(
         self, attempt: Attempt, events: list[Event]
-    ) -> tuple[Iterable[pb.GenerateResponse], BatonError | None]:
+    ) -> tuple[Iterable[ClientEvent], BatonError | None]:
         """Applies events until the answer is complete or one of them contradicts it; returns the
         client's events up to there, which count as shown, and the error."""
-        responses: list[pb.GenerateResponse] = []
+        responses: list[ClientEvent] = []
         error: BatonError | None = None
         for event in events:
             try:
@@ -162,7 +160,7 @@ class RequestLifecycle:
                 break
         for index in self._answer.take_surplus():
             attempt.end_sequence(index, self._answer.finish_reason(index))
-        return client_wire.coalesced(responses) if responses[1:] else responses, error
+        return coalesced(responses) if responses[1:] else responses, error
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
         """Migrates the request to another decode worker if the event asks for it and the answer is

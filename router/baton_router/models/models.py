@@ -18,6 +18,7 @@ from baton_router.admission.readiness import Readiness
 from baton_router.fleet.fleet import Fleet
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
+from baton_router.lifecycle.chunk import ClientEvent
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.models.aliases import Weights, drawn, heaviest, no_aliases
@@ -114,7 +115,7 @@ class Models:
 
     def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
-    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+    ) -> AsyncGenerator[ClientEvent, None]:
         """Returns the events of one request, as `Inference.generate` of its model."""
         return self._drawn(message, caller).inference.generate(message, caller, deadline)
 

@@ -1,5 +1,6 @@
 """Parts of a parsed output: text, reasoning and tool calls."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,10 +25,12 @@ class ToolCallStart:
 
     Attributes:
         index: of the call in the output of its sequence, from 0.
+        id: of the call; empty until it is given one.
     """
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,19 @@ class ToolCallArguments:
 
 
 Part: TypeAlias = Text | Reasoning | ToolCallStart | ToolCallArguments
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """Returns the parts with adjacent pieces of the same as one part."""
+    found: list[Part] = []
+    for part in parts:
+        match (found[-1] if found else None, part):
+            case (Text(before), Text(text)):
+                found[-1] = Text(before + text)
+            case (Reasoning(before), Reasoning(text)):
+                found[-1] = Reasoning(before + text)
+            case (ToolCallArguments(index, before), ToolCallArguments(same, json)) if index == same:
+                found[-1] = ToolCallArguments(index, before + json)
+            case _:
+                found.append(part)
+    return found

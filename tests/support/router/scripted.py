@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ from baton_router.fleet.pending_prefixes import PendingPrefixes
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
 from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
@@ -318,9 +319,16 @@ async def run_on(*workers: Worker, **params: Any) -> Seen:
         return await run(fleet, **params)
 
 
+async def messages_of(lifecycle: RequestLifecycle) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """The request's events as a client of gRPC gets them."""
+    async with aclosing(lifecycle.run()) as events:
+        async for event in events:
+            yield to_message(event)
+
+
 async def seen_of(lifecycle: RequestLifecycle) -> Seen:
     seen = Seen([], "", pb.Finished(), pb.Accepted())
-    async for event in lifecycle.run():
+    async for event in messages_of(lifecycle):
         seen.token_ids += event.tokens.token_ids
         seen.text += event.tokens.text
         if event.HasField("finished"):
