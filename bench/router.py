@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 
 from baton.cli.ports import free_port
 from baton.cli.process import Process
@@ -279,9 +278,12 @@ def shown(message: pb.GenerateResponse) -> int:
 
 
 def cpu_of(process: Process) -> Callable[[], Any]:
+    """Returns a function that reads the CPU seconds of a process so far."""
+    # Linux's clock of a process, to the nanosecond: its count of ticks is too coarse for ratios.
+    clock = (~process.pid << 3) | 2
+
     async def cpu() -> float:
-        times = psutil.Process(process.pid).cpu_times()
-        return float(times.user + times.system)
+        return time.clock_gettime(clock)
 
     return cpu
 

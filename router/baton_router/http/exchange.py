@@ -92,7 +92,7 @@ class Exchange:
         try:
             async with aclosing(self._events()) as events:
                 async for at, event in events:
-                    updates = list(self._readers[at].read(event))
+                    updates = self._readers[at].read(event)
                     body = b"" if has_begun else self._writer.opening()
                     body += b"".join(map(self._writer.part, updates))
                     if not has_begun:

@@ -1,6 +1,6 @@
 """Reader of a request's events as pieces of choices, from which both response formats are made."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2 as pb
@@ -28,9 +28,10 @@ class ScoredToken:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceDelta:
-    """Piece of one choice, which follows the pieces before it.
+    """Piece of one choice, which follows the pieces before it. Made for each token, so it is not
+    frozen, which is three times as fast.
 
     Attributes:
         index: index of the choice.
@@ -42,7 +43,7 @@ class SequenceDelta:
 
     index: int
     text: str = ""
-    tokens: tuple[ScoredToken, ...] = ()
+    tokens: Sequence[ScoredToken] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     parts: Sequence[Part] = ()
@@ -79,24 +80,26 @@ class Reader:
         self._echo = echo
         self._scores: list[ScoredToken] = []
 
-    def read(self, event: ClientEvent) -> Iterator[SequenceDelta]:
+    def read(self, event: ClientEvent) -> Sequence[SequenceDelta]:
         if isinstance(event, Chunk):
             self.num_output_tokens += len(event.tokens)
-            yield self._written(event)
-            return
+            return [self._written(event)]
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self.accepted = event.accepted
-            yield from self._repeated()
-        elif kind == "prompt_logprobs":
-            yield from self._on_scores(event.prompt_logprobs)
-        elif kind == "finished":
-            self.finished = finished = event.finished
-            yield SequenceDelta(
+            return self._repeated()
+        if kind == "prompt_logprobs":
+            return self._on_scores(event.prompt_logprobs)
+        if kind != "finished":
+            return []
+        self.finished = finished = event.finished
+        return [
+            SequenceDelta(
                 self.indices[finished.sequence_index],
                 finish_reason=_REASONS.get(finished.reason, "stop"),
                 stop_reason=_stop_reason(finished),
             )
+        ]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -106,7 +109,7 @@ class Reader:
         index = self.indices[chunk.sequence_index]
         if chunk.parts or index in self._reasoning:
             self._count_reasoning(index, chunk)
-        tokens = tuple(_scored(token) for token in chunk.tokens if token.logprob is not None)
+        tokens = [_scored(token) for token in chunk.tokens if token.logprob is not None]
         return SequenceDelta(index, chunk.text, tokens, parts=chunk.parts)
 
     def _count_reasoning(self, index: int, chunk: Chunk) -> None:
@@ -118,22 +121,22 @@ class Reader:
         elif parts:
             self._reasoning.discard(index)
 
-    def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[SequenceDelta]:
+    def _on_scores(self, message: pb.PromptLogprobs) -> Sequence[SequenceDelta]:
         if self._echo is None:
-            return
+            return []
         begin = message.position
         ids = self._echo.token_ids[begin : begin + len(message.logprobs)]
         self._scores += _scored_prompt(ids, message)
-        yield from self._repeated()
+        return self._repeated()
 
-    def _repeated(self) -> Iterator[SequenceDelta]:
-        """Yields the echoed prompt, once all its log-probabilities are known."""
+    def _repeated(self) -> Sequence[SequenceDelta]:
+        """Returns the echoed prompt, once all its log-probabilities are known."""
         if self._echo is None or len(self._scores) < len(self._echo.token_ids) - 1:
-            return
-        first = [ScoredToken(token_id, None) for token_id in self._echo.token_ids[:1]]
-        for index in self.indices:
-            yield SequenceDelta(index, self._echo.text, (*first, *self._scores))
-        self._echo = None
+            return []
+        echo, self._echo = self._echo, None
+        first = [ScoredToken(token_id, None) for token_id in echo.token_ids[:1]]
+        tokens = (*first, *self._scores)
+        return [SequenceDelta(index, echo.text, tokens) for index in self.indices]
 
 
 def _stop_reason(finished: pb.Finished) -> str | int | None:

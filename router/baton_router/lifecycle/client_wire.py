@@ -85,13 +85,12 @@ def to_message(event: ClientEvent) -> pb.GenerateResponse:
     tokens = event.tokens
     if tokens:
         chunk.position = tokens[0].position
-        chunk.token_ids.extend([token.token_id for token in tokens])
-        logprobs = [token.logprob for token in tokens if token.logprob is not None]
-        if logprobs:
-            chunk.logprobs.extend(logprobs)
-        for token in tokens:
-            if token.top is not None:
-                chunk.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
+    for token in tokens:
+        chunk.token_ids.append(token.token_id)
+        if token.logprob is not None:
+            chunk.logprobs.append(token.logprob)
+        if token.top is not None:
+            chunk.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
     for part in event.parts:
         _fill_part(chunk.parts.add(), part)
     return response
