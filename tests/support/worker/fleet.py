@@ -25,6 +25,7 @@ from baton_router.fleet.circuit_breaker import CircuitBreaker
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
 from baton_router.intake.intake import Intake
 from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
@@ -192,7 +193,7 @@ class Request:
         self.progress.begin_call()
         async with aclosing((await self._lifecycle()).run()) as events:
             async for event in events:
-                self.progress.add(event)
+                self.progress.add(to_message(event))
 
     def resume(self) -> None:
         """Makes the next `run` go on behind what the client has received."""
