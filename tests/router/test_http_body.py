@@ -9,10 +9,11 @@ from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
 from baton.serving.large_requests import LargeRequests
-from baton_router.http.body import BODY_SECONDS, parse, read_body
+from baton_router.http.body import BODY_SECONDS, read_body
 from baton_router.http.errors import BodyTooLargeError, MediaTypeError
 from baton_router.http.schemas import ChatRequest, CompletionRequest
 from baton_router.http.structure import MAX_DEPTH, MAX_KEYS, Structure, StructureError, bounds_of
+from tests.support.router.bodies import parsed_body
 
 BOUNDS = bounds_of(16, max_elements=1000, max_messages=5, max_tools=4)
 HEADERS = {"content-type": "application/json; charset=utf-8"}
@@ -113,6 +114,7 @@ def test_structure_counts_as_json_parser_does(content, piece):
     for begin in range(0, len(body), piece):
         structure.feed(body[begin : begin + piece])
     assert structure.num_elements == elements_of({"a": content})
+    assert structure.num_keys == keys_of({"a": content})
 
 
 def elements_of(value: object) -> int:
@@ -125,9 +127,28 @@ def elements_of(value: object) -> int:
     return int(isinstance(value, str))
 
 
+def keys_of(value: object) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(keys_of, value.values()))
+    return sum(map(keys_of, value)) if isinstance(value, list) else 0
+
+
+@pytest.mark.parametrize("inner", [b"%b", b'[{"a":1},%b]', b'{"b":[[%b]]}'])
+def test_http_body_with_key_twice_at_any_depth_is_refused(inner):
+    body = b'{"prompt":"x","metadata":' + inner % b'{"k":":","\\u006b":[]}' + b"}"
+    with pytest.raises(InvalidArgumentError, match="has the key 'k' twice"):
+        parsed_body(body, CompletionRequest)
+
+
+def test_http_body_of_2_mb_with_key_twice_is_refused_unnamed():
+    body = b'{"prompt":"%b","a":1,"a":2}' % (b"x" * 2 * 10**6)
+    with pytest.raises(InvalidArgumentError, match="has a key twice"):
+        parsed_body(body, CompletionRequest)
+
+
 def refusal_of(body: bytes, schema: type[Struct]) -> InvalidArgumentError | None:
     try:
-        parse(body, schema)
+        parsed_body(body, schema)
     except InvalidArgumentError as error:
         return error
     return None
@@ -143,9 +164,11 @@ def test_http_body_of_any_json_is_parsed_or_refused_by_field(content):
 @given(st.binary(max_size=40))
 def test_http_body_of_random_bytes_is_refused(body):
     with pytest.raises(InvalidArgumentError):
-        parse(body, ChatRequest)
+        parsed_body(body, ChatRequest)
 
 
 def test_http_body_treats_null_as_absent():
-    asked = parse(b'{"prompt": "x", "stop": null, "suffix": null, "n": null}', CompletionRequest)
+    asked = parsed_body(
+        b'{"prompt": "x", "stop": null, "suffix": null, "n": null}', CompletionRequest
+    )
     assert (asked.prompt, asked.stop, asked.n) == ("x", [], 1)

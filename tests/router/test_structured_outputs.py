@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind
-from baton_router.http.body import parse
 from baton_router.http.sampling import completion_sampling, in_openai_terms
 from baton_router.http.schemas import CompletionRequest
 from baton_router.http.structured_outputs import grammar_of
+from tests.support.router.bodies import parsed_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 COMPACT = {"whitespace_flexible": False}
 
 
 def grammar(**fields: Any) -> Grammar | None:
-    return grammar_of(parse(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest))
+    return grammar_of(
+        parsed_body(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest)
+    )
 
 
 def json_grammar(schema: dict[str, Any], options: dict[str, Any]) -> Grammar:
@@ -120,7 +122,7 @@ def test_structured_outputs_are_refused_by_field(fields, param):
 
 def sampling_of(body: bytes) -> None:
     """Reads the sampling parameters of a body, as a route does."""
-    request = parse(body, CompletionRequest)
+    request = parsed_body(body, CompletionRequest)
     try:
         completion_sampling(request)
     except InvalidArgumentError as error:

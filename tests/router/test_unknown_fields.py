@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from baton_router.http.body import parse
 from baton_router.http.metrics import HttpMetrics
 from baton_router.http.schemas import ChatRequest, CompletionRequest
 from baton_router.http.unknown_fields import HEADER, HINTS, OTHER, UnknownFields, find_unknown
+from tests.support.router.bodies import parsed_body
 from tests.support.router.front import front_of
 from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill, tokens
 
@@ -158,7 +158,7 @@ async def test_front_refuses_unknown_option_by_path(name, inner):
 def test_unsupported_field_is_refused_behind_many_unknown_ones():
     many = b",".join(b'"f%d":1' % at for at in range(100))
     with pytest.raises(Exception, match="suffix: is not supported here, and would change"):
-        parse(b'{"prompt":"x",' + many + b',"suffix":"y"}', CompletionRequest)
+        parsed_body(b'{"prompt":"x",' + many + b',"suffix":"y"}', CompletionRequest)
 
 
 def test_unknown_fields_of_deep_messages_are_found():

@@ -6,6 +6,7 @@ An error names the path of the first invalid field, as in `messages[0].role`.
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -30,7 +31,11 @@ from baton_router.http.unknown_fields import Unknown, UnknownFields, find_unknow
 
 # Timeout for a body to arrive, in seconds, whatever its size.
 BODY_SECONDS = 60.0
+# What arrives is scanned for about as long before other requests go on, in seconds.
+_TURN_SECONDS = 0.001
 _SHOWN_CHARS = 40
+# In larger bodies, a key that is there twice is not looked for to be named.
+_NAMED_KEY_BYTES = 2**20
 
 _NAMED = re.compile(r"(missing required|unknown) field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -76,19 +81,16 @@ class Bodies:
         Raises the errors of `read_body` and `parse`, and for unknown fields that are refused.
         """
         with self._large.share() as share:
+            structure = Structure(self._bounds_of.get(schema, self._bounds))
             body = await read_body(
-                request.stream(),
-                request.headers,
-                self._max_bytes,
-                Structure(self._bounds_of.get(schema, self._bounds)),
-                share,
+                request.stream(), request.headers, self._max_bytes, structure, share
             )
             count_bytes(len(body))
             unknown: list[Unknown] = []
             if len(body) <= LARGE_BYTES:
-                parsed = parse(body, schema, unknown)
+                parsed = parse(body, schema, structure.num_keys, unknown)
             else:
-                parsed = await self._large.parse(parse, body, schema, unknown)
+                parsed = await self._large.parse(parse, body, schema, structure.num_keys, unknown)
             del body
             self._unknown.note(request.scope, unknown)
             yield parsed
@@ -112,6 +114,7 @@ async def read_body(
     if announced.isdecimal() and int(announced) > max_bytes:
         raise BodyTooLargeError(max_bytes)
     body = bytearray()
+    turn_end = 0.0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in chunks:
@@ -121,7 +124,9 @@ async def read_body(
                 body += chunk
                 for begin in range(0, len(chunk), PIECE_BYTES):
                     structure.feed(chunk[begin : begin + PIECE_BYTES])
-                    await asyncio.sleep(0)  # other requests continue
+                    if time.monotonic() > turn_end:
+                        await asyncio.sleep(0)
+                        turn_end = time.monotonic() + _TURN_SECONDS
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not come within {BODY_SECONDS:g} s") from None
     return body
@@ -147,20 +152,19 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
 
 
 def parse(
-    body: bytes | bytearray, schema: type[_Schema], unknown: list[Unknown] | None = None
+    body: bytes | bytearray, schema: type[_Schema], num_keys: int, unknown: list[Unknown]
 ) -> _Schema:
-    """Returns the validated body, and adds its unknown fields to `unknown`. Raises
-    `InvalidArgumentError`, which names the field."""
+    """Returns the validated body, which has `num_keys` keys in all, and adds its unknown fields to
+    `unknown`. Raises `InvalidArgumentError`, which names the field."""
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
     request: _Schema = convert(_without_nulls(content), schema)
     if isinstance(request, CompletionRequest):
         check_ids(request.prompt, "prompt")
-    _check_keys(body)
-    found = find_unknown(content, schema)
-    if unknown is not None:
-        unknown += found
+    if _count_keys(content) < num_keys:
+        raise _double_key(body)
+    unknown += find_unknown(content, schema)
     return request
 
 
@@ -184,20 +188,31 @@ def _read_json(body: bytes | bytearray) -> Any:
         raise InvalidArgumentError("body", f"is not JSON: {error}") from None
 
 
-def _check_keys(body: bytes | bytearray) -> None:
-    """Raises an error that names a key which an object has twice: a proxy that checks requests may
-    have read the other one."""
+def _count_keys(content: Any) -> int:
+    """Returns the number of different keys of each object, in all."""
+    num_keys = 0
+    if isinstance(content, dict):
+        num_keys = len(content)
+        content = content.values()
+    for value in content:
+        if type(value) is dict or type(value) is list:
+            num_keys += _count_keys(value)
+    return num_keys
 
-    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict(pairs)
-        if len(content) < len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise InvalidArgumentError(
-                "body", f"has the key {twice[:_SHOWN_CHARS]!r} twice; expected it once"
-            )
-        return content
 
-    json.loads(body, object_pairs_hook=checked)
+def _double_key(body: bytes | bytearray) -> InvalidArgumentError:
+    """Returns the error of a body in which an object has a key twice: a proxy that checks requests
+    may have read the other one."""
+    doubles: list[str] = []
+
+    def find(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            doubles.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
+
+    if len(body) <= _NAMED_KEY_BYTES:
+        json.loads(body, object_pairs_hook=find)
+    name = f"the key {doubles[0][:_SHOWN_CHARS]!r}" if doubles else "a key"
+    return InvalidArgumentError("body", f"has {name} twice; expected it once")
 
 
 def _find_half_surrogate(body: bytes | bytearray) -> None:

@@ -1,4 +1,4 @@
-"""Structure scanner for JSON bodies: counts elements and depth while the bytes arrive.
+"""Structure scanner for JSON bodies: counts elements, keys and depth while the bytes arrive.
 
 It makes no object of what it counts, so that a body is refused before it costs memory. It finds
 what a JSON parser would find up to the first error of the syntax, and does not look for errors.
@@ -25,7 +25,8 @@ PIECE_BYTES = 12 * 2**10
 
 _SHOWN_BYTES = 40
 _QUOTE = ord('"')
-_STRUCTURAL = (b'"', b"[", b"]", b"{", b"}")
+_LISTS_AND_OBJECTS = (b"[", b"]", b"{", b"}")
+_STRUCTURAL = (b'"', *_LISTS_AND_OBJECTS)
 # Where no run of elements begins: an end, or a list or object in another one.
 _BRACKETS = re.compile(rb"[\]}]|[\[{][\[{]")
 
@@ -33,9 +34,9 @@ _BRACKETS = re.compile(rb"[\]}]|[\[{][\[{]")
 _TOKEN = re.compile(rb'["\[\]{}]')
 _REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING_REST = re.compile(_REST, re.DOTALL)
-_STRING = re.compile(rb'"' + _REST + rb'"', re.DOTALL)
+_STRING = rb'"' + _REST + rb'"'
 # What begins and ends within an open list or object; `_NESTED`: also lists and objects in it.
-_ITEMS = rb'[^"\[\]{}]++|' + _STRING.pattern
+_ITEMS = rb'[^"\[\]{}]++|' + _STRING
 _FLAT = re.compile(rb"(?:%b)*+" % _ITEMS, re.DOTALL)
 _NESTED = re.compile(rb"(?:%b|[\[{]%b[\]}])*+" % (_ITEMS, _FLAT.pattern), re.DOTALL)
 _INNER = re.compile(rb"[\[{][^\[\]{}]*+[\]}]")
@@ -96,15 +97,22 @@ def bounds_of(
     )
 
 
+def _without_escapes(data: bytes) -> bytes:
+    """Returns data of the same length without escaped quotes and backslashes."""
+    return data.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in data else data
+
+
 class Structure:
     """Structure of one body, of which pieces are fed in order.
 
     Attributes:
         num_elements: strings, lists, objects and commas so far, outside the prompt.
+        num_keys: keys of all objects so far.
     """
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
+        self.num_keys = 0
         self._num_commas: list[int] = []  # of each open list or object, outermost first
         self.num_elements = 0
         self._num_prompt_elements = 0
@@ -119,7 +127,7 @@ class Structure:
         data, self._carried = self._carried + piece, b""
         at = self._skip_string(data, 0) if self._in_string else 0
         if not any(character in data for character in _STRUCTURAL):
-            self._count_commas(data.count(b",", at))  # a long number or whitespace, perhaps
+            self._count_separators(data, at, len(data))  # a long number or whitespace, perhaps
             return
         while True:
             if 1 < len(self._num_commas) < MAX_DEPTH and not _BRACKETS.match(data, at):
@@ -129,7 +137,7 @@ class Structure:
                 break
             begin = token.start()
             if begin > at:
-                self._count_commas(data.count(b",", at, begin))
+                self._count_separators(data, at, begin)
             at = begin + 1
             if data[begin] == _QUOTE:
                 self._count(1)
@@ -139,21 +147,36 @@ class Structure:
                 self._open()
             elif self._num_commas:
                 self._num_commas.pop()
-        self._count_commas(data.count(b",", at))
+        self._count_separators(data, at, len(data))
+
+    def _count_separators(self, data: bytes, begin: int, end: int) -> None:
+        """Counts commas and keys between two strings or brackets."""
+        self.num_keys += data.count(b":", begin, end)
+        self._count_commas(data.count(b",", begin, end))
 
     def _count_run(self, data: bytes, begin: int) -> int:
         """Counts what begins and ends within the innermost list or object, faster than element by
         element, and returns where it ends."""
-        # The items of each list in a prompt are counted.
-        run = (_FLAT if self._field in self._bounds.id_fields else _NESTED).match(data, begin)
-        assert run is not None, "the pattern matches nothing, too"
-        if run.end() > begin:
-            text = _STRING.sub(b'"', run[0])
+        if any(bracket in data for bracket in _LISTS_AND_OBJECTS):
+            # The items of each list in a prompt are counted.
+            run = (_FLAT if self._field in self._bounds.id_fields else _NESTED).match(data, begin)
+            assert run is not None, "the pattern matches nothing, too"
+            end = run.end()
+            between = _without_escapes(run[0]).split(b'"')
+        else:
+            between = _without_escapes(data[begin:]).split(b'"')
+            end = len(data)
+            if len(between) % 2 == 0:  # the last string goes on
+                end -= len(between.pop()) + 1
+        if end > begin:
+            text = b"".join(between[::2])
+            num_commas = text.count(b",")
             num_inner = text.count(b"[") + text.count(b"{")
-            num_own_commas = (_INNER.sub(b"", text) if num_inner else text).count(b",")
+            num_own_commas = _INNER.sub(b"", text).count(b",") if num_inner else num_commas
+            self.num_keys += text.count(b":")
             self._count_commas(num_own_commas)
-            self._count(text.count(b'"') + num_inner + text.count(b",") - num_own_commas)
-        return run.end()
+            self._count(len(between) // 2 + num_inner + num_commas - num_own_commas)
+        return end
 
     def _skip_string(self, data: bytes, begin: int) -> int:
         """Returns where the string ends whose characters begin at `begin`, or its part here."""
@@ -161,7 +184,7 @@ class Structure:
         if end < 0:
             end = len(data)
         if begin == 0 and b"\\" in data:  # once in a piece: the whole of it is masked
-            masked = data.replace(rb"\\", b"__").replace(rb"\"", b"__")
+            masked = _without_escapes(data)
             end = masked.find(b'"')
             if end < 0:
                 end = len(data) - masked.endswith(b"\\")
