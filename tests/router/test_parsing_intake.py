@@ -13,6 +13,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.intake.parsing import template_turns
 from baton_router.intake.request_bounds import message_bounds
 from baton_router.output_parsing.output_format import Choice
 from baton_router.request import Request
@@ -69,6 +70,14 @@ async def test_intake_describes_tools_and_passes_variables(card):
     assert request.parsing is not None
     assert request.parsing.options.choice is Choice.AUTO
     assert request.params.grammar is None
+
+
+@pytest.mark.parametrize(("content", "is_thinking"), [("", True), ("Hello.", False)])
+def test_template_reads_reasoning_by_the_names_of_models(content, is_thinking):
+    message = pb.ChatMessage(role="assistant", content=content, reasoning="Hm.")
+    (turn,) = template_turns(pb.Chat(messages=[message]))
+    assert turn["reasoning_content"] == "Hm."
+    assert turn.get("thinking") == ("Hm." if is_thinking else None)
 
 
 async def test_intake_describes_no_tools_for_choice_none(card):

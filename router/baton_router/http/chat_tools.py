@@ -9,7 +9,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.http.answer_writer import Json
 from baton_router.http.schemas import AllowedTools, ChatMessage, ChatRequest, NamedTool, Tool
 from baton_router.intake.model_card import ModelCard
-from baton_router.intake.parsing import call_arguments, check_variables
+from baton_router.intake.parsing import add_reasoning, call_arguments, check_variables
 
 _CHOICES = {
     "auto": pb.TOOL_CHOICE_AUTO,
@@ -32,8 +32,7 @@ def _turn(message: ChatMessage) -> Json:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    if message.thought:
-        turn["reasoning_content"] = message.thought
+    add_reasoning(turn, message.thought)
     if message.tool_calls:
         turn["tool_calls"] = [
             {

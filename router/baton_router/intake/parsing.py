@@ -101,8 +101,7 @@ def _template_turn(message: pb.ChatMessage) -> dict[str, Any]:
         turn["name"] = message.name
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
-    if message.reasoning:
-        turn["reasoning_content"] = message.reasoning
+    add_reasoning(turn, message.reasoning)
     if message.tool_calls:
         turn["tool_calls"] = [
             {
@@ -113,6 +112,16 @@ def _template_turn(message: pb.ChatMessage) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return turn
+
+
+def add_reasoning(turn: dict[str, Any], reasoning: str) -> None:
+    """Adds the reasoning of an earlier turn, if any, under the names that templates read it by."""
+    if not reasoning:
+        return
+    turn["reasoning_content"] = reasoning
+    # The name of gpt-oss's template, which refuses it beside content: that it takes for reasoning.
+    if not turn["content"]:
+        turn["thinking"] = reasoning
 
 
 def call_arguments(written: str) -> object:
