@@ -408,7 +408,7 @@ class Worker:
     """Worker as the router sees it.
 
     `role` is "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or "starting".
-    `version` is that of Baton; empty: unknown.
+    `version` is that of Baton; empty: unknown. `pooled_output` is that of its `Model`.
     """
 
     id: str
@@ -421,6 +421,7 @@ class Worker:
     admin_endpoint: str
     version: str
     model: str = ""
+    pooled_output: str = ""
 
 
 @dataclass(frozen=True, slots=True)

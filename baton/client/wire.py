@@ -334,13 +334,17 @@ def tokens_of(message: pb.TokenizeResponse) -> Tokens:
 
 
 def model_of(message: pb.GetModelResponse) -> Model:
-    pooled = _lower(pb.PooledOutput.Name, message.pooled_output, "POOLED_OUTPUT_")
     return _plain(
         Model,
         message,
         eos_token_ids=tuple(message.eos_token_ids),
-        pooled_output="" if pooled == "unspecified" else pooled,
+        pooled_output=_pooled_output(message.pooled_output),
     )
+
+
+def _pooled_output(message: pb.PooledOutput.ValueType) -> str:
+    name = _lower(pb.PooledOutput.Name, message, "POOLED_OUTPUT_")
+    return "" if name == "unspecified" else name
 
 
 def models_of(message: pb.ListModelsResponse) -> ModelList:
@@ -355,7 +359,8 @@ def workers_of(message: admin.ListWorkersResponse) -> list[Worker]:
 def _worker(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
-    return _plain(Worker, message, role=role, state=state)
+    pooled_output = _pooled_output(message.pooled_output)
+    return _plain(Worker, message, role=role, state=state, pooled_output=pooled_output)
 
 
 def memory_of(message: admin.GetMemoryResponse) -> list[WorkerMemory]:

@@ -166,6 +166,7 @@ class WorkerInfo(_message.Message):
     ADMIN_ENDPOINT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    POOLED_OUTPUT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the worker, unique in the cluster."""
     role: _inference_pb2.WorkerRole.ValueType
@@ -188,6 +189,8 @@ class WorkerInfo(_message.Message):
     """
     model: _builtins.str
     """Name of the model that it serves."""
+    pooled_output: _inference_pb2.PooledOutput.ValueType
+    """Output of that model in place of text, for which prefill workers are enough."""
     def __init__(
         self,
         *,
@@ -201,10 +204,11 @@ class WorkerInfo(_message.Message):
         admin_endpoint: _builtins.str = ...,
         version: _builtins.str = ...,
         model: _builtins.str = ...,
+        pooled_output: _inference_pb2.PooledOutput.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "pooled_output", b"pooled_output", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ from baton_router import admin_wire
 from baton_router.admission.readiness import RouterReadiness
 from baton_router.fleet.fleet import Fleet, Member, State
 from baton_router.fleet.fleets import Fleets
+from baton_router.lifecycle.client_wire import pooled_output_to_message
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.models.models import Models, ServedModel
 from baton_router.request import work_of
@@ -248,6 +249,7 @@ def _info(member: Member, served: ServedModel) -> admin_pb2.WorkerInfo:
         num_indexed_blocks=served.fleet.index.num_blocks(record.id),
         version=record.version,
         model=served.name,
+        pooled_output=pooled_output_to_message(record.pooled_output),
     )
 
 

@@ -10,16 +10,10 @@ from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
 from baton_router.admission.rate_limit import RateLimits
-from baton_router.lifecycle.client_wire import to_message
+from baton_router.lifecycle.client_wire import pooled_output_to_message, to_message
 from baton_router.models.models import Models, ServedModel
 
 logger = logging.getLogger(__name__)
-
-_POOLED_OUTPUTS = {
-    None: pb.POOLED_OUTPUT_UNSPECIFIED,
-    "embedding": pb.POOLED_OUTPUT_EMBEDDING,
-    "score": pb.POOLED_OUTPUT_SCORE,
-}
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -84,5 +78,5 @@ def _model_to_message(served: ServedModel) -> pb.GetModelResponse:
         has_chat_template=card.chat_template is not None,
         fingerprint=inference.fingerprint,
         has_workers=served.has_workers,
-        pooled_output=_POOLED_OUTPUTS[None if card.pooling is None else card.pooling.kind],
+        pooled_output=pooled_output_to_message("" if card.pooling is None else card.pooling.kind),
     )

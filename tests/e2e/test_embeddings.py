@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cache, partial
@@ -14,9 +15,11 @@ import openai
 import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
 from baton import AsyncClient, Client
 from baton.cli.local_cluster import LocalCluster
+from baton.cli.main import app
 from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.errors import CancelledError, FailedPreconditionError
@@ -197,6 +200,17 @@ TEXT = {"prompt": "x"}, "completions"
 CHAT = {"messages": [{"role": "user", "content": "x"}]}, "chat/completions"
 EMBEDDINGS = {"input": "x"}, "embeddings"
 SCORES = {"text_1": "x", "text_2": "y"}, "score"
+
+
+def test_doctor_wants_no_decode_worker_for_pooled_outputs(cluster):
+    where = ["--admin", cluster.admin_address, "--address", cluster.address]
+    result = CliRunner().invoke(app, ["doctor", *where, "--try", "--json"])
+    findings = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 0, findings
+    subjects = {finding["subject"] for finding in findings}
+    assert "prefill workers" in subjects
+    assert "decode workers" not in subjects
+    assert "a request" in subjects
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,10 @@ def _query_worker(worker: Worker, tls: Tls | None) -> _Answer | Finding:
 
 
 def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
-    """Checks that workers of both roles are ready."""
-    for role in _ROLES:
+    """Checks that workers of both roles are ready; of models with a pooled output prefill workers
+    are enough."""
+    generates = not workers or any(not worker.pooled_output for worker in workers)
+    for role in _ROLES if generates else ("prefill",):
         of_role = [worker for worker in workers if worker.role == role]
         ready = [worker for worker in of_role if worker.state == "ready"]
         if not of_role:
@@ -227,7 +229,14 @@ def _request(address: str, token: str, tls: Tls | None) -> Finding:
     began = time.monotonic()
     try:
         with session(address, 30.0, token, tls) as client:
-            client.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True)).text()
+            match client.get_model().pooled_output:
+                case "embedding":
+                    client.embed("Hello")
+                case "score":
+                    client.score([("Hello", "Hello")])
+                case _:
+                    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+                    client.generate("Hello", sampling).text()
     except BatonError as error:
         return fault("a request", str(error), "`baton explain hello` shows the candidates")
     return ok("a request", f"answered after {time.monotonic() - began:.2f} s")

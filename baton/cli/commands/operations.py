@@ -223,7 +223,7 @@ def doctor(
     ] = None,
     token: Token = "",
     tries: Annotated[
-        bool, typer.Option("--try", help="Also have the router at --address generate a token.")
+        bool, typer.Option("--try", help="Also have the router at --address answer a request.")
     ] = False,
     json: JsonLines = False,
 ) -> None:

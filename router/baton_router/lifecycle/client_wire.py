@@ -19,6 +19,11 @@ from baton_router.placement.placement import Placement, Scored
 from baton_router.request import Request
 from baton_router.usage import Account, Timings
 
+_POOLED_OUTPUTS = {
+    "embedding": pb.POOLED_OUTPUT_EMBEDDING,
+    "score": pb.POOLED_OUTPUT_SCORE,
+}
+
 
 def accepted(request: Request, placement: Placement | None) -> pb.GenerateResponse:
     """Returns `accepted` with the chosen workers alone; `placement` None: nothing is left to do."""
@@ -31,6 +36,11 @@ def accepted(request: Request, placement: Placement | None) -> pb.GenerateRespon
             model=request.model,
         )
     )
+
+
+def pooled_output_to_message(kind: str) -> pb.PooledOutput.ValueType:
+    """Converts the kind of a pooled output; empty: the model generates."""
+    return _POOLED_OUTPUTS.get(kind, pb.POOLED_OUTPUT_UNSPECIFIED)
 
 
 def _chosen(placement: Placement) -> pb.Placement:
