@@ -65,7 +65,9 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self, _request: admin_pb2.ListWorkersRequest, _context: Any
     ) -> admin_pb2.ListWorkersResponse:
         workers = [
-            _info(member, served) for served in self._models for member in served.fleet.members
+            _info(member, served)
+            for served in self._models
+            for member in served.services.fleet.members
         ]
         return admin_pb2.ListWorkersResponse(workers=sorted(workers, key=lambda one: one.id))
 
@@ -94,8 +96,10 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             served, decision = self._models.decision_of(request.request_id, tenant.name)
             return admin_wire.explanation(decision, served.name)
         served = self._models.of(request.request.model, request.request.request_id)
-        good = await served.intake.read(request.request, served.fleet.max_model_len, tenant)
-        decision = served.placer.explain(work_of(good, good.received))
+        services = served.services
+        limit = services.fleet.max_model_len
+        good = await services.intake.read(request.request, limit, tenant)
+        decision = services.placer.explain(work_of(good, good.received))
         return admin_wire.explanation(decision, served.name)
 
     async def GetLoad(
@@ -170,7 +174,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if is_prompt:
-            token_ids = tuple(await self._models.of(request.model).intake.tokens_of(request))
+            intake = self._models.of(request.model).services.intake
+            token_ids = tuple(await intake.tokens_of(request))
 
         async def flush(fleet: Fleet, member: Member) -> int | BatonError:
             hashes = fleet.block_hashes(member, token_ids, tenant.salt)
@@ -184,7 +189,11 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             return int(response.num_blocks)
 
         # Draining and unreachable workers too: their caches may be used again.
-        members = [(served.fleet, member) for served in chosen for member in served.fleet.members]
+        members = [
+            (served.services.fleet, member)
+            for served in chosen
+            for member in served.services.fleet.members
+        ]
         results = await asyncio.gather(*(flush(*one) for one in members))
         failures = {
             member.record.id: result
@@ -205,9 +214,9 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             return [] if response is None else response.workers
 
         serving = [
-            (served.fleet, member)
+            (served.services.fleet, member)
             for served in self._models
-            for member in served.fleet.members
+            for member in served.services.fleet.members
             if member.is_serving
         ]
         found = chain.from_iterable(await asyncio.gather(*(ask(*one) for one in serving)))
@@ -246,7 +255,7 @@ def _info(member: Member, served: ServedModel) -> admin_pb2.WorkerInfo:
         epoch=record.epoch,
         state=_STATES[member.state],
         num_requests=member.load.num_sequences,
-        num_indexed_blocks=served.fleet.index.num_blocks(record.id),
+        num_indexed_blocks=served.services.fleet.index.num_blocks(record.id),
         version=record.version,
         model=served.name,
         pooled_output=pooled_output_to_message(record.pooled_output),

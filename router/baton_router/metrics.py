@@ -34,6 +34,7 @@ class RouterMetrics:
         round_trips: RoundTrips,
     ) -> None:
         self._models = models
+        self._services = [served.services for served in models]
         self._fleets = fleets
         self._requests_in_flight = requests
         self._round_trips = round_trips
@@ -46,7 +47,7 @@ class RouterMetrics:
         yield from redis_metrics(self._round_trips, self._fleets.staleness)
 
     def _requests(self) -> Iterable[Metric]:
-        meters = [served.meter for served in self._models]
+        meters = [one.meter for one in self._services]
         yield histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Time to first token (TTFT), from the request's arrival.",
@@ -68,25 +69,25 @@ class RouterMetrics:
         yield histogram(
             "baton_admission_seconds",
             "Admission latency, from a request's arrival until its workers have admitted it.",
-            {(served.name,): served.meter.admission for served in self._models},
+            {(one.card.name,): one.meter.admission for one in self._services},
             _MODEL,
         )
         yield histogram(
             "baton_prefill_queue_seconds",
             "Queueing time of a prompt at its worker, until the first step of its prefill.",
-            {(served.name,): served.meter.prefill_queue for served in self._models},
+            {(one.card.name,): one.meter.prefill_queue for one in self._services},
             _MODEL,
         )
         yield counter(
             "baton_prompt_tokens_total",
             "Prompt tokens of requests that have ended.",
-            {(served.name,): served.meter.num_prompt_tokens for served in self._models},
+            {(one.card.name,): one.meter.num_prompt_tokens for one in self._services},
             _MODEL,
         )
         yield counter(
             "baton_output_tokens_total",
             "Output tokens of requests that have ended.",
-            {(served.name,): served.meter.num_output_tokens for served in self._models},
+            {(one.card.name,): one.meter.num_output_tokens for one in self._services},
             _MODEL,
         )
         yield counter(
@@ -106,13 +107,13 @@ class RouterMetrics:
         yield gauge(
             "baton_requests_waiting",
             "Requests in this router's admission queue.",
-            {(one.name,): one.admission_controller.num_waiting for one in self._models},
+            {(one.card.name,): one.admission_controller.num_waiting for one in self._services},
             _MODEL,
         )
         yield gauge(
             "baton_requests_waiting_for_workers",
             "Requests that wait for the first workers of a router that has just started.",
-            {(served.name,): served.readiness.num_waiting for served in self._models},
+            {(one.card.name,): one.readiness.num_waiting for one in self._services},
             _MODEL,
         )
         yield gauge(
@@ -123,7 +124,10 @@ class RouterMetrics:
         yield gauge(
             "baton_waiting_prompt_tokens",
             "Prompt tokens of the requests in this router's admission queue.",
-            {(one.name,): one.admission_controller.num_waiting_tokens for one in self._models},
+            {
+                (one.card.name,): one.admission_controller.num_waiting_tokens
+                for one in self._services
+            },
             _MODEL,
         )
 
@@ -132,22 +136,26 @@ class RouterMetrics:
             "baton_placements_total",
             "Placement decisions: handoff from a prefill to a decode worker, decode worker alone, "
             "prefill worker alone for a pooled output, or no worker available.",
-            {(one.name, way): one.placer.num_placed[way] for one in self._models for way in PLACED},
+            {
+                (one.card.name, way): one.placer.num_placed[way]
+                for one in self._services
+                for way in PLACED
+            },
             ("model", "way"),
         )
         yield counter(
             "baton_unrecorded_placements_total",
             "Entries dropped from the record of placements, where the disk is full or slow.",
             # All models share one record.
-            max((served.placer.num_unrecorded for served in self._models), default=0),
+            max((one.placer.num_unrecorded for one in self._services), default=0),
         )
         yield counter(
             "baton_setbacks_total",
             "Failed attempts of requests that have ended: refused by a worker, worker lost or "
             "silent, handoff broken, no worker available, preempted by its worker.",
             {
-                (served.name, kind.name.lower()): served.meter.num_failures[kind]
-                for served in self._models
+                (one.card.name, kind.name.lower()): one.meter.num_failures[kind]
+                for one in self._services
                 for kind in FailureKind
             },
             ("model", "kind"),
@@ -155,7 +163,7 @@ class RouterMetrics:
         yield counter(
             "baton_migrations_total",
             "Migrations to other workers, of requests that have ended.",
-            {(served.name,): served.meter.num_migrations for served in self._models},
+            {(one.card.name,): one.meter.num_migrations for one in self._services},
             _MODEL,
         )
 
@@ -187,13 +195,13 @@ class RouterMetrics:
         yield gauge(
             "baton_indexed_blocks",
             "Cached KV blocks in this router's locality index, counted once per worker.",
-            {(served.name,): _num_indexed(served.fleet) for served in self._models},
+            {(one.card.name,): _num_indexed(one.fleet) for one in self._services},
             _MODEL,
         )
         yield gauge(
             "baton_index_is_warm",
             "Whether this router's locality index has all KV events that its workers published.",
-            {(served.name,): served.fleet.is_warm for served in self._models},
+            {(one.card.name,): one.fleet.is_warm for one in self._services},
             _MODEL,
         )
 

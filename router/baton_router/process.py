@@ -50,6 +50,7 @@ from baton_router.intake.request_bounds import message_bounds
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
+from baton_router.lifecycle.services import Services
 from baton_router.metrics import RateLimitMetrics, RouterMetrics
 from baton_router.models.models import Models, ServedModel
 from baton_router.placement.decision import Rules
@@ -136,9 +137,9 @@ async def serve(settings: RouterSettings) -> None:
         requests = Requests(controllers)
         shared = _Shared(settings, redis, tenants, limits, quotas, requests, rules, recorder)
         served = [_served(card, fleets.of[card.name], shared) for card in cards]
-        controllers += [model.admission_controller for model in served]
+        controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
-        readiness = RouterReadiness({model.name: model.readiness for model in served})
+        readiness = RouterReadiness({model.name: model.services.readiness for model in served})
         service = InferenceService(models, tenants, limits, settings.default_timeout_s)
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         exposition = Exposition()
@@ -205,8 +206,8 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         needs_workers=not settings.ready_without_workers,
         hold_seconds=settings.unready_after_s,
     )
-    meter = RequestMeter(card.name)
-    inference = Inference(
+    objectives = settings.objectives()
+    services = Services(
         card,
         intake,
         fleet,
@@ -216,46 +217,23 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         admission_controller,
         readiness,
         placer,
-        meter,
-        settings.coalesce_ms / 1000,
-        settings.objectives().ttft,
-        capture_content=settings.capture_content,
-    )
-    pooled = PooledInference(
-        card,
-        intake,
-        fleet,
-        shared.requests,
-        shared.tenants,
-        shared.limits,
-        admission_controller,
-        readiness,
-        placer,
-        meter,
-        settings.objectives().ttft,
+        RequestMeter(card.name),
+        objectives.ttft,
     )
     rebalancer = Rebalancer(
         shared.redis,
         fleet,
         admission_controller,
         forecasts,
-        settings.objectives(),
+        objectives,
         settings.hysteresis(),
         is_elastic=settings.elastic,
         model=card.name,
     )
-    return ServedModel(
-        card,
-        intake,
-        fleet,
-        admission_controller,
-        readiness,
-        placer,
-        meter,
-        rebalancer,
-        inference,
-        pooled,
+    inference = Inference(
+        services, settings.coalesce_ms / 1000, capture_content=settings.capture_content
     )
+    return ServedModel(services, rebalancer, inference, PooledInference(services))
 
 
 def _pages(fleets: Fleets, endpoint: str) -> dict[str, Render]:
@@ -294,8 +272,9 @@ def _http_server(
     timeout = settings.default_timeout_s
     of_model = {}
     for model in models:
-        extra_of = partial(timeline_for, tenants=tenants, placer=model.placer)
-        of_model[model.name] = Generations(model.inference, model.intake, timeout, extra_of)
+        services = model.services
+        extra_of = partial(timeline_for, tenants=tenants, placer=services.placer)
+        of_model[model.name] = Generations(model.inference, services.intake, timeout, extra_of)
     generations = ModelGenerations(models, of_model)
     store = ResponseStore(
         redis,
@@ -306,7 +285,7 @@ def _http_server(
     responses = Responses(generations, store, tenants)
     render = exposition.render if settings.metrics else None
     bounds = bounds_of(
-        max(model.card.max_model_len for model in models),
+        max(model.services.card.max_model_len for model in models),
         settings.http_max_body_elements,
         settings.http_max_prompt_ids,
         settings.max_messages,

@@ -68,7 +68,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
 
 def _model_to_message(served: ServedModel) -> pb.GetModelResponse:
-    card, inference = served.card, served.inference
+    card, inference = served.services.card, served.inference
     return pb.GetModelResponse(
         name=card.name,
         architecture=card.architecture,

@@ -71,7 +71,7 @@ async def admin_of():
             servers.append(server)
         fleets.append(fleet)
         tenants = SimpleNamespace(of=lambda _context: SimpleNamespace(salt=b""))
-        models = [SimpleNamespace(fleet=fleet)]
+        models = [SimpleNamespace(services=SimpleNamespace(fleet=fleet))]
         return RouterAdmin(models, None, None, None, tenants)  # type: ignore[arg-type]
 
     yield admin_of
@@ -91,7 +91,7 @@ async def test_flush_reaches_draining_workers_too(admin_of):
 async def test_flush_names_workers_that_were_not_flushed(admin_of):
     well, gone = _Worker("p0"), _Worker("d1")
     admin = await admin_of(well, _Worker("d0", InternalError("it broke")), gone)
-    admin._models[0].fleet.endpoints["d1"] = "127.0.0.1:1"
+    admin._models[0].services.fleet.endpoints["d1"] = "127.0.0.1:1"
     with pytest.raises(UnavailableError, match=r"^the cache of d0, d1 was not .*it broke.* again"):
         await admin.FlushCache(ALL, None)
     assert well.num_blocks == 0

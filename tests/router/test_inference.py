@@ -57,7 +57,7 @@ async def test_resumed_request_reserves_only_the_tokens_left():
     workers = prefill(result, RELEASED), decode(READY, tokens(99, 1), finished())
     async with fleet_of(*workers) as fleet:
         inference = inference_of(fleet, Quotas(default=LIMITS))
-        inference._limits.reserve("", 7)
+        inference._services.limits.reserve("", 7)
         async with aclosing(inference.generate(message, Call(), Deadline.after(9.0))) as responses:
             events = [to_message(event).WhichOneof("event") async for event in responses]
     assert events[-1] == "finished"
@@ -98,7 +98,7 @@ def test_fingerprint_of_mixed_fleet_lists_those_that_serve():
     inference = inference_of(FakeFleet([]), Quotas())
     assert inference.fingerprint == ""
     serving = [(b"\x0b", True), (b"\x0a", True), (b"\x0b", True), (b"\x0c", False)]
-    inference._fleet.members = [
+    inference._services.fleet.members = [
         SimpleNamespace(record=SimpleNamespace(fingerprint=fingerprint), is_serving=is_serving)
         for fingerprint, is_serving in serving
     ]

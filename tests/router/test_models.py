@@ -112,7 +112,7 @@ async def test_prompts_of_one_request_go_to_one_model():
             asked = {**ASKED, "prompt": ["x", "y", "z"], "model": "canary"}
             response = await client.post("/v1/completions", json=asked)
             assert response.status_code == 200
-            calls = [len(served.fleet.workers[0].requests) for served in routes._models]
+            calls = [len(served.services.fleet.workers[0].requests) for served in routes._models]
             assert sum(calls) == 3 * number
             assert calls[0] % 3 == 0
 

@@ -383,15 +383,16 @@ class Routes:
         return caller
 
     def _model(self, served: ServedModel) -> dict[str, Any]:
+        card = served.services.card
         return {
             "id": served.name,
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
             "max_model_len": served.inference.max_model_len,
-            "has_chat_template": served.card.chat_template is not None,
+            "has_chat_template": card.chat_template is not None,
             "has_workers": served.has_workers,
-            "pooled_output": None if served.card.pooling is None else served.card.pooling.kind,
+            "pooled_output": None if card.pooling is None else card.pooling.kind,
         }
 
     def _alias(self, name: str) -> dict[str, Any]:

@@ -12,20 +12,14 @@ from baton.errors import NotFoundError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
-from baton_router.admission.controller import AdmissionController
 from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness
-from baton_router.fleet.fleet import Fleet
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.chunk import ClientEvent
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
+from baton_router.lifecycle.services import Services
 from baton_router.models.aliases import Weights, drawn, heaviest, no_aliases
 from baton_router.placement.decision import Decision
-from baton_router.placement.placer import Placer
 from baton_router.roles.rebalancer import Rebalancer
-from baton_router.telemetry.request_meter import RequestMeter
 
 # Characters of an unknown name in an error, so that the list of models after it is not cut off.
 _SHOWN_CHARS = 100
@@ -39,25 +33,19 @@ class ModelNotFoundError(NotFoundError):
 class ServedModel:
     """Model that the router serves, with all that belongs to it alone."""
 
-    card: ModelCard
-    intake: Intake
-    fleet: Fleet
-    admission_controller: AdmissionController
-    readiness: Readiness
-    placer: Placer
-    meter: RequestMeter
+    services: Services
     rebalancer: Rebalancer
     inference: Inference
     pooled: PooledInference
 
     @property
     def name(self) -> str:
-        return self.card.name
+        return self.services.card.name
 
     @property
     def has_workers(self) -> bool:
         """Whether a request could be placed now."""
-        return not self.placer.why_none()
+        return not self.services.placer.why_none()
 
 
 class Models:
@@ -153,6 +141,6 @@ class Models:
         """Returns the model and the last decision about a request. Raises as
         `Placer.decision_of`."""
         for served in self:
-            if served.placer.remembers(request_id, tenant):
-                return served, served.placer.decision_of(request_id, tenant)
-        return self._first, self._first.placer.decision_of(request_id, tenant)
+            if served.services.placer.remembers(request_id, tenant):
+                return served, served.services.placer.decision_of(request_id, tenant)
+        return self._first, self._first.services.placer.decision_of(request_id, tenant)

@@ -36,6 +36,7 @@ from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
+from baton_router.lifecycle.services import Services
 from baton_router.models.aliases import Weights
 from baton_router.models.models import Models, ServedModel
 from baton_router.placement.placer import Placer
@@ -110,14 +111,14 @@ def routes_of(
         served_model(fleets[name], model, quotas, requests, limits, max_waiting)
         for name, model in cards.items()
     ]
-    controllers += [model.admission_controller for model in served]
+    controllers += [model.services.admission_controller for model in served]
     models = Models(served, tenants, limits, lambda: aliases)
     of_model = {
         model.name: Generations(
             model.inference,
-            model.intake,
+            model.services.intake,
             SECONDS,
-            partial(timeline_for, tenants=tenants, placer=model.placer),
+            partial(timeline_for, tenants=tenants, placer=model.services.placer),
         )
         for model in served
     }
@@ -127,7 +128,7 @@ def routes_of(
     bounds = bounds_of(longest)
     of_inputs = {EmbeddingRequest: bounds.of_inputs(MAX_INPUTS, MAX_INPUT_TOKENS)}
     bodies = Bodies(MAX_BODY_BYTES, bounds, LargeRequests(), unknown, of_inputs)
-    readiness = RouterReadiness({model.name: model.readiness for model in served})
+    readiness = RouterReadiness({model.name: model.services.readiness for model in served})
     return Routes(
         models,
         generations,
@@ -165,7 +166,7 @@ def served_model(
     )
     admission_controller = AdmissionController(quotas, forecasts, max_waiting)
     readiness = Readiness(lambda _needs_prefill: "")
-    inference = Inference(
+    services = Services(
         model,
         intake,
         known,  # type: ignore[arg-type]
@@ -176,34 +177,10 @@ def served_model(
         readiness,
         placer,
         RequestMeter(model.name),
-        coalesce_seconds=0.0,
-        ttft_objective=TTFT_OBJECTIVE,
-    )
-    pooled = PooledInference(
-        model,
-        intake,
-        known,  # type: ignore[arg-type]
-        requests,
-        tenants,
-        limits,
-        admission_controller,
-        readiness,
-        placer,
-        inference._meter,
         TTFT_OBJECTIVE,
     )
-    return ServedModel(
-        model,
-        intake,
-        known,  # type: ignore[arg-type]
-        admission_controller,
-        readiness,
-        placer,
-        inference._meter,
-        None,  # type: ignore[arg-type]
-        inference,
-        pooled,
-    )
+    inference = Inference(services, coalesce_seconds=0.0)
+    return ServedModel(services, None, inference, PooledInference(services))  # type: ignore[arg-type]
 
 
 @asynccontextmanager

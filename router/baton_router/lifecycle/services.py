@@ -1,0 +1,103 @@
+"""Services of one model, which all its requests go through, generated or pooled: tenants, workers,
+limits, admission, observers."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from baton.errors import UnavailableError
+from baton.serving.deadline import Deadline
+from baton.serving.tenant import Caller, Tenant, Tenants
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.rate_limit import RateLimits
+from baton_router.admission.readiness import Readiness
+from baton_router.fleet.fleet import Fleet
+from baton_router.intake.intake import Intake
+from baton_router.intake.model_card import ModelCard
+from baton_router.lifecycle.in_flight import Lifecycle, Requests
+from baton_router.lifecycle.retry_budget import RetryBudget
+from baton_router.placement.decision import Decision
+from baton_router.placement.placer import Placer
+from baton_router.request import RequestOutcome
+from baton_router.telemetry.request_meter import MeteredRequest, RequestMeter
+from baton_router.telemetry.request_trace import RequestTrace
+
+# Seconds that a router which has just started waits for its first look at Redis and the workers; if
+# Redis does not answer, its clients should rather get an error and try another router.
+_DISCOVERY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Services:
+    """Services of one model. `requests`, `tenants` and `limits` are the router's.
+
+    Attributes:
+        ttft_objective: seconds after a request's arrival when workers are told that its first
+            token, or its pooled output, is due.
+    """
+
+    card: ModelCard
+    intake: Intake
+    fleet: Fleet
+    requests: Requests
+    tenants: Tenants
+    limits: RateLimits
+    admission_controller: AdmissionController
+    readiness: Readiness
+    placer: Placer
+    meter: RequestMeter
+    ttft_objective: float
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
+
+    def tenant_of(self, caller: Caller) -> Tenant:
+        """Returns the tenant, whose request counts towards its limits. Raises if it is over one, or
+        the router drains."""
+        tenant = self.tenants.of(caller)
+        self.limits.count_request(tenant.name)
+        if self.requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve this")
+        return tenant
+
+    async def wait_for_workers(self, deadline: Deadline, *, needs_prefill: bool = False) -> None:
+        """Waits until the workers are known and, of a router that has just started, until the first
+        can take requests; raises as `Readiness.wait_for_workers`."""
+        await self.fleet.wait_for_discovery(min(deadline.remaining(), _DISCOVERY_SECONDS))
+        deadline.check()
+        if self.fleet.is_redis_up:  # else no worker can join
+            await self.readiness.wait_for_workers(deadline, needs_prefill=needs_prefill)
+
+    def due(self, arrived: float, deadline: Deadline) -> Deadline:
+        """Returns when the first token is due of a request that arrived at this time."""
+        return Deadline(min(arrived + self.ttft_objective, deadline.expires_at))
+
+    @asynccontextmanager
+    async def admitted(
+        self,
+        lifecycle: Lifecycle,
+        deadline: Deadline,
+        metered: MeteredRequest,
+        trace: RequestTrace | None,
+        outcome: Callable[[], RequestOutcome],
+    ) -> AsyncIterator[Decision | None]:
+        """Admits a request, which is in flight within the block. Raises if it is not admitted.
+
+        `outcome` is called once after the block, for all who were told of the request.
+        """
+        request = lifecycle.request
+        observers: list[Callable[[RequestOutcome], None]] = [metered.ended, self.placer.ended]
+        if trace is not None:
+            observers.append(trace.ended)
+        self.requests.add(lifecycle)
+        self.retry_budget.deposit()
+        try:
+            tenant = request.tenant.name
+            observers.append(self.limits.reserve(tenant, request.most_tokens).end)
+            decision = await self.admission_controller.admit(request, tenant, deadline)
+            observers.append(self.admission_controller.end)
+            yield decision
+        finally:
+            self.requests.remove(lifecycle)
+            ended = outcome()
+            # Capacity is released first, so that no failing metric can keep it.
+            for observe in reversed(observers):
+                observe(ended)
