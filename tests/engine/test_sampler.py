@@ -139,6 +139,7 @@ def processed_by_transformers(
     config = GenerationConfig(
         do_sample=not params.is_greedy,
         num_beams=1,
+        num_return_sequences=1,
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,

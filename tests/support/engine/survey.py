@@ -37,6 +37,8 @@ _NUM_SHARED = 18
 _NUM_TOKENS = 8
 # Sentences of refusals for which a model need not run, or does not exist.
 _BY_CONFIGURATION = (
+    # A draft model, which transformers runs beside another one alone.
+    "shared_kv_states cannot be None|"
     "encoder-decoder|no attention heads|AutoModelForCausalLM has none|transformers cannot build"
 )
 # The most that log-probabilities may differ, relative to the spread of the logits.
