@@ -22,7 +22,7 @@ from baton_router.lifecycle.client_wire import to_message
 from baton_router.request import Request
 
 LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
-STOP_STRING = pb.FINISH_REASON_STOP_STRING
+STOP_STRING, STOP_TOKEN = pb.FINISH_REASON_STOP_STRING, pb.FINISH_REASON_STOP_TOKEN
 
 
 @cache
@@ -135,6 +135,15 @@ def test_answer_finishes_each_sequence_independently():
     assert not several.is_complete
     assert endings(shown(several, tokens(0, 0, "c"), finished(0))) == [(0, LENGTH)]
     assert several.is_complete
+
+
+@pytest.mark.parametrize("event", [tokens(1, 0, "", STOP_TOKEN), finished(1, STOP_TOKEN)])
+def test_answer_survives_stop_token_before_first_token(event):
+    made = answer(n=2)
+    made.on_prefill(result())
+    (ended,) = made.on_decode(event)
+    assert ended.finished.sequence_index == 1
+    assert not ended.finished.stop_token_id
 
 
 def test_answer_ends_only_sequence_with_stop_string():
@@ -254,7 +263,7 @@ def test_answer_shows_each_token_once_over_many_attempts(letters, cuts, order):
 
 @given(
     st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=2),
-    st.sampled_from([LENGTH, END, pb.FINISH_REASON_STOP_TOKEN]),
+    st.sampled_from([LENGTH, END, STOP_TOKEN]),
     st.lists(st.integers(0, 6), max_size=3),
     st.randoms(),
 )

@@ -312,7 +312,8 @@ class Answer:
         if output.stop_string is not None:
             return Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
         ending = self._endings[index]
-        if ending.reason == pb.FINISH_REASON_STOP_TOKEN:
+        # A worker that is wrong may name a stop token before the first token.
+        if ending.reason == pb.FINISH_REASON_STOP_TOKEN and output.token_ids:
             return replace(ending, stop_token_id=output.token_ids[-1])
         return ending
 
