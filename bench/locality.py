@@ -20,8 +20,11 @@ from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton_router.fleet.candidate import Candidate, Role
+from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
+from baton_router.placement.explanation import why
 from baton_router.placement.placement import place
 from baton_router.placement.policy import POLICY_NAMES
+from baton_router.placement.prefix_source import with_sources
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake, trace_folder
 from bench import warm
 from bench.replay import chain_of, replay
@@ -191,7 +194,8 @@ def _fill(index: "LocalityIndex | _Sets", entries: Sequence[_Entry]) -> float:
 
 def _placement_rows(repeats: int) -> list[Row]:
     """Choosing of 50 prefill and 50 decode workers, each with something cached and something to
-    do."""
+    do. Whole decisions also find sources of prefixes and decode workers that might serve alone; a
+    request that is traced has its decision explained."""
     source = random.Random(0)
     candidates = [
         Candidate(
@@ -206,13 +210,21 @@ def _placement_rows(repeats: int) -> list[Row]:
         for role in ROLES
         for i in range(NUM_CANDIDATES // 2)
     ]
+    num_tokens = MOONCAKE_BLOCK_SIZE * NUM_PROMPT_BLOCKS
+
+    def decide(request_id: str) -> Decision:
+        given = tuple(with_sources(candidates))
+        return DEFAULT_RULES.decision(PlacementInputs(request_id, num_tokens, given))
+
     figures: list[dict[str, float]] = []
     for _ in range(repeats):
-        times = [
-            _timed(place, str(i), 512 * NUM_PROMPT_BLOCKS, candidates)
-            for i in range(NUM_PLACEMENTS)
-        ]
-        figures.append(_percentiles("placement", times))
+        ids = list(map(str, range(NUM_PLACEMENTS)))
+        decisions = [decide(request_id) for request_id in ids[:100]]
+        figures.append(
+            _percentiles("placement", [_timed(place, i, num_tokens, candidates) for i in ids])
+            | _percentiles("whole decision", [_timed(decide, i) for i in ids])
+            | _percentiles("explanation", [_timed(why, one) for one in decisions])
+        )
     return [
         _against_aim(
             f"{NUM_CANDIDATES} candidates: {name}",

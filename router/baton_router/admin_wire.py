@@ -48,7 +48,7 @@ def explanation(decision: Decision, model: str = "") -> admin_pb2.ExplainPlaceme
     choice, its candidates have no terms."""
     inputs, placement = decision.inputs, decision.placement
     if placement is None:
-        excluded = [Scored(c, {}, 0.0, 0) for c in inputs.candidates]
+        excluded = [Scored(True, 0.0, 0, c, {}) for c in inputs.candidates]
         message = pb.Placement(candidates=map(candidate_to_message, excluded))
     else:
         message = placement_to_message(placement, placement.scored)

@@ -1,7 +1,5 @@
 """Conditional disaggregation: decode workers that compute a prompt themselves."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +49,7 @@ def chosen(*candidates: Candidate, **how: object) -> tuple[str, str]:
 
 
 def holding(candidate: Candidate, num_missing: int, **fields: object) -> Candidate:
-    return replace(candidate, num_cached_tokens=NUM_TOKENS - num_missing, **fields)
+    return candidate._replace(num_cached_tokens=NUM_TOKENS - num_missing, **fields)
 
 
 def test_decode_worker_computes_prompt_shorter_than_handoff():
@@ -74,9 +72,9 @@ def test_busy_decode_worker_computes_no_prompt():
 def test_disaggregation_threshold_follows_learned_rates():
     cluster = holding(PREFILL, 200), holding(DECODE, 200)
     fast, slow = Rates(handoff_seconds=0.1), Rates(0.0, 1e-2)
-    assert chosen(*(replace(c, rates=fast) for c in cluster)) == ("", "d")
+    assert chosen(*(c._replace(rates=fast) for c in cluster)) == ("", "d")
     cluster = holding(PREFILL, 16), holding(DECODE, 16)
-    assert chosen(*(replace(c, rates=slow) for c in cluster)) == ("p", "d")
+    assert chosen(*(c._replace(rates=slow) for c in cluster)) == ("p", "d")
 
 
 def test_disaggregation_weighs_cached_prefix_of_both_roles():
@@ -86,8 +84,8 @@ def test_disaggregation_weighs_cached_prefix_of_both_roles():
 
 def test_decode_worker_computes_prompt_without_prefill_worker():
     assert chosen(DECODE) == ("", "d")
-    assert chosen(replace(PREFILL, excluded="not answering"), DECODE) == ("", "d")
-    assert chosen(replace(PREFILL, pairing=b"another"), DECODE) == ("", "d")
+    assert chosen(PREFILL._replace(excluded="not answering"), DECODE) == ("", "d")
+    assert chosen(PREFILL._replace(pairing=b"another"), DECODE) == ("", "d")
 
 
 def test_conditional_disaggregation_can_be_disabled():
@@ -102,8 +100,8 @@ NEWER = {"pairing": b"newer", "version": "1.3"}
 
 @pytest.mark.parametrize("rules", [Rules(p, c) for p in POLICY_NAMES for c in (True, False)])
 def test_decode_worker_computes_prompt_during_version_gap(rules):
-    newer = replace(PREFILL, worker="new", **NEWER)
-    old = replace(PREFILL, excluded="draining")
+    newer = PREFILL._replace(worker="new", **NEWER)
+    old = PREFILL._replace(excluded="draining")
     assert chosen(newer, DECODE, rules=rules) == ("", "d")
     assert chosen(newer, old, DECODE, rules=rules) == ("", "d")
     decided_for_prefill = decided(newer, DECODE, needs_prefill=True, rules=rules)
@@ -112,15 +110,15 @@ def test_decode_worker_computes_prompt_during_version_gap(rules):
 
 def test_disaggregation_resumes_once_two_workers_share_version():
     rules = Rules(conditional_disaggregation=False)
-    newer = [replace(c, worker=f"{c.worker}-new", **NEWER) for c in (PREFILL, DECODE)]
+    newer = [c._replace(worker=f"{c.worker}-new", **NEWER) for c in (PREFILL, DECODE)]
     assert chosen(newer[0], DECODE, newer[1], rules=rules) == ("p-new", "d-new")
     assert chosen(PREFILL, DECODE, newer[1], rules=rules) == ("p", "d")
-    unlike = replace(PREFILL, pairing=b"another")  # model of the same version: no upgrade
+    unlike = PREFILL._replace(pairing=b"another")  # model of the same version: no upgrade
     assert decided(unlike, DECODE, rules=rules) is None
 
 
 def test_lone_placements_are_stable_when_decode_worker_leaves():
-    workers = [replace(DECODE, worker=f"d{i}") for i in range(4)]
+    workers = [DECODE._replace(worker=f"d{i}") for i in range(4)]
     names = [f"request-{i}" for i in range(64)]
     before, after = (
         [DEFAULT_RULES.decide(PlacementInputs(n, NUM_TOKENS, tuple(these))).decode for n in names]
@@ -167,7 +165,7 @@ def test_decode_worker_is_alone_only_when_cheaper_than_pair(cluster):
 
 @given(candidates("decode", NUM_TOKENS), st.integers(0, NUM_TOKENS))
 def test_cost_alone_never_grows_with_cached_prefix(one, num_tokens):
-    more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
+    more = one._replace(num_cached_tokens=one.num_cached_tokens + 16)
     before, after = (CostModel().alone_terms(c, num_tokens) for c in (one, more))
     assert all(after[term] <= before[term] for term in before)
 
@@ -215,8 +213,8 @@ async def test_lifecycle_falls_back_from_pair_to_lone_decode_worker():
     both.script = Scripts([[ADMITTED, Forever()], [ADMITTED, started(), *ALL]])
     async with fleet_of(refusing, both) as fleet:
         fleet.candidates = lambda *_: [  # type: ignore[method-assign]
-            replace(PREFILL, worker="p0"),
-            replace(DECODE, worker="d0", num_queued_tokens=10**6),
+            PREFILL._replace(worker="p0"),
+            DECODE._replace(worker="d0", num_queued_tokens=10**6),
         ]
         seen = await run(fleet, rules=DEFAULT_RULES)
     assert seen.token_ids == letter_ids()

@@ -1,7 +1,5 @@
 """Explanations of placements, which change nothing."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,8 @@ from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
 from baton_router.fleet.candidate import Candidate
 from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
-from baton_router.placement.explanation import choices, why
+from baton_router.placement.explanation import other_choices, why
+from baton_router.placement.placement import Scored
 from baton_router.placement.placer import Placer
 from baton_router.request import Request, Work, work_of
 
@@ -36,7 +35,7 @@ def test_explanation_names_winner_runner_up_and_deciding_terms():
 
 
 def test_explanation_counts_the_choices_that_lost():
-    third = replace(OTHER, worker="third", num_queued_tokens=4096)
+    third = OTHER._replace(worker="third", num_queued_tokens=4096)
     assert "Next best of 2 other choices: other with decode, " in why(
         decided(HOLDER, OTHER, third, DECODE)
     )
@@ -50,7 +49,7 @@ def test_explanation_says_when_no_other_choice_exists():
 
 def test_explanation_says_when_request_id_breaks_tie():
     assert "the request's id breaks the tie" in why(
-        decided(OTHER, replace(OTHER, worker="twin"), DECODE)
+        decided(OTHER, OTHER._replace(worker="twin"), DECODE)
     )
 
 
@@ -59,7 +58,7 @@ def test_explanation_says_why_no_worker_can_take_request():
 
 
 def test_explanation_says_when_decode_worker_is_alone():
-    near = replace(DECODE, num_cached_tokens=1020)
+    near = DECODE._replace(num_cached_tokens=1020)
     said = why(decided(HOLDER, near, rules=DEFAULT_RULES))
     assert said.startswith("decode alone costs ")
     assert "The only other choice: holder with decode, " in said
@@ -70,18 +69,18 @@ def test_explanation_says_when_decode_worker_is_alone():
 
 
 def test_explanation_names_workers_without_partner_of_version():
-    newer = replace(OTHER, worker="newer", pairing=b"newer", version="1.3")
+    newer = OTHER._replace(worker="newer", pairing=b"newer", version="1.3")
     said = why(decided(HOLDER, newer, DECODE))
     assert said.startswith("holder with decode cost ")
     assert said.endswith("Without a partner of the same version: newer (1.3).")
-    lonely = replace(DECODE, worker="lonely", pairing=b"older", version="1.1")
+    lonely = DECODE._replace(worker="lonely", pairing=b"older", version="1.1")
     assert "newer (1.3), lonely (1.1)" in why(decided(HOLDER, newer, DECODE, lonely))
-    assert "version" not in why(decided(HOLDER, replace(newer, excluded="draining"), DECODE))
+    assert "version" not in why(decided(HOLDER, newer._replace(excluded="draining"), DECODE))
 
 
 def test_explanation_blames_version_gap_for_lone_decode_worker():
-    newer = replace(OTHER, worker="newer", pairing=b"newer", version="1.3")
-    said = why(decided(newer, replace(DECODE, version="1.2")))
+    newer = OTHER._replace(worker="newer", pairing=b"newer", version="1.3")
+    said = why(decided(newer, DECODE._replace(version="1.2")))
     assert said.startswith("decode alone costs ")
     assert "Prefill workers are of version 1.3, decode workers of 1.2" in said
     assert "until the upgrade is finished" in said
@@ -93,23 +92,60 @@ def test_explanation_omits_seconds_for_policies_without_them():
     assert "ms" not in said
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_chosen_placement_is_cheapest_of_all_choices(num_prefill, num_decode, data):
-    queued = st.integers(0, 999)
-    cluster = [
-        *(Candidate(f"p{i}", "prefill", b"", 0, data.draw(queued)) for i in range(num_prefill)),
-        *(
-            Candidate(f"d{i}", "decode", b"", 0, 0, 0.0, data.draw(queued))
-            for i in range(num_decode)
-        ),
-    ]
-    decision = decided(*cluster)
-    placement = decision.placement
+def all_choices(decision: Decision) -> list[tuple[Scored, ...]]:
+    """Every choice of workers that could run the request."""
+    placement, inputs = decision.placement, decision.inputs
     assert placement is not None
-    found = list(choices(placement, decision.inputs))
-    assert len(found) == num_prefill * num_decode
-    assert placement.chosen in found
-    assert sum(s.cost for s in placement.chosen) == min(sum(s.cost for s in c) for c in found)
+    ready = [s for s in placement.scored if not s.candidate.excluded]
+    prefills, decodes = ([s for s in ready if s.candidate.role == r] for r in ("prefill", "decode"))
+    if inputs.prefill_alone:
+        return [(prefill,) for prefill in prefills]
+    pairs = [
+        (prefill, decode)
+        for prefill in prefills
+        for decode in decodes
+        if prefill.candidate.pairing == decode.candidate.pairing
+        and (prefill.candidate.worker, decode.candidate.worker) not in inputs.broken
+    ]
+    return pairs + [(s,) for s in placement.alone if not s.candidate.excluded]
+
+
+workers = st.builds(
+    lambda **fields: Candidate(**fields),  # by itself it would draw other fields, too
+    worker=st.just(""),
+    role=st.sampled_from(["prefill", "decode"]),
+    pairing=st.sampled_from([b"", b"newer"]),
+    num_cached_tokens=st.integers(0, 1024),
+    num_queued_tokens=st.integers(0, 3),
+    num_sequences=st.integers(0, 3),
+    excluded=st.sampled_from(["", "", "", "draining"]),
+)
+
+
+@given(
+    st.lists(workers, max_size=8),
+    st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=8),
+    st.sampled_from([HANDOFFS, DEFAULT_RULES]),
+    st.booleans(),
+)
+def test_explanation_knows_cheapest_other_choice(cluster, broken, rules, prefill_alone):
+    named = tuple(one._replace(worker=f"w{at}") for at, one in enumerate(cluster))
+    pairs = frozenset((f"w{a}", f"w{b}") for a, b in broken)
+    inputs = PlacementInputs("r", 1024, named, pairs, prefill_alone=prefill_alone)
+    decision = Decision(rules, inputs, rules.decide(inputs))
+    if decision.placement is None:
+        return
+    found = all_choices(decision)
+    assert decision.placement.chosen in found
+    others = [choice for choice in found if choice != decision.placement.chosen]
+    num_others, second = other_choices(decision.placement, inputs)
+    assert num_others == len(others)
+    assert (second is None) == (not others)
+    if second is not None:
+        assert second in others
+        least = min(sum(s.cost for s in choice) for choice in others)
+        assert sum(s.cost for s in second) == least
+        assert sum(s.cost for s in decision.placement.chosen) <= least
 
 
 class Cluster:
@@ -158,6 +194,6 @@ def test_placer_keeps_earlier_decision_until_the_cluster_changes():
     assert (
         neither.why_none == why(neither) == ("no decode worker can take work: refused the request")
     )
-    cluster.workers[0] = replace(HOLDER, num_queued_tokens=1)
+    cluster.workers[0] = HOLDER._replace(num_queued_tokens=1)
     decision = placer.place(work("r"), earlier=admitted_by)
     assert decision.inputs.candidates[0].num_queued_tokens == 1

@@ -19,7 +19,7 @@ def test_placement_cost_never_grows_with_cached_prefix(request_id, candidates, d
     before = place(request_id, NUM_TOKENS, candidates)
     assume(before is not None)
     one = data.draw(st.sampled_from(candidates))
-    more = replace(one, num_cached_tokens=min(NUM_TOKENS, one.num_cached_tokens + 16))
+    more = one._replace(num_cached_tokens=min(NUM_TOKENS, one.num_cached_tokens + 16))
     after = place(request_id, NUM_TOKENS, [more if c is one else c for c in candidates])
     assert after is not None
     assert cost(after, one.worker) <= cost(before, one.worker)
@@ -52,11 +52,11 @@ def test_placement_moves_only_requests_of_worker_that_left():
 
 def test_placement_says_why_no_worker_can_be_chosen():
     prefill, decode = equals(1)
-    drained = replace(decode, excluded="draining")
+    drained = decode._replace(excluded="draining")
     assert why_none([]) == "no prefill worker is known"
     assert why_none([prefill]) == "no decode worker is known"
     assert why_none([prefill, drained]) == "no decode worker can take work: draining"
-    assert "same KV layout" in why_none([prefill, replace(decode, pairing=b"b")])
+    assert "same KV layout" in why_none([prefill, decode._replace(pairing=b"b")])
     assert why_none([], needs_prefill=False) == "no decode worker is known"
     alone = why_none([drained], needs_prefill=False)
     assert alone == "no decode worker can take work: draining"
@@ -64,13 +64,13 @@ def test_placement_says_why_no_worker_can_be_chosen():
 
 def test_placement_blames_version_gap_when_versions_differ():
     prefill, decode = equals(1)
-    newer = replace(decode, pairing=b"b", version="1.3")
+    newer = decode._replace(pairing=b"b", version="1.3")
     assert has_version_gap([prefill, newer])
     assert "one version; finish the upgrade" in why_none([prefill, newer])
-    for others in ([newer], [decode, newer, replace(prefill, excluded="draining")], []):
+    for others in ([newer], [decode, newer, prefill._replace(excluded="draining")], []):
         assert not has_version_gap(others)
     assert not has_version_gap([prefill, newer, decode])
-    assert has_version_gap([prefill, newer, replace(decode, excluded="draining")])
+    assert has_version_gap([prefill, newer, decode._replace(excluded="draining")])
 
 
 @given(request_ids, clusters(NUM_TOKENS))

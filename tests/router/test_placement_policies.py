@@ -1,7 +1,5 @@
 """Placement policies: common properties, and the purpose of each."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +32,7 @@ def test_policies_choose_only_live_and_paired_workers(name, request_id, cluster,
 
 @given(names, request_ids, cluster, st.randoms())
 def test_policies_depend_only_on_snapshot(name, request_id, cluster, shuffled):
-    other = [replace(c) for c in cluster]
+    other = [c._replace() for c in cluster]
     shuffled.shuffle(other)
     policy = policy_named(name)
     first, second = (place(request_id, NUM_TOKENS, c, (), policy) for c in (cluster, other))
@@ -44,7 +42,7 @@ def test_policies_depend_only_on_snapshot(name, request_id, cluster, shuffled):
 @given(names, candidates("prefill") | candidates("decode"), st.integers(0, NUM_TOKENS))
 def test_policy_cost_never_grows_with_cached_prefix(name, one, num_tokens):
     policy = policy_named(name)
-    more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
+    more = one._replace(num_cached_tokens=one.num_cached_tokens + 16)
     before, after = policy(one, num_tokens), policy(more, num_tokens)
     assert all(after[term] <= before[term] for term in before)
 
@@ -99,13 +97,13 @@ OTHER = Candidate("other", "prefill", b"", last_turn=8)
     ],
 )
 def test_baton_policy_leaves_prefix_holder_when_its_queue_grows(num_queued_tokens, expected):
-    busy = replace(HOLDER, num_queued_tokens=num_queued_tokens)
+    busy = HOLDER._replace(num_queued_tokens=num_queued_tokens)
     chosen = {name: chosen_by(name, busy, OTHER) for name in POLICY_NAMES}
     assert chosen == {**expected, "least-loaded": "other", "round-robin": "other"}
 
 
 def test_baton_policy_prefers_least_recently_loaded_equal():
-    used = replace(OTHER, worker="used", num_recent_tokens=1000.0)
+    used = OTHER._replace(worker="used", num_recent_tokens=1000.0)
     assert chosen_by("baton", used, OTHER) == "other"
 
 

@@ -1,7 +1,6 @@
 """A trace shows of each placement what `baton explain` says: the workers, and all terms."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -62,7 +61,7 @@ def test_placement_span_has_workers_and_every_cost_term(exported):
 
 
 def test_placement_span_lists_candidates_cheapest_first(exported):
-    draining = replace(PREFILLS[0], worker="gone", excluded="draining")
+    draining = PREFILLS[0]._replace(worker="gone", excluded="draining")
     span = span_of(exported, decided(*PREFILLS, draining, DECODE))
     told = [dict(event.attributes) for event in span.events]
     assert {one["worker"] for one in told} == {"p0", "p1", "p2", "gone", "d"}
@@ -72,7 +71,7 @@ def test_placement_span_lists_candidates_cheapest_first(exported):
 
 
 def test_placement_span_limits_candidates_of_large_fleet(exported):
-    many = [replace(PREFILLS[0], worker=f"p{i}") for i in range(100)]
+    many = [PREFILLS[0]._replace(worker=f"p{i}") for i in range(100)]
     span = span_of(exported, decided(*many, DECODE))
     assert span.attributes["baton.placement.num_candidates"] == 101
     assert len(span.events) == MAX_CANDIDATES

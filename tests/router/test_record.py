@@ -103,7 +103,7 @@ def test_record_has_choice_and_time_but_no_token(tmp_path):
 
 def test_record_writes_only_workers_that_changed(tmp_path):
     record = recorder(tmp_path / "r")
-    busier = replace(CLUSTER[1], num_queued_tokens=9)
+    busier = CLUSTER[1]._replace(num_queued_tokens=9)
     for cluster in (CLUSTER, CLUSTER, (CLUSTER[0], busier, CLUSTER[2]), CLUSTER[1:]):
         record.decided(decided("r", *cluster), list)
     record.stop()

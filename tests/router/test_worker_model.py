@@ -183,7 +183,7 @@ def test_cost_never_grows_with_cached_prefix_at_learned_rates(
     one = Candidate(
         "w", role, b"", num_cached, 9, 9.0, 2, num_held, max_held_tokens=room, rates=rates
     )
-    more = replace(one, num_cached_tokens=num_cached + 16)
+    more = one._replace(num_cached_tokens=num_cached + 16)
     before, after = (CostModel().terms(c, num_tokens) for c in (one, more))
     assert all(after[term] <= before[term] for term in before)
 

@@ -6,7 +6,7 @@ them, and what it does when a worker refuses. Cache events reach it at once, and
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
@@ -216,7 +216,7 @@ class Cluster:
                 max_held_tokens=self._room,
                 rates=self.rates,
             )
-        return replace(seen, num_cached_tokens=cached) if cached else seen
+        return seen._replace(num_cached_tokens=cached) if cached else seen
 
     def _release_share(self, worker: SimulatedWorker, share: Share) -> None:
         worker.load.release(share)

@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
@@ -167,8 +166,7 @@ class Endpoints:
             excluded=self._excluded(endpoint),
         )
         others = endpoint.num_waiting_elsewhere
-        return replace(
-            candidate,
+        return candidate._replace(
             num_queued_tokens=candidate.num_queued_tokens + round(others * mean_tokens),
             num_sequences=candidate.num_sequences + round(others),
             num_held_tokens=max(

@@ -3,17 +3,15 @@
 Independent of the source of the snapshot and of the placement policy.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from baton_router.fleet.cost_rates import Rates
 
 Role = Literal["prefill", "decode"]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Snapshot of one worker.
+class Candidate(NamedTuple):
+    """Snapshot of one worker. A tuple, since many are made for each request.
 
     Attributes:
         pairing: workers exchange blocks only if their pairings are equal.

@@ -356,7 +356,7 @@ class Attempt:
             return None
         prefill, decode = (scored.candidate for scored in self.placement.chosen)
         if decode.worker != self.decode_worker:  # the request has migrated
-            decode = replace(decode, rates=self._decode.member.model.rates)
+            decode = decode._replace(rates=self._decode.member.model.rates)
         return return_cost(prefill, decode, len(self._work.token_ids))
 
     def _read_ahead(self, call: WorkerCall) -> None:

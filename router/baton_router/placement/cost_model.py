@@ -70,20 +70,21 @@ class CostModel(Rates):
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         if candidate.role == "decode":
             return self._decode_terms(rates, candidate, num_tokens - num_cached)
-        recent, getting = candidate.num_recent_tokens, {}
-        fetch = self._fetch_seconds(rates, candidate, num_tokens)
-        if fetch is not None:
-            copy = self._copy_seconds(rates, candidate, num_tokens)
-            getting = {FETCH: fetch, "copy": copy}
-            num_cached = min(candidate.num_source_tokens, num_tokens)
-            recent = max(recent, candidate.num_source_recent_tokens)
-        return {
-            "uncached": rates.prefill_seconds(num_tokens - num_cached, num_cached),
-            **getting,
-            "queue": rates.queue_seconds(candidate.num_queued_tokens),
-            "crowding": self._crowding_seconds(rates, num_tokens, num_cached),
-            "recent": recent * rates.prefill_seconds_per_token * self.recency,
-        }
+        recent = candidate.num_recent_tokens
+        terms = {"uncached": rates.prefill_seconds(num_tokens - num_cached, num_cached)}
+        num_found = min(candidate.num_source_tokens, num_tokens)
+        if num_found > num_cached:
+            uncached = rates.prefill_seconds(num_tokens - num_found, num_found)
+            fetch = self._fetch_seconds(rates, num_found - num_cached)
+            if fetch < terms["uncached"] - uncached:
+                copy = self._copy_seconds(rates, num_found - num_cached)
+                terms = {"uncached": uncached, FETCH: fetch, "copy": copy}
+                num_cached = num_found
+                recent = max(recent, candidate.num_source_recent_tokens)
+        terms["queue"] = rates.queue_seconds(candidate.num_queued_tokens)
+        terms["crowding"] = self._crowding_seconds(rates, num_tokens, num_cached)
+        terms["recent"] = recent * rates.prefill_seconds_per_token * self.recency
+        return terms
 
     def alone_terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
         """Returns the cost of a decode worker that computes the prompt itself, in seconds by term.
@@ -109,23 +110,12 @@ class CostModel(Rates):
         added = rates.added_seconds(num_tokens - num_cached, num_cached)
         return added / rates.slowness * self.crowding
 
-    def _fetch_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
-        """Returns the seconds to fetch the prefix that the source has and the candidate lacks; None
-        if there is none, or computing it is as fast."""
-        if candidate.num_source_tokens <= candidate.num_cached_tokens:
-            return None
-        num_cached = min(candidate.num_cached_tokens, num_tokens)
-        num_found = min(candidate.num_source_tokens, num_tokens)
-        if num_found == num_cached:
-            return None
-        moving = (num_found - num_cached) * rates.transfer_seconds_per_token
-        spared = rates.prefill_seconds(num_tokens - num_cached, num_cached)
-        spared -= rates.prefill_seconds(num_tokens - num_found, num_found)
-        fetch = self.fetch_seconds + 2 * rates.prefill_seconds_per_step + moving
-        return fetch if fetch < spared else None
+    def _fetch_seconds(self, rates: Rates, num_fetched: int) -> float:
+        """Returns the seconds to fetch tokens that a source has and the candidate lacks."""
+        moving = num_fetched * rates.transfer_seconds_per_token
+        return self.fetch_seconds + 2 * rates.prefill_seconds_per_step + moving
 
-    def _copy_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float:
-        num_fetched = min(candidate.num_source_tokens, num_tokens) - candidate.num_cached_tokens
+    def _copy_seconds(self, rates: Rates, num_fetched: int) -> float:
         return num_fetched * rates.prefill_seconds_per_token * self.copying
 
     def _decode_terms(

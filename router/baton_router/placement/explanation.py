@@ -31,36 +31,47 @@ def _why_chosen(decision: Decision, placement: Placement) -> str:
     inputs = decision.inputs
     unit = _unit(decision)
     winner = placement.chosen
-    others = [choice for choice in choices(placement, inputs) if choice != winner]
+    num_others, second = other_choices(placement, inputs)
     summary = f"{_names(winner)} cost{_verb(winner)} {_amount(_cost(winner), unit)}"
-    if not others:
+    if second is None:
         return f"{summary}. No other choice could take it."
-    second = min(others, key=_cost)
     margin = _cost(second) - _cost(winner)
     if margin <= 0:
         return f"{summary}. {_names(second)} as much: the request's id breaks the tie."
     because = ", ".join(_differences(winner, second, unit))
-    n = len(others)
-    rank = "The only other choice" if n == 1 else f"Next best of {n} other choices"
+    rank = f"Next best of {num_others} other choices" if num_others > 1 else "The only other choice"
     return f"{summary}. {rank}: {_names(second)}, {_amount(margin, unit)} more ({because})."
 
 
-def choices(placement: Placement, inputs: PlacementInputs) -> Iterator[Choice]:
-    """Yields every choice of workers that could run the request."""
-    ready = [s for s in placement.scored if not s.candidate.excluded]
+def other_choices(placement: Placement, inputs: PlacementInputs) -> tuple[int, Choice | None]:
+    """Returns how many choices of workers could have run the request beside the chosen ones, and
+    the cheapest of them."""
+    num_others, cheapest = -1, list[Choice]()  # the chosen one is counted, too
+    ready = [s for s in placement.scored if not s.is_excluded]
+    prefills = [s for s in ready if s.candidate.role == "prefill"]
     if inputs.prefill_alone:
-        yield from ((s,) for s in ready if s.candidate.role == "prefill")
-        return
-    for prefill in (s for s in ready if s.candidate.role == "prefill"):
-        for decode in (s for s in ready if s.candidate.role == "decode"):
-            pair = (prefill.candidate.worker, decode.candidate.worker)
-            if prefill.candidate.pairing == decode.candidate.pairing and (
-                pair not in inputs.broken
-            ):
-                yield prefill, decode
-    for single in placement.alone:
-        if not single.candidate.excluded:
-            yield (single,)
+        num_others += len(prefills)
+        cheapest += [(prefill,) for prefill in prefills[:2]]
+    else:
+        decodes: dict[bytes, list[Scored]] = {}
+        for one in ready:
+            if one.candidate.role == "decode":
+                decodes.setdefault(one.candidate.pairing, []).append(one)
+        barred: dict[str, set[str]] = {}
+        for worker, partner in inputs.broken:
+            barred.setdefault(worker, set()).add(partner)
+        for prefill in prefills:
+            partners = decodes.get(prefill.candidate.pairing, [])
+            avoided = barred.get(prefill.candidate.worker)
+            if avoided:
+                partners = [s for s in partners if s.candidate.worker not in avoided]
+            num_others += len(partners)
+            # Its cheapest pairs; the third and later ones cost more than another choice.
+            cheapest += [(prefill, decode) for decode in partners[:2]]
+    singles = [(s,) for s in placement.alone if not s.is_excluded]
+    num_others += len(singles)
+    others = [choice for choice in (*cheapest, *singles) if choice != placement.chosen]
+    return num_others, min(others, key=_cost, default=None)
 
 
 def _of_versions(inputs: PlacementInputs) -> Iterator[str]:

@@ -32,16 +32,19 @@ __all__ = [
 
 
 class Scored(NamedTuple):
-    """Candidate with its cost, the sum of the terms.
+    """Candidate with its cost, the sum of the terms. In order as tuples: by the first three fields,
+    then by the worker's name.
 
     Attributes:
+        is_excluded: it cannot be chosen.
         rank: rendezvous hash that orders candidates of equal cost; differs per request.
     """
 
-    candidate: Candidate
-    terms: Terms
+    is_excluded: bool
     cost: float
     rank: int
+    candidate: Candidate
+    terms: Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,12 @@ def place(
     """
     seed = xxh64_intdigest(request_id.encode())
     scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
-    scored.sort(key=_order)
+    scored.sort()
     if prefill_alone:
         return _prefill_alone(scored, broken)
     pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
     singles = _alone(scored, num_tokens, alone)
-    single = singles[0] if singles and not singles[0].candidate.excluded else None
+    single = singles[0] if singles and not singles[0].is_excluded else None
     if pairs:
         prefill, decode = min(pairs, key=_pair_order)
         if single is None or prefill.cost + decode.cost <= single.cost:
@@ -137,7 +140,7 @@ def place_again(
         for c in candidates
         if c.role == "decode" and c.worker != decode and not c.excluded and c.pairing in pairings
     ]
-    return min(scored, key=_order).candidate.worker if scored else None
+    return min(scored).candidate.worker if scored else None
 
 
 def ready_versions(candidates: Iterable[Candidate], role: Role) -> frozenset[str]:
@@ -174,7 +177,7 @@ def why_none(
 def _score(candidate: Candidate, num_tokens: int, policy: Policy, seed: int) -> Scored:
     terms = policy(candidate, num_tokens)
     rank = xxh64_intdigest(candidate.worker.encode(), seed)
-    return Scored(candidate, terms, sum(terms.values()), rank)
+    return Scored(candidate.excluded != "", sum(terms.values()), rank, candidate, terms)
 
 
 def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple[Scored, ...]:
@@ -185,13 +188,9 @@ def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple
     for one in scored:
         if one.candidate.role == "decode":
             terms = alone(one.candidate, num_tokens)
-            singles.append(Scored(one.candidate, terms, sum(terms.values()), one.rank))
-    return tuple(sorted(singles, key=_order))
-
-
-def _order(scored: Scored) -> tuple[bool, float, int, str]:
-    candidate = scored.candidate
-    return candidate.excluded != "", scored.cost, scored.rank, candidate.worker
+            cost = sum(terms.values())
+            singles.append(Scored(one.is_excluded, cost, one.rank, one.candidate, terms))
+    return tuple(sorted(singles))
 
 
 def _pair_order(pair: tuple[Scored, Scored]) -> tuple[float, int, int]:
@@ -203,7 +202,7 @@ def _by_pairing(scored: list[Scored]) -> Iterator[tuple[list[Scored], list[Score
     """Returns the prefill and the decode workers that can take requests, for each pairing."""
     groups: dict[bytes, tuple[list[Scored], list[Scored]]] = {}
     for one in scored:
-        if not one.candidate.excluded:
+        if not one.is_excluded:
             candidate = one.candidate
             group = groups.get(candidate.pairing)
             if group is None:

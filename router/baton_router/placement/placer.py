@@ -5,7 +5,6 @@ Independent of RPCs and of the request lifecycle.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 
 from baton.cluster.prefix import BlockHash
@@ -183,4 +182,4 @@ def _path(decision: Decision) -> str:
 
 
 def _without(candidate: Candidate, reason: str) -> Candidate:
-    return replace(candidate, excluded=candidate.excluded or reason)
+    return candidate._replace(excluded=candidate.excluded or reason)

@@ -5,7 +5,6 @@ The placement policy decides if a fetch is cheaper than computing the prefix.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from baton_router.fleet.candidate import Candidate
 
@@ -26,8 +25,7 @@ def _with_source(candidate: Candidate, holders: list[Candidate]) -> Candidate:
         if holder.num_cached_tokens <= candidate.num_cached_tokens:
             break
         if holder.worker != candidate.worker:
-            return replace(
-                candidate,
+            return candidate._replace(
                 source=holder.worker,
                 num_source_tokens=holder.num_cached_tokens,
                 num_source_recent_tokens=holder.num_recent_tokens,

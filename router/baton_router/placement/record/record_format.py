@@ -28,7 +28,7 @@ VERSION = 1
 
 _VERSION_KEY = "baton_record"
 _NEVER_LEFT_OUT = ("at", "id", "tokens")
-_FIELDS = tuple(field.name for field in dataclasses.fields(Candidate) if field.name != "worker")
+_FIELDS = tuple(name for name in Candidate._fields if name != "worker")
 
 Workers = Mapping[str, Candidate]
 
@@ -150,7 +150,7 @@ def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> C
         change["rates"] = Rates(**change["rates"])
     if before is None:
         return Candidate(worker=worker, **change)
-    return dataclasses.replace(before, **change)
+    return before._replace(**change)
 
 
 def _plain(value: Any) -> Any:
