@@ -37,7 +37,7 @@ def other_router(pair_shape: LocalCluster) -> Iterator[SecondRouter]:
 @pytest.fixture
 async def client(pair: LocalCluster, other_router: SecondRouter) -> AsyncIterator[AsyncClient]:
     async with AsyncClient([pair.address, other_router.address]) as open_client:
-        await until_observed(other_router.knows_all_workers, what="the other router's workers")
+        await until_observed(other_router.is_ready, what="the other router's workers")
         yield open_client
 
 

@@ -54,12 +54,13 @@ class SecondRouter:
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
         self.process(name).signal(signum)
 
-    def knows_all_workers(self) -> bool:
-        """Whether it would give work to every worker that runs."""
+    def is_ready(self) -> bool:
+        """Whether it says so, and would give work to every worker that runs."""
         running = {p.worker_id for p in self.processes if p.role != "router" and p.is_running}
         try:
             with Client(self.admin_address, timeout=2.0, tls=self.router.tls) as client:
-                return running <= {w.id for w in client.list_workers() if w.state == "ready"}
+                known = {w.id for w in client.list_workers() if w.state == "ready"}
+                return running <= known and client.get_load().state == "ready"
         except BatonError:
             assert self.router.is_running, self.router.failure()
             return False
@@ -95,7 +96,7 @@ def second_router(
         router.start(Path(folder))
         try:
             view = SecondRouter(cluster, router)
-            wait_until(view.knows_all_workers, within=60.0, what="a second router")
+            wait_until(view.is_ready, within=60.0, what="a second router")
             yield view
         finally:
             router.signal(signal.SIGKILL)
