@@ -63,10 +63,10 @@ def test_locks_meet_version_ranges_of_pyproject(name):
     assert tool().EXTRAS == EXTRAS
 
 
-def test_worker_locks_have_torch_and_triton_of_constraints():
+def test_worker_locks_have_the_versions_of_constraints():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = [Requirement(line) for line in lines if not line.startswith("#")]
-    assert {constraint.name for constraint in constraints} == {"torch", "triton"}
+    assert {constraint.name for constraint in constraints} == {"torch", "transformers", "triton"}
     for constraint in constraints:
         assert versions("worker")[constraint.name] in constraint.specifier
     assert versions("torch-cpu") == {"torch": versions("worker")["torch"]}
