@@ -101,11 +101,18 @@ def test_answer_splits_reasoning_text_and_calls():
 @given(st.sampled_from(TEXTS), st.lists(st.integers(1, 9), max_size=60), st.integers(1, 5))
 def test_parts_are_the_same_however_tokens_arrive(text, sizes, num_together):
     ids = ids_of(text)
-    expected = seen(read(written(answer_of(), ids, [])))
+    whole = written(answer_of(), ids, [])
+    expected, num_reasoning = seen(read(whole)), num_reasoning_tokens(whole)
     events = written(answer_of(), ids, sizes)
     batches = [events[i : i + num_together] for i in range(0, len(events), num_together)]
     fewer = [event for batch in batches for event in coalesced(batch)]
     assert seen(read(fewer)) == expected
+    assert num_reasoning_tokens(fewer) == num_reasoning
+    assert bool(num_reasoning) == bool(expected[1])
+
+
+def num_reasoning_tokens(events: list[Any]) -> int:
+    return sum(event.num_reasoning_tokens for event in events if isinstance(event, Chunk))
 
 
 def test_coalesced_joins_pieces_of_one_part():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from baton.v1 import inference_pb2 as pb
 from baton_router.lifecycle.chunk import Chunk, ClientEvent
 from baton_router.lifecycle.reorder_buffer import Token
-from baton_router.output_parsing.parts import Part, Reasoning
+from baton_router.output_parsing.parts import Part
 
 _REASONS = {
     pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
@@ -68,14 +68,13 @@ class Reader:
         accepted: the first event; None until it arrives.
         finished: the last event that ended a sequence, with the request's usage.
         num_output_tokens: tokens received so far.
-        num_reasoning_tokens: those of messages with reasoning.
+        num_reasoning_tokens: those of reasoning among them.
     """
 
     def __init__(self, first: int, num_choices: int, echo: Prompt | None = None) -> None:
         self.accepted: pb.Accepted | None = None
         self.finished: pb.Finished | None = None
         self.num_output_tokens = self.num_reasoning_tokens = 0
-        self._reasoning: set[int] = set()  # sequences whose last part was reasoning
         self.indices = range(first, first + num_choices)
         self._echo = echo
         self._scores: list[ScoredToken] = []
@@ -83,6 +82,7 @@ class Reader:
     def read(self, event: ClientEvent) -> Sequence[SequenceDelta]:
         if isinstance(event, Chunk):
             self.num_output_tokens += len(event.tokens)
+            self.num_reasoning_tokens += event.num_reasoning_tokens
             return [self._written(event)]
         kind = event.WhichOneof("event")
         if kind == "accepted":
@@ -107,19 +107,8 @@ class Reader:
 
     def _written(self, chunk: Chunk) -> SequenceDelta:
         index = self.indices[chunk.sequence_index]
-        if chunk.parts or index in self._reasoning:
-            self._count_reasoning(index, chunk)
         tokens = [_scored(token) for token in chunk.tokens if token.logprob is not None]
         return SequenceDelta(index, chunk.text, tokens, parts=chunk.parts)
-
-    def _count_reasoning(self, index: int, chunk: Chunk) -> None:
-        parts = chunk.parts
-        if not parts or any(isinstance(part, Reasoning) for part in parts):
-            self.num_reasoning_tokens += len(chunk.tokens)
-        if parts and isinstance(parts[-1], Reasoning):
-            self._reasoning.add(index)
-        elif parts:
-            self._reasoning.discard(index)
 
     def _on_scores(self, message: pb.PromptLogprobs) -> Sequence[SequenceDelta]:
         if self._echo is None:

@@ -245,7 +245,9 @@ class Answer:
         if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
             self._endings.setdefault(index, Ending(reason))
             output.has_ended = True
+        num_reasoning = output.num_reasoning_tokens
         shown, text, parts = output.push(tokens)
+        num_reasoning = output.num_reasoning_tokens - num_reasoning
         is_complete = output.is_complete
         if shown:
             if self._account.timings.first_token is None:
@@ -253,7 +255,8 @@ class Answer:
                 self._on_first_token(moment)
             self._account.num_output_tokens += len(shown)
             known = self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
-            responses.append(Chunk(index, shown, text, known, self._with_ids(index, parts)))
+            parts = self._with_ids(index, parts)
+            responses.append(Chunk(index, shown, text, known, parts, num_reasoning))
         return responses + self._finish(index) if is_complete else responses
 
     def _end(self, index: int, ending: Ending) -> list[ClientEvent]:

@@ -19,6 +19,7 @@ class Chunk:
         finish_reason: why the sequence is complete with them; unspecified if it continues, or if
             only `finished` has the reason.
         parts: of a parsed output; may lag behind the text. Adjacent pieces are one part.
+        num_reasoning_tokens: tokens of reasoning among them.
     """
 
     sequence_index: int
@@ -26,6 +27,7 @@ class Chunk:
     text: str
     finish_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
     parts: list[Part] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
 
     def append(self, more: "Chunk") -> None:
         """Adds the tokens that follow, at least one."""
@@ -33,6 +35,7 @@ class Chunk:
         self.text += more.text
         self.finish_reason = more.finish_reason
         self.parts = joined([*self.parts, *more.parts])
+        self.num_reasoning_tokens += more.num_reasoning_tokens
 
 
 ClientEvent: TypeAlias = Chunk | pb.GenerateResponse

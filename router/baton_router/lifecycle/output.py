@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from baton_router.lifecycle.detokenizer import Detokenizer, StopStrings
 from baton_router.lifecycle.reorder_buffer import ReorderBuffer, Token
-from baton_router.output_parsing.parts import Part
+from baton_router.output_parsing.parts import Part, Reasoning
 from baton_router.output_parsing.request_parsing import RequestParsing
 
 
@@ -19,6 +19,7 @@ class Output:
     Attributes:
         has_ended: no token follows those that are known: a worker reported the end, or a stop
             string was found.
+        num_reasoning_tokens: shown tokens of reasoning, without the marks before it.
     """
 
     def __init__(
@@ -26,6 +27,8 @@ class Output:
     ) -> None:
         """`parsing` None: there are no parts."""
         self.has_ended = False
+        self.num_reasoning_tokens = 0
+        self._is_reasoning = False
         self._assembly = ReorderBuffer()
         self._detokenizer = Detokenizer(tokenizer, {} if parsing is None else parsing.kept_tokens)
         self._stop = StopStrings(stop)
@@ -61,9 +64,18 @@ class Output:
             text += new
             # Token by token, so that parts do not depend on how tokens arrive: a client that
             # resumes has received all that are made of its tokens.
-            if new and self._parser is not None:
-                parts += self._parser.push(new)
+            if self._parser is not None:
+                made = self._parser.push(new) if new else []
+                self._count_reasoning(made)
+                parts += made
         return shown, text, parts
+
+    def _count_reasoning(self, parts: Sequence[Part]) -> None:
+        """Counts a token as reasoning by the parts that it completed; if none, by those before."""
+        if any(isinstance(part, Reasoning) for part in parts) or (self._is_reasoning and not parts):
+            self.num_reasoning_tokens += 1
+        if parts:
+            self._is_reasoning = isinstance(parts[-1], Reasoning)
 
     def restart(self) -> None:
         """Prepares for other workers, which resume after the shown tokens or from the beginning."""
