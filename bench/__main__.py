@@ -11,6 +11,7 @@ NAMES = (
     "engine",
     "serve",
     "pools",
+    "mixed",
     "scheduler",
     "prefix",
     "locality",

@@ -13,19 +13,23 @@ MAX_TOKENS = 32
 VOCAB_SIZE = 3072
 
 
-def save_model(folder: Path) -> None:
-    """A random Llama of about 7 M parameters in float32, with the shipped tokenizer beside it.
+def save_model(folder: Path, **sizes: int) -> None:
+    """A random Llama in float32, with the shipped tokenizer beside it. Of about 7 M parameters;
+    `sizes` are other values of its configuration.
 
     Weights are scaled up so that the most likely token leads clearly: equal outputs then mean equal
     computation, and not luck with rounding.
     """
     torch.manual_seed(0)
+    small = {
+        "hidden_size": 256,
+        "num_hidden_layers": 8,
+        "intermediate_size": 704,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
     config = LlamaConfig(
-        hidden_size=256,
-        num_hidden_layers=8,
-        intermediate_size=704,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        **{**small, **sizes},
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
