@@ -72,10 +72,11 @@ class Output:
 
     def _count_reasoning(self, parts: Sequence[Part]) -> None:
         """Counts a token as reasoning by the parts that it completed; if none, by those before."""
-        if any(isinstance(part, Reasoning) for part in parts) or (self._is_reasoning and not parts):
-            self.num_reasoning_tokens += 1
-        if parts:
-            self._is_reasoning = isinstance(parts[-1], Reasoning)
+        is_counted = self._is_reasoning and not parts
+        for part in parts:
+            self._is_reasoning = isinstance(part, Reasoning)
+            is_counted = is_counted or self._is_reasoning
+        self.num_reasoning_tokens += is_counted
 
     def restart(self) -> None:
         """Prepares for other workers, which resume after the shown tokens or from the beginning."""
