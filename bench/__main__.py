@@ -5,7 +5,9 @@ import importlib
 import logging
 import sys
 
-from bench.report import CasesFailedError, NotPossibleError, show
+from bench.report import CasesFailedError, NotPossibleError, Row, show
+
+MISSED = 2  # exit status of a strict run that missed an aim
 
 NAMES = (
     "engine",
@@ -35,6 +37,9 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=5, help="measurements of each side, in turns (default 5)"
     )
+    parser.add_argument(
+        "--strict", action="store_true", help=f"exit with {MISSED} if a ratio is below its aim"
+    )
     parser.add_argument("--tls", action="store_true", help="of transfer: what mutual TLS costs it")
     arguments = parser.parse_args()
     if arguments.tls and arguments.name != "transfer":
@@ -42,6 +47,7 @@ def main() -> None:
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
     logging.disable(logging.WARNING)
+    missed: list[Row] = []
     for name in NAMES if arguments.name == "all" else (arguments.name,):
         print(f"bench {name}: running", file=sys.stderr)
         try:
@@ -56,6 +62,11 @@ def main() -> None:
             raise SystemExit(str(error)) from error
         else:
             show(rows, as_json=arguments.json)
+            missed += [row for row in rows if row.holds is False]
+    if arguments.strict and missed:
+        for row in missed:
+            print(f"missed: {row.case} is {row.ratio:.2f}; expected {row.aim:.3g}", file=sys.stderr)
+        raise SystemExit(MISSED)
 
 
 if __name__ == "__main__":

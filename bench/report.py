@@ -69,7 +69,7 @@ def show(rows: Sequence[Row], *, as_json: bool) -> None:
             row.against,
             f"{row.reference:,.4g}",
             f"{row.ratio:.2f}",
-            "" if row.aim is None else f"{row.aim:g}",
+            "" if row.aim is None else f"{row.aim:.3g}",
             {None: "", True: "yes", False: "no"}[row.holds],
         )
     Console().print(table)
