@@ -24,6 +24,7 @@ from baton_router.fleet.fleets import Fleets
 from baton_router.lifecycle.client_wire import pooled_output_to_message
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.models.models import Models, ServedModel
+from baton_router.prompt import NO_PROMPT, Prompt
 from baton_router.request import work_of
 
 logger = logging.getLogger(__name__)
@@ -170,20 +171,20 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.FlushCacheRequest, context: Any
     ) -> admin_pb2.FlushCacheResponse:
         tenant = self._tenants.of(context)
-        token_ids: tuple[int, ...] = ()
+        prompt = NO_PROMPT
         is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if is_prompt:
             intake = self._models.of(request.model).services.intake
-            token_ids = tuple(await intake.tokens_of(request))
+            prompt = Prompt(tuple(await intake.tokens_of(request)), tenant.salt)
 
         async def flush(fleet: Fleet, member: Member) -> int | BatonError:
-            hashes = fleet.block_hashes(member, token_ids, tenant.salt)
-            of_prompt = admin_pb2.FlushCacheRequest(block_hashes=b"".join(hashes))
+            asked = request
+            if is_prompt:
+                hashes = b"".join(prompt.hashes(member.namespace))
+                asked = admin_pb2.FlushCacheRequest(block_hashes=hashes)
             try:
-                response = await self._call(
-                    fleet, member, "FlushCache", of_prompt if is_prompt else request
-                )
+                response = await self._call(fleet, member, "FlushCache", asked)
             except BatonError as error:
                 return error
             return int(response.num_blocks)

@@ -2,13 +2,14 @@
 outcome. Knows nothing of workers, calls or messages but their enums."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.failure import FailureKind
 from baton_router.output_parsing.request_parsing import RequestParsing
+from baton_router.prompt import Prompt
 from baton_router.usage import Account
 
 ANONYMOUS = Tenant()
@@ -50,6 +51,7 @@ class Request:
         received_endings: finish reasons that the client was told with that output; empty: none.
         parsing: None: the output is text alone.
         model: name of the model that answers.
+        prompt: the tokens with their chain hashes.
     """
 
     request_id: str
@@ -61,6 +63,10 @@ class Request:
     tenant: Tenant = ANONYMOUS
     parsing: RequestParsing | None = None
     model: str = ""
+    prompt: Prompt = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", Prompt(self.token_ids, self.tenant.salt))
 
     @property
     def demand(self) -> Demand:
@@ -85,17 +91,25 @@ class Work:
         outputs: the same for each of several sequences, None for a complete one. Empty if none has
             begun, and for ranked sequences, whose tokens are unknown before the end.
         params: the request's, without what the client has already been sent.
+        prompt: the tokens that all its sequences begin with.
     """
 
     request: Request
     output: tuple[int, ...]
     outputs: tuple[tuple[int, ...] | None, ...]
     params: SamplingParams
+    prompt: Prompt = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        prompt = self.request.prompt
+        if self.output:
+            prompt = Prompt(prompt.token_ids + self.output, prompt.salt)
+        object.__setattr__(self, "prompt", prompt)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens that all its sequences begin with."""
-        return self.request.token_ids + self.output
+        return self.prompt.token_ids
 
     @property
     def num_sequences(self) -> int:

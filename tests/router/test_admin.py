@@ -48,9 +48,6 @@ class _Fleet:
         self.endpoints: dict[str, str] = {}
         self.channels = Channels()
 
-    def block_hashes(self, member: _Worker, token_ids: tuple[int, ...], salt: bytes) -> list[bytes]:
-        return []
-
     @contextmanager
     def admin_channel_to(self, member: _Worker) -> Iterator[grpc.aio.Channel]:
         yield self.channels.get(self.endpoints[member.record.id])

@@ -11,6 +11,7 @@ from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementIn
 from baton_router.placement.explanation import other_choices, why
 from baton_router.placement.placement import Scored
 from baton_router.placement.placer import Placer
+from baton_router.prompt import Prompt
 from baton_router.request import Request, Work, work_of
 
 HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=512)
@@ -154,7 +155,7 @@ class Cluster:
     def __init__(self) -> None:
         self.workers = [HOLDER, DECODE]
 
-    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+    def candidates(self, prompt: Prompt) -> list[Candidate]:
         return list(self.workers)
 
 

@@ -25,6 +25,7 @@ from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from baton_router.fleet.fleet import Fleet, Member
 from baton_router.fleet.worker_model import PoolModel, WorkDone, WorkerModel
+from baton_router.prompt import Prompt
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 
@@ -84,7 +85,7 @@ async def at_work(
 
 def reason(fleet: Fleet) -> str | None:
     """Why the one worker cannot take work; None while it is unknown."""
-    candidates = fleet.candidates((1, 2, 3))
+    candidates = fleet.candidates()
     return candidates[0].excluded if candidates else None
 
 
@@ -96,7 +97,7 @@ async def test_fleet_pairs_no_mixed_versions_but_shares_their_rates():
             for number, record in enumerate((old, new), 1):
                 await stack.enter_async_context(registered(redis, record))
                 await until(lambda n=number: len(fleet.members) == n, within=5.0)
-            one, other = fleet.candidates((1, 2, 3))
+            one, other = fleet.candidates()
             assert (one.version, other.version) == ("1.3", "1.2")
             assert one.pairing != other.pairing
             newer, older = fleet.members
@@ -237,11 +238,10 @@ async def test_fleet_counts_restarted_worker_as_new_member():
 async def test_fleet_hashes_prompts_of_isolated_tenants_apart():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None, within=5.0)
-        member, prompt = fleet.members[0], tuple(range(40))
-        hashes = {salt: fleet.block_hashes(member, prompt, salt) for salt in (b"", b"a", b"b")}
-        assert len(set(map(tuple, hashes.values()))) == 3
-        fleet.index.apply("w", 1, KvEvents(stored=tuple(hashes[b"a"])))
-        found = {s: fleet.candidates(prompt, s)[0].num_cached_tokens for s in hashes}
+        prompts = {salt: Prompt(tuple(range(40)), salt) for salt in (b"", b"a", b"b")}
+        stored = tuple(prompts[b"a"].hashes(fleet.members[0].namespace))
+        fleet.index.apply("w", 1, KvEvents(stored=stored))
+        found = {s: fleet.candidates(p)[0].num_cached_tokens for s, p in prompts.items()}
         assert found == {b"": 0, b"a": 32, b"b": 0}
 
 
@@ -249,22 +249,22 @@ async def test_fleet_counts_pending_prompt_as_cached():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None, within=5.0)
         prompt = tuple(range(40))
-        hashes = fleet.block_hashes(fleet.members[0], prompt)
+        hashes = Prompt(prompt).hashes(fleet.members[0].namespace)
         with fleet.pending.pending("w", hashes):
-            assert fleet.candidates((*prompt, 7, 7))[0].num_cached_tokens == 32
-        assert fleet.candidates(prompt)[0].num_cached_tokens == 0
+            assert fleet.candidates(Prompt((*prompt, 7, 7)))[0].num_cached_tokens == 32
+        assert fleet.candidates(Prompt(prompt))[0].num_cached_tokens == 0
 
 
 async def test_fleet_counts_load_while_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None, within=5.0)
-        fresh = fleet.candidates(())[0]
+        fresh = fleet.candidates()[0]
         member = fleet.members[0]
         with member.loaded(num_tokens=7), member.loaded(num_held_tokens=5):
-            loaded = fleet.candidates(())[0]
+            loaded = fleet.candidates()[0]
             assert (loaded.num_sequences, loaded.num_queued_tokens) == (2, 7)
             assert loaded.num_held_tokens == 5
-        after = fleet.candidates(())[0]
+        after = fleet.candidates()[0]
         assert (after.num_sequences, after.num_queued_tokens, after.num_held_tokens) == (0, 0, 0)
         assert after.num_recent_tokens == pytest.approx(7, rel=0.01)
         assert after.last_turn > fresh.last_turn == 0
@@ -275,21 +275,21 @@ async def test_fleet_tracks_own_placements_without_redis():
     async with worker_and_fleet() as (server, fleet, redis_server):
         async with registered(redis_server, record_of(server)):
             await until(lambda: reason(fleet) is not None, within=5.0)
-        token_ids = tuple(range(100))
-        member, hashes = fleet.members[0], fleet.block_hashes(fleet.members[0], token_ids)
+        member, prompt = fleet.members[0], Prompt(tuple(range(100)))
+        hashes = prompt.hashes(member.namespace)
         fleet.note_held(member, hashes)
-        assert fleet.candidates(token_ids)[0].num_cached_tokens == 0
+        assert fleet.candidates(prompt)[0].num_cached_tokens == 0
         redis_server.stop()
         await server.set_ready(True)  # who serves stays known
         await until(lambda: fleet._events.stale, within=5.0)
         fleet.note_held(member, hashes)
-        assert fleet.candidates(token_ids)[0].num_cached_tokens == 96
+        assert fleet.candidates(prompt)[0].num_cached_tokens == 96
         with EmbeddedRedis(redis_server._port) as again:
             redis = connect(again.url)
             publisher = EventPublisher(redis, "w", 1)
             publisher.publish(KvEvents(stored=tuple(hashes[:2])))
             publisher.start()
-            await until(lambda: fleet.candidates(token_ids)[0].num_cached_tokens == 32, within=5.0)
+            await until(lambda: fleet.candidates(prompt)[0].num_cached_tokens == 32, within=5.0)
             await publisher.stop()
             await redis.aclose()
 

@@ -42,7 +42,7 @@ async def two_fleets() -> AsyncIterator[tuple[Server, Fleets, EmbeddedRedis]]:
 def listed(fleets: Fleets) -> dict[str, list[str]]:
     """The candidates of each model that can take a request."""
     return {
-        model: [one.worker for one in fleet.candidates((1, 2, 3)) if not one.excluded]
+        model: [one.worker for one in fleet.candidates() if not one.excluded]
         for model, fleet in fleets.of.items()
     }
 

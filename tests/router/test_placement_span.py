@@ -15,6 +15,7 @@ from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementIn
 from baton_router.placement.explanation import why
 from baton_router.placement.placement_span import MAX_CANDIDATES, placing
 from baton_router.placement.placer import Placer
+from baton_router.prompt import Prompt
 from baton_router.request import Request, work_of
 
 PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]
@@ -92,7 +93,7 @@ def test_placement_span_is_not_built_outside_trace(monkeypatch):
 class Cluster:
     """As a placer sees it."""
 
-    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+    def candidates(self, prompt: Prompt) -> list[Candidate]:
         return [*PREFILLS, DECODE]
 
 

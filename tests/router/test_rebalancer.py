@@ -55,7 +55,7 @@ class View:
         self._num_queued_tokens = num_queued_tokens
         self.index = SimpleNamespace(num_blocks=lambda _worker: 0)
 
-    def candidates(self, _token_ids: tuple[int, ...]) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
         return [
             Candidate(w, role, b"", num_queued_tokens=self._num_queued_tokens, rates=RATES)
             if w == "p0"

@@ -5,10 +5,7 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.prefix import hash_chain
-from baton.cluster.redis import connect
-from baton.serving.channels import Channels
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Member
 from baton_router.fleet.worker_model import PoolModel, WorkDone
 from tests.support.router.records import RECORD
 
@@ -49,14 +46,3 @@ def test_member_candidate_is_reused_when_nothing_changed():
     member = Member(RECORD, PoolModel())
     first = member.candidate(5.0, 16, "")
     assert member.candidate(5.0, 16, "") is first
-
-
-async def test_fleet_block_hashes_are_those_of_given_prompt():
-    redis = connect("redis://127.0.0.1:1")
-    fleet, member = Fleet(redis, Channels(), b"t" * 16), Member(RECORD, PoolModel())
-    one, other = tuple(range(40)), tuple(range(1, 41))
-    for token_ids in (one, one, other, (*one[:39], 7), one):
-        for salt in (b"", b"a", b"a"):
-            expected = hash_chain(RECORD.namespace.root(salt), token_ids, 16)
-            assert fleet.block_hashes(member, token_ids, salt) == expected
-    await redis.aclose()

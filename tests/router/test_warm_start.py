@@ -13,6 +13,7 @@ from baton.cluster.redis import connect
 from baton.cluster.registry import Registration
 from baton.serving.channels import Channels
 from baton_router.fleet.fleet import Fleet
+from baton_router.prompt import Prompt
 from bench.warm import EPOCH, holds_exactly, publish
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
@@ -82,5 +83,5 @@ async def test_fleet_candidates_ask_redis_nothing():
 
         before = await num_executed()
         for number in range(200):
-            assert len(fleet.candidates(tuple(range(number, number + 500)))) == NUM_WORKERS
+            assert len(fleet.candidates(Prompt(tuple(range(number, number + 500))))) == NUM_WORKERS
         assert await num_executed() - before == 1

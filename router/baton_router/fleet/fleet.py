@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from baton.cancellation import is_task_cancelled
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
-from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
+from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.registry import WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.throttled_log import ThrottledLog
@@ -39,6 +39,7 @@ from baton_router.fleet.load import Load, Share
 from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
 from baton_router.fleet.waiting_records import WaitingRecords
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.prompt import NO_PROMPT, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -149,20 +150,6 @@ class Member:
         return "" if self.circuit.is_closed else "failed a moment ago"
 
 
-class _Chain(NamedTuple):
-    """Chain hashes of a prompt, with their inputs."""
-
-    namespace: PrefixNamespace
-    token_ids: tuple[int, ...]
-    salt: bytes
-    hashes: list[BlockHash]
-
-    def is_for(self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes) -> bool:
-        """Returns whether the hashes are of these inputs. Compares the tuple by identity: comparing
-        all tokens would take a good part of the time of hashing them."""
-        return token_ids is self.token_ids and (namespace, salt) == (self.namespace, self.salt)
-
-
 class Fleet:
     """Fleet of the workers of one model. Owns the locality index of their cached blocks.
 
@@ -197,7 +184,6 @@ class Fleet:
         self._log = ThrottledLog(logger)
         self._members: dict[str, Member] = {}
         self._namespaces: frozenset[PrefixNamespace] = frozenset()  # of all members
-        self._last_chain: _Chain | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._watch_calls: set[Any] = set()
         self._pools: dict[tuple[str, bytes], PoolModel] = {}
@@ -297,9 +283,9 @@ class Fleet:
         """Shortest maximum length of the serving workers, in tokens; 2**31 if none serves."""
         return min((m.max_len for m in self.members if m.is_serving), default=2**31)
 
-    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+    def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
         """Returns a snapshot of all workers, with the prompt tokens that each has cached."""
-        cached = self._cached_blocks(token_ids, salt)
+        cached = self._cached_blocks(prompt)
         now = coarse(time.monotonic())
         return [
             m.candidate(
@@ -310,11 +296,9 @@ class Fleet:
             for m in self.members
         ]
 
-    def block_hashes(
-        self, member: Member, token_ids: tuple[int, ...], salt: bytes = b""
-    ) -> list[bytes]:
-        """Returns the chain hashes of the prompt's full blocks, as this worker computes them."""
-        return self._chain(member.namespace, token_ids, salt)
+    async def hash_ahead(self, prompt: Prompt) -> None:
+        """Computes the chain hashes of a long prompt for all workers, without blocking the loop."""
+        await prompt.hash_ahead(self._namespaces)
 
     def note_held(self, member: Member, hashes: Sequence[bytes]) -> None:
         """Adds blocks that a worker has computed or received to the index during a Redis outage.
@@ -328,24 +312,13 @@ class Fleet:
         """Whether Redis has answered the latest poll of the registry."""
         return not self._registry.stale
 
-    def _cached_blocks(self, token_ids: tuple[int, ...], salt: bytes) -> dict[str, int]:
+    def _cached_blocks(self, prompt: Prompt) -> dict[str, int]:
         """Returns the number of leading blocks that each worker has cached or pending. Workers of
-        one namespace share one computation."""
+        one namespace share one lookup."""
         cached: dict[str, int] = {}
         for namespace in self._namespaces:
-            hashes = self._chain(namespace, token_ids, salt)
-            cached |= held_blocks(self.index, self.pending, hashes)
+            cached |= held_blocks(self.index, self.pending, prompt.hashes(namespace))
         return cached
-
-    def _chain(
-        self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes
-    ) -> list[BlockHash]:
-        """Returns the chain hashes; caches the last ones for admission and placement to share."""
-        last = self._last_chain
-        if last is None or not last.is_for(namespace, token_ids, salt):
-            hashes = hash_chain(namespace.root(salt), token_ids, namespace.block_size)
-            last = self._last_chain = _Chain(namespace, token_ids, salt, hashes)
-        return last.hashes
 
     def on_change(self, worker: str, record: WorkerRecord | None) -> None:
         """Applies a registry change: a worker joined, changed, or is not listed any more."""

@@ -320,8 +320,7 @@ class Attempt:
         return prefix_lease
 
     def _block_hashes(self) -> list[bytes]:
-        salt = self._work.request.tenant.salt
-        return self._fleet.block_hashes(self._decode.member, self._work.token_ids, salt)
+        return self._work.prompt.hashes(self._decode.member.namespace)
 
     async def _open_decode(self, lease_id: bytes) -> None:
         """Calls the decode worker to resume after the tokens that the source holds under

@@ -115,7 +115,9 @@ class Inference:
         await self.wait_for_workers(deadline, needs_prefill=scores_prompt)
         with stage("tokenize"):
             limit = self._services.fleet.max_model_len
-            return await self._services.intake.read(message, limit, tenant)
+            request = await self._services.intake.read(message, limit, tenant)
+            await self._services.fleet.hash_ahead(request.prompt)
+            return request
 
     async def _answer_to(
         self, request: Request, arrived: float, on_first_token: Callable[[float], None]

@@ -132,6 +132,8 @@ class PooledInference:
             services.meter.begin("pooled", arrived) as metered,
         ):
             name_request(request.request_id)
+            with stage("tokenize"):
+                await services.fleet.hash_ahead(request.prompt)
             lifecycle = PooledLifecycle(
                 request,
                 services.fleet,

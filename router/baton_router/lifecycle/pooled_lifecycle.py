@@ -93,9 +93,8 @@ class PooledLifecycle:
     async def _attempt(self, member: Member) -> Sequence[float]:
         """Calls a worker for the result. Raises `AttemptFailure`."""
         assert self.placement is not None, "an attempt that was not placed"
-        token_ids, tenant = self.request.token_ids, self.request.tenant
-        hashes = self._fleet.block_hashes(member, token_ids, tenant.salt)
-        num_uncached = max(0, len(token_ids) - self.placement.num_cached_tokens)
+        hashes = self.request.prompt.hashes(member.namespace)
+        num_uncached = max(0, len(self.request.token_ids) - self.placement.num_cached_tokens)
         # The load is counted before the first await, so that each of several concurrent requests
         # sees that of those placed before it.
         with (

@@ -98,7 +98,7 @@ class Placer:
     def why_none(self, needs_prefill: bool = False) -> str:
         """Returns the reason why no request could be placed now, as a sentence; empty if one could.
         `needs_prefill`: one that needs a prefill worker."""
-        candidates = tuple(self._fleet.candidates(()))
+        candidates = tuple(self._fleet.candidates())
         inputs = PlacementInputs(
             "", 1, candidates, needs_prefill=needs_prefill, prefill_alone=self._prefill_alone
         )
@@ -134,8 +134,7 @@ class Placer:
     def _placement_inputs(
         self, work: Work, refused: Collection[str], broken: Collection[Pair], preempted_by: str = ""
     ) -> PlacementInputs:
-        token_ids = work.token_ids
-        known = self._fleet.candidates(token_ids, work.request.tenant.salt)
+        known = self._fleet.candidates(work.prompt)
         candidates = [
             _without(c, "refused the request") if c.worker in refused else c for c in known
         ]
@@ -150,7 +149,7 @@ class Placer:
             ]
         return PlacementInputs(
             work.request.request_id,
-            len(token_ids),
+            len(work.token_ids),
             tuple(candidates),
             frozenset(broken),
             needs_prefill=needs_prefill,
@@ -162,8 +161,7 @@ class Placer:
         if decision.placement is None:
             return list
         member = self._fleet.member(decision.placement.decode or decision.placement.prefill)
-        salt = work.request.tenant.salt
-        return partial(self._fleet.block_hashes, member, work.token_ids, salt)
+        return partial(work.prompt.hashes, member.namespace)
 
     def _remember(self, tenant: str, decision: Decision) -> None:
         key = tenant, decision.inputs.request_id

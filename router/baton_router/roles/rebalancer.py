@@ -96,7 +96,7 @@ class Rebalancer:
 
     def poll(self) -> Balance:
         """Observes both pools once and returns the proposal, also kept as `balance`."""
-        workers = self._fleet.candidates(())
+        workers = self._fleet.candidates()
         demand = self._demand(workers)
         for payload in self._gossip.others:
             demand += _demand_in(payload, self._model)
@@ -165,7 +165,7 @@ class Rebalancer:
         return demand_of(workers, backlog)
 
     def _gossip_payload(self) -> bytes:
-        demand = self._demand(self._fleet.candidates(()))
+        demand = self._demand(self._fleet.candidates())
         return json.dumps([self._model, *astuple(demand)]).encode()
 
 

@@ -54,7 +54,7 @@ class RoleChanger:
         record = member.record
         left = [
             candidate
-            for candidate in self._fleet.candidates(())
+            for candidate in self._fleet.candidates()
             if candidate.worker != record.id
             and (candidate.role, candidate.pairing) == (record.role, member.pairing)
             and not candidate.excluded

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from baton.backoff import Backoff
+from baton.cluster.prefix import PrefixNamespace
 from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
@@ -42,7 +43,9 @@ from baton_router.lifecycle.retry_budget import RetryBudget
 from baton_router.placement.decision import Rules
 from baton_router.placement.placement import Candidate
 from baton_router.placement.placer import Placer
+from baton_router.prompt import NO_PROMPT, Prompt
 from baton_router.request import ANONYMOUS, Request
+from tests.support.router.records import RECORD
 from tests.support.waiting import until
 
 HANDOFFS = Rules(conditional_disaggregation=False)
@@ -112,6 +115,7 @@ class Worker(
     circuit: CircuitBreaker = field(default_factory=CircuitBreaker)
     model: WorkerModel = field(default_factory=lambda: WorkerModel(PoolModel()))
     bytes_per_token: float = 0.0
+    namespace: PrefixNamespace = RECORD.namespace
     orders: list[decode_pb2.HandOverRequest] = field(default_factory=list)
     was_ordered: Cue = field(default_factory=Cue)
     cached: int = 0
@@ -222,7 +226,10 @@ class FakeFleet:
         self.channels = Channels()
         self.pending = PendingPrefixes()
 
-    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+    async def hash_ahead(self, prompt: Prompt) -> None:
+        pass
+
+    def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
         """Whoever was told to hand over drains."""
         return [
             Candidate(
@@ -249,11 +256,6 @@ class FakeFleet:
 
     def report_failure(self, member: Worker) -> None:
         member.num_failures += 1
-
-    def block_hashes(
-        self, member: Worker, token_ids: tuple[int, ...], salt: bytes = b""
-    ) -> list[bytes]:
-        return [bytes([i]) * 16 for i in range(len(token_ids) // 16)]
 
     def note_held(self, member: Worker, hashes: list[bytes]) -> None:
         pass

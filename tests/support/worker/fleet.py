@@ -15,7 +15,7 @@ from baton.client.client import Completion
 from baton.client.progress import Progress
 from baton.client.types import TokenLogprobs
 from baton.client.wire import generate_request, resumed_request
-from baton.cluster.prefix import hash_chain
+from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.registry import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
@@ -31,6 +31,7 @@ from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
 from baton_router.placement.decision import Rules
 from baton_router.placement.placer import Placer
+from baton_router.prompt import NO_PROMPT, Prompt
 from tests.support.router.scripted import HANDOFFS, NO_PAUSES, FakeFleet, card
 from tests.support.worker.crew import Crew, Member, crew_of
 
@@ -73,9 +74,9 @@ class FleetMember:
     def stats(self) -> Any:
         return self._worker.engine.stats()
 
-    def hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
-        root = self._worker.engine.info.namespace.root(b"", b"")
-        return hash_chain(root, token_ids, self.block_size)
+    @property
+    def namespace(self) -> PrefixNamespace:
+        return self._worker.engine.info.namespace
 
     @contextmanager
     def loaded(self, *, num_sequences: int = 1, **_tokens: int) -> Iterator[None]:
@@ -128,14 +129,11 @@ class WorkerFleet(FakeFleet):
         self.members = members
         self.crew = crew
 
-    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+    def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
         return [
             Candidate(m.id, m.role, b"", num_queued_tokens=i, num_sequences=i, excluded=m.excluded)
             for i, m in enumerate(self.members)
         ]
-
-    def block_hashes(self, member: Any, token_ids: tuple[int, ...], salt: bytes = b"") -> Any:
-        return member.hashes(token_ids)
 
     def report_loss(self, member: Any) -> None:
         member.is_lost = True
