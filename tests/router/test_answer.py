@@ -300,10 +300,10 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
 
 def shown_letters(events: list[ClientEvent], index: int) -> list[int]:
     return [
-        token.token_id
+        token_id
         for event in events
         if isinstance(event, Chunk) and event.sequence_index == index
-        for token in event.tokens
+        for token_id in event.tokens.token_ids
     ]
 
 

@@ -12,7 +12,7 @@ from baton.serving.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
 from baton_router.lifecycle.chunk import Chunk, ClientEvent, coalesced
 from baton_router.lifecycle.client_wire import to_message
-from baton_router.lifecycle.reorder_buffer import Token, TopLogprobs
+from baton_router.lifecycle.tokens import Tokens, TopLogprobs
 from tests.support.router.scripted import (
     READY,
     Cue,
@@ -105,14 +105,17 @@ def test_coalescing_changes_only_number_of_messages(events):
         if index in ended:
             continue
         begin = position[index]
-        sent = [
-            Token(begin + i, begin + i, -float(i), TopLogprobs((i,), (-1.0,))) for i in range(count)
-        ]
+        sent = Tokens(
+            begin,
+            list(range(begin, begin + count)),
+            [-float(i) for i in range(count)],
+            [TopLogprobs((i,), (-1.0,)) for i in range(count)],
+        )
         known = reason if ends else pb.FINISH_REASON_UNSPECIFIED
         responses.append(Chunk(index, sent, f"<{begin}>", known))
         position[index] += count
         if ends == "rest":
-            rests.append(Chunk(index, [], "!"))
+            rests.append(Chunk(index, Tokens(0, []), "!"))
             responses.append(rests[-1])
         if ends:
             ended.add(index)

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from baton.v1 import inference_pb2 as pb
 from baton_router.lifecycle.chunk import Chunk, ClientEvent
-from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.lifecycle.tokens import Tokens
 from baton_router.output_parsing.parts import Part
 
 _REASONS = {
@@ -107,7 +108,7 @@ class Reader:
 
     def _written(self, chunk: Chunk) -> SequenceDelta:
         index = self.indices[chunk.sequence_index]
-        tokens = [_scored(token) for token in chunk.tokens if token.logprob is not None]
+        tokens = _scored(chunk.tokens) if chunk.tokens.logprobs else ()
         return SequenceDelta(index, chunk.text, tokens, parts=chunk.parts)
 
     def _on_scores(self, message: pb.PromptLogprobs) -> Sequence[SequenceDelta]:
@@ -134,10 +135,9 @@ def _stop_reason(finished: pb.Finished) -> str | int | None:
     return finished.stop_string or None
 
 
-def _scored(token: Token) -> ScoredToken:
-    top = token.top
-    pairs = () if top is None else tuple(zip(top.token_ids, top.logprobs, strict=True))
-    return ScoredToken(token.token_id, token.logprob, pairs)
+def _scored(tokens: Tokens) -> Sequence[ScoredToken]:
+    tops = [tuple(zip(top.token_ids, top.logprobs, strict=True)) for top in tokens.tops]
+    return list(map(ScoredToken, tokens.token_ids, tokens.logprobs, tops or repeat(())))
 
 
 def _scored_prompt(token_ids: Sequence[int], message: pb.PromptLogprobs) -> tuple[ScoredToken, ...]:

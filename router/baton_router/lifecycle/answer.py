@@ -15,7 +15,7 @@ from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle import client_wire, worker_wire
 from baton_router.lifecycle.chunk import Chunk, ClientEvent
 from baton_router.lifecycle.output import Output
-from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.lifecycle.tokens import Tokens
 from baton_router.lifecycle.worker_wire import Ending
 from baton_router.output_parsing.parts import Part, Text, ToolCallStart, joined
 from baton_router.request import Request, RequestOutcome, Work, work_of
@@ -218,7 +218,7 @@ class Answer:
         responses: list[ClientEvent] = []
         if self._takes_first_token:
             token, reason = worker_wire.first_token(result)
-            responses += self._show(0, [token], reason)
+            responses += self._show(0, token, reason)
         held, self._held_back = self._held_back, []
         for event in held:
             responses += self.on_decode(event)
@@ -229,12 +229,12 @@ class Answer:
     def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
         """Starts after the tokens, and their text, that the client received in an earlier call."""
         for output, token_ids in zip(self._outputs, received, strict=False):
-            shown, _, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
+            shown, _, _ = output.push(Tokens(0, list(token_ids)))
             self._account.num_output_tokens += len(shown)
             self._account.num_received_tokens += len(shown)
 
     def _show(
-        self, index: int, tokens: list[Token], reason: pb.FinishReason.ValueType
+        self, index: int, tokens: Tokens, reason: pb.FinishReason.ValueType
     ) -> list[ClientEvent]:
         """Shows tokens of a sequence. `reason`: why it ends with the last of them, if it does. A
         stop string ends it with the token that completes it; later tokens are ignored."""
@@ -249,7 +249,7 @@ class Answer:
         shown, text, parts = output.push(tokens)
         num_reasoning = output.num_reasoning_tokens - num_reasoning
         is_complete = output.is_complete
-        if shown:
+        if shown.token_ids:
             if self._account.timings.first_token is None:
                 self._account.timings.first_token = moment = time.monotonic()
                 self._on_first_token(moment)
@@ -295,7 +295,7 @@ class Answer:
         finished = client_wire.finished(index, self._ending(index), self._account)
         if not (rest or parts):
             return [finished]
-        return [Chunk(index, [], rest, parts=self._with_ids(index, parts)), finished]
+        return [Chunk(index, Tokens(0, []), rest, parts=self._with_ids(index, parts)), finished]
 
     def _with_ids(self, index: int, parts: list[Part]) -> list[Part]:
         """Returns the parts of a sequence with ids of calls, adjacent pieces as one part."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.lifecycle.tokens import Tokens
 from baton_router.output_parsing.parts import Part, joined
 
 
@@ -23,7 +23,7 @@ class Chunk:
     """
 
     sequence_index: int
-    tokens: list[Token]
+    tokens: Tokens
     text: str
     finish_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
     parts: list[Part] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Chunk:
 
     def append(self, more: "Chunk") -> None:
         """Adds the tokens that follow, at least one."""
-        self.tokens += more.tokens
+        self.tokens.extend(more.tokens)
         self.text += more.text
         self.finish_reason = more.finish_reason
         self.parts = joined([*self.parts, *more.parts])

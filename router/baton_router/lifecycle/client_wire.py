@@ -93,14 +93,13 @@ def to_message(event: ClientEvent) -> pb.GenerateResponse:
     chunk.text = event.text
     chunk.finish_reason = event.finish_reason
     tokens = event.tokens
-    if tokens:
-        chunk.position = tokens[0].position
-    for token in tokens:
-        chunk.token_ids.append(token.token_id)
-        if token.logprob is not None:
-            chunk.logprobs.append(token.logprob)
-        if token.top is not None:
-            chunk.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
+    if tokens.token_ids:
+        chunk.position = tokens.position
+        chunk.token_ids.extend(tokens.token_ids)
+    if tokens.logprobs:
+        chunk.logprobs.extend(tokens.logprobs)
+    for top in tokens.tops:
+        chunk.top_logprobs.add(token_ids=top.token_ids, logprobs=top.logprobs)
     for part in event.parts:
         _fill_part(chunk.parts.add(), part)
     return response

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from baton_router.lifecycle.detokenizer import Detokenizer, StopStrings
-from baton_router.lifecycle.reorder_buffer import ReorderBuffer, Token
+from baton_router.lifecycle.reorder_buffer import ReorderBuffer
+from baton_router.lifecycle.tokens import Tokens
 from baton_router.output_parsing.parts import Part, Reasoning
 from baton_router.output_parsing.request_parsing import RequestParsing
 
@@ -49,18 +50,17 @@ class Output:
         """True if it has ended and no token before its end is missing."""
         return self._stop.matched is not None or (self.has_ended and not self._assembly.has_gap)
 
-    def push(self, tokens: Sequence[Token]) -> tuple[list[Token], str, list[Part]]:
+    def push(self, tokens: Tokens) -> tuple[Tokens, str, list[Part]]:
         """Returns what can be shown now: tokens, up to one that completes a stop string, text that
         may lag behind them, and parts that may lag behind the text. Raises `UnavailableError` as
         `ReorderBuffer.accept`."""
-        shown: list[Token] = []
+        ready = self._assembly.accept(tokens)
         parts: list[Part] = []
         text = ""
-        for token in self._assembly.accept(tokens):
+        for index, token_id in enumerate(ready.token_ids):
             if self._stop.matched is not None:
-                break
-            shown.append(token)
-            new = self._stop.push(self._detokenizer.push(token.token_id))
+                return ready.part(0, index), text, parts
+            new = self._stop.push(self._detokenizer.push(token_id))
             text += new
             # Token by token, so that parts do not depend on how tokens arrive: a client that
             # resumes has received all that are made of its tokens.
@@ -68,7 +68,7 @@ class Output:
                 made = self._parser.push(new) if new else []
                 self._count_reasoning(made)
                 parts += made
-        return shown, text, parts
+        return ready, text, parts
 
     def _count_reasoning(self, parts: Sequence[Part]) -> None:
         """Counts a token as reasoning by the parts that it completed; if none, by those before."""

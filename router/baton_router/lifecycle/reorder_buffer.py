@@ -5,28 +5,8 @@ for the other; positions decide. A repeated token, from the same workers or from
 over, is dropped if it is the same.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
 from baton.errors import UnavailableError
-
-
-@dataclass(frozen=True, slots=True)
-class TopLogprobs:
-    """Most likely tokens at one position, in descending order, with log-probabilities in nats."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-class Token(NamedTuple):
-    """Token at its position in the output. `logprob` and `top` are None unless asked for."""
-
-    position: int
-    token_id: int
-    logprob: float | None = None
-    top: TopLogprobs | None = None
+from baton_router.lifecycle.tokens import Tokens
 
 
 class ReorderBuffer:
@@ -38,42 +18,43 @@ class ReorderBuffer:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self._early: dict[int, Token] = {}
+        self._early: dict[int, Tokens] = {}  # single ones, by position
 
     @property
     def has_gap(self) -> bool:
         """True if tokens wait for an earlier one."""
         return bool(self._early)
 
-    def accept(self, tokens: Sequence[Token]) -> list[Token]:
-        """Returns the tokens that can be released now, in order.
+    def accept(self, tokens: Tokens) -> Tokens:
+        """Returns the tokens that can be released now.
 
         Raises `UnavailableError` for a token that differs from the one released for its position:
         its successors do not continue the released output.
         """
-        if len(tokens) == 1 and not self._early and tokens[0].position == len(self.token_ids):
-            self.token_ids.append(tokens[0].token_id)  # fast path: the next token alone
-            return [tokens[0]]
-        for token in tokens:
-            if token.position < len(self.token_ids):
-                self._check_repeated(token)
+        num_released = len(self.token_ids)
+        if tokens.position == num_released and not self._early:
+            self.token_ids += tokens.token_ids  # fast path: the next tokens
+            return tokens
+        for index, token_id in enumerate(tokens.token_ids):
+            position = tokens.position + index
+            if position < num_released:
+                self._check_repeated(position, token_id)
             else:
-                self._early.setdefault(token.position, token)
-        ready = []
-        while len(self.token_ids) in self._early:
-            token = self._early.pop(len(self.token_ids))
-            ready.append(token)
-            self.token_ids.append(token.token_id)
+                self._early.setdefault(position, tokens.part(index, index + 1))
+        ready = Tokens(num_released, [])
+        while (following := self._early.pop(num_released + len(ready), None)) is not None:
+            ready.extend(following)
+        self.token_ids += ready.token_ids
         return ready
 
     def forget_early(self) -> None:
         """Drops tokens that wait for earlier ones which will not come."""
         self._early.clear()
 
-    def _check_repeated(self, token: Token) -> None:
-        given_out = self.token_ids[token.position]
-        if token.token_id != given_out:
+    def _check_repeated(self, position: int, token_id: int) -> None:
+        released = self.token_ids[position]
+        if token_id != released:
             raise UnavailableError(
-                f"computed again, position {token.position} of the output is token "
-                f"{token.token_id}, after {given_out} was sent; it cannot be continued"
+                f"computed again, position {position} of the output is token {token_id}, after "
+                f"{released} was sent; it cannot be continued"
             )

@@ -14,8 +14,8 @@ from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.fleet.fleet import Member
 from baton_router.fleet.worker_model import WorkDone
-from baton_router.lifecycle.reorder_buffer import Token, TopLogprobs
 from baton_router.lifecycle.return_cost import ReturnCost
+from baton_router.lifecycle.tokens import Tokens, TopLogprobs
 from baton_router.request import Request, Work
 
 
@@ -212,15 +212,15 @@ def pool_request(
 
 def first_token(
     result: prefill_pb2.PrefillResult,
-) -> tuple[Token, pb.FinishReason.ValueType]:
-    """Returns the token, and why the sequence is complete with it, if it is. Raises `InternalError`
-    for none or several."""
+) -> tuple[Tokens, pb.FinishReason.ValueType]:
+    """Returns the only token, and why the sequence is complete with it, if it is. Raises
+    `InternalError` for none or several."""
     if len(result.first_tokens) != 1:
         raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
     (first,) = result.first_tokens
-    logprob = first.logprob if first.HasField("logprob") else None
-    top = _top(first.top_logprobs) if first.HasField("top_logprobs") else None
-    return Token(first.position, first.token_id, logprob, top), first.finish_reason
+    logprobs = [first.logprob] if first.HasField("logprob") else ()
+    tops = [_top(first.top_logprobs)] if first.HasField("top_logprobs") else ()
+    return Tokens(first.position, [first.token_id], logprobs, tops), first.finish_reason
 
 
 def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
@@ -247,23 +247,18 @@ def learn(
         member.model.received(num_tokens, seconds(message.exposed), message.connector)
 
 
-def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
+def decoded_tokens(message: decode_pb2.DecodeTokens) -> Tokens:
     """Returns the tokens. Raises `InternalError` if log-probabilities are incomplete."""
-    token_ids = message.token_ids
-    if not message.logprobs and not message.top_logprobs:
-        return [Token(position, t) for position, t in enumerate(token_ids, message.position)]
-    count = len(token_ids)
-    logprobs: list[float | None] = list(message.logprobs) or [None] * count
-    tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
-    if not count == len(logprobs) == len(tops):
-        raise InternalError(
-            f"{count} tokens came with {len(logprobs)} log-probabilities and those of {len(tops)} "
-            "most likely ones"
-        )
-    return [
-        Token(message.position + i, token_id, logprob, top)
-        for i, (token_id, logprob, top) in enumerate(zip(token_ids, logprobs, tops, strict=True))
-    ]
+    tokens = Tokens(message.position, list(message.token_ids))
+    if message.logprobs or message.top_logprobs:
+        tokens.logprobs = list(message.logprobs)
+        tokens.tops = list(map(_top, message.top_logprobs))
+        if not {len(tokens.logprobs), len(tokens.tops)} <= {0, len(tokens)}:
+            raise InternalError(
+                f"{len(tokens)} tokens came with {len(tokens.logprobs)} log-probabilities and "
+                f"those of {len(tokens.tops)} most likely ones"
+            )
+    return tokens
 
 
 def _top(message: pb.TopLogprobs) -> TopLogprobs:
