@@ -109,7 +109,9 @@ class _Prefix:
         num_blocks = prefix.num_tokens // block_size
         self.rows = upload(prefix.members)
         self.num_keys = prefix.num_tokens
-        self.table = upload(table[ragged.batch_slots[prefix.members[0]], :num_blocks])
+        # A copy of the row, as the scheduler changes the block tables behind a launch.
+        slot = ragged.batch_slots[prefix.members[:1]]
+        self.table = upload(table[slot, :num_blocks].ravel())
 
 
 class _Cascade:
