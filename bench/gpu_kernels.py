@@ -72,7 +72,8 @@ def _attention(num_tokens: int, max_context: int) -> tuple[TritonAttention, int]
     shape = KvShape(_NUM_KV_HEADS, _HEAD_DIM, _HEAD_DIM)
     layouts, places = plan_groups([shape], [None], _DTYPE, _BLOCK_SIZE)
     pool = KvPool(layouts[0], num_blocks, _GPU)
-    pool.layers[0].key_rows.normal_()
+    pool.layers[0].keys.normal_()
+    pool.layers[0].values.normal_()
     cache = KvCache([pool], [], places)
     attention = TritonAttention(cache, [_NUM_HEADS], _DTYPE, max_context, deterministic=False)
     return attention, num_blocks

@@ -391,7 +391,9 @@ Global___KvLayout: _TypeAlias = KvLayout  # noqa: Y015
 
 @_typing.final
 class KvLayerLayout(_message.Message):
-    """Layout of one layer within a block."""
+    """Layout of one layer within a block. Blocks are head-major: one KV head of all layers that have as
+    many heads is contiguous, and so is a range of heads.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -399,14 +401,22 @@ class KvLayerLayout(_message.Message):
     NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
     KEY_HEAD_DIM_FIELD_NUMBER: _builtins.int
     VALUE_HEAD_DIM_FIELD_NUMBER: _builtins.int
+    VALUE_OFFSET_FIELD_NUMBER: _builtins.int
+    HEAD_STRIDE_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """Offset of the layer's K in the block, in bytes; V follows it."""
+    """Offset in the block of K of the layer's KV head 0, [block_size, key_head_dim], in bytes."""
     num_kv_heads: _builtins.int
-    """Number of key heads."""
+    """Number of KV heads."""
     key_head_dim: _builtins.int
     """Number of elements of one head of K."""
     value_head_dim: _builtins.int
     """Number of elements of one head of V."""
+    value_offset: _builtins.int
+    """Offset in the block of V of KV head 0, [block_size, value_head_dim], in bytes."""
+    head_stride: _builtins.int
+    """Distance of K, and of V, of one KV head from those of the next, in bytes. 0: from an older version,
+    which pairs with no other.
+    """
     def __init__(
         self,
         *,
@@ -414,10 +424,12 @@ class KvLayerLayout(_message.Message):
         num_kv_heads: _builtins.int = ...,
         key_head_dim: _builtins.int = ...,
         value_head_dim: _builtins.int = ...,
+        value_offset: _builtins.int = ...,
+        head_stride: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_head_dim", b"key_head_dim", "num_kv_heads", b"num_kv_heads", "offset", b"offset", "value_head_dim", b"value_head_dim"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_stride", b"head_stride", "key_head_dim", b"key_head_dim", "num_kv_heads", b"num_kv_heads", "offset", b"offset", "value_head_dim", b"value_head_dim", "value_offset", b"value_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

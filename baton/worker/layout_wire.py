@@ -14,7 +14,9 @@ def layout_to_message(layout: KvLayout) -> pb.KvLayout:
         block_bytes=layout.block_bytes,
         layers=[
             pb.KvLayerLayout(
-                offset=layer.offset,
+                offset=layer.key_offset,
+                value_offset=layer.value_offset,
+                head_stride=layer.head_stride,
                 num_kv_heads=layer.num_kv_heads,
                 key_head_dim=layer.key_head_dim,
                 value_head_dim=layer.value_head_dim,
@@ -37,7 +39,14 @@ def layout_of(message: pb.KvLayout) -> KvLayout:
         message.block_size,
         message.block_bytes,
         tuple(
-            LayerLayout(m.offset, m.num_kv_heads, m.key_head_dim, m.value_head_dim)
+            LayerLayout(
+                m.offset,
+                m.value_offset,
+                m.head_stride,
+                m.num_kv_heads,
+                m.key_head_dim,
+                m.value_head_dim,
+            )
             for m in message.layers
         ),
         message.window if message.HasField("window") else None,

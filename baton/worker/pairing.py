@@ -55,9 +55,13 @@ def describe_layouts(layouts: tuple[KvLayout, ...]) -> str:
 
 
 def _describe_group(layout: KvLayout) -> str:
-    heads = {(m.num_kv_heads, m.key_head_dim, m.value_head_dim): None for m in layout.layers}
+    heads = {
+        (m.num_kv_heads, m.key_head_dim, m.value_head_dim, m.head_stride): None
+        for m in layout.layers
+    }
     shapes = ", ".join(
-        f"{n} heads of {key} + {value}" for n, key, value in list(heads)[:_MOST_NAMED]
+        f"{n} heads of {key} + {value} every {stride} bytes"
+        for n, key, value, stride in list(heads)[:_MOST_NAMED]
     )
     if len(heads) > _MOST_NAMED:
         shapes += f", {len(heads) - _MOST_NAMED} more"

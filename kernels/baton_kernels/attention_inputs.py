@@ -5,7 +5,14 @@ from typing import Final
 
 import torch
 
-from baton_kernels.launch import FLOATS, check_dtype, check_fp8, check_packed, check_shape
+from baton_kernels.launch import (
+    FLOATS,
+    check_dtype,
+    check_fp8,
+    check_packed,
+    check_pool_views,
+    check_shape,
+)
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 MAX_GROUP: Final = 16
@@ -17,23 +24,28 @@ class PagedKv:
     """Paged K and V of one layer, as strided views of the whole pool.
 
     Attributes:
-        keys, values: `[num_blocks, block_size * num_kv_heads * head_dim]`, strided by the block.
-            Block 0 is zero; block tables are padded with it.
+        keys, values: `[num_blocks, num_kv_heads, block_size, head_dim]`, blocks and heads strided
+            alike. Block 0 is zero; block tables are padded with it.
         key_scales, value_scales: `[num_kv_heads]` in float32, by which stored fp8 numbers are
             multiplied. None: 1.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
 
     @property
-    def token_stride(self) -> int:
-        return self.num_kv_heads * self.head_dim
+    def num_kv_heads(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.keys.shape[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +104,8 @@ def _check_cache(query: torch.Tensor, kv: PagedKv) -> None:
     if kv.keys.dtype != torch.float8_e4m3fn:
         check_dtype("the KV cache", kv.keys, query.dtype)
     check_fp8(kv.keys)
-    if kv.block_size < 1:
-        raise ValueError(f"block_size is {kv.block_size}; must be at least 1")
-    for name, tensor in (("keys", kv.keys), ("values", kv.values)):
-        check_shape(name, tensor, (len(kv.keys), kv.block_size * kv.token_stride))
-        check_packed(name, tensor)
-    if kv.keys.stride(0) != kv.values.stride(0):
-        raise ValueError(
-            f"keys have a block stride of {kv.keys.stride(0)} and values of {kv.values.stride(0)}; "
-            "both must be views of one pool"
-        )
+    check_shape("values", kv.values, tuple(kv.keys.shape))
+    check_pool_views(kv.keys, kv.values)
     for name, scales in (("key_scales", kv.key_scales), ("value_scales", kv.value_scales)):
         if scales is not None:
             check_shape(name, scales, (kv.num_kv_heads,))

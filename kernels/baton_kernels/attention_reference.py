@@ -29,7 +29,7 @@ def _context(
     parts = []
     for stored, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
         blocks = stored[table[: -(-num_tokens // kv.block_size)].long()].double()
-        tokens = blocks.reshape(-1, kv.num_kv_heads, kv.head_dim)[:num_tokens]
+        tokens = blocks.transpose(1, 2).flatten(0, 1)[:num_tokens]
         parts.append(tokens if scales is None else tokens * scales.double()[:, None])
     return parts[0], parts[1]
 

@@ -36,7 +36,6 @@ def attend(
     scale,
     block_stride,
     BLOCK_SIZE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -44,6 +43,7 @@ def attend(
 ):
     """Folds the keys `[begin, end)` into the state of the rows, and returns it.
 
+    `keys` and `values` point to the rows' KV head in block 0; a block's tokens are contiguous.
     Every row sees all of `[seen_begin, seen_end)`; only tiles beyond it are masked. `begin` is a
     multiple of `TILE_KEYS`.
     """
@@ -53,18 +53,18 @@ def attend(
         for start in range(begin, tl.minimum(inner_begin, end), TILE_KEYS):
             acc, row_max, row_sum = _fold_tile(
                 acc, row_max, row_sum, query, last_keys, keys, values, table, start, end, scale,
-                block_stride, BLOCK_SIZE, TOKEN_STRIDE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
+                block_stride, BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
             )  # fmt: skip
     inner_end = tl.maximum(inner_begin, tl.minimum(end, seen_end) // TILE_KEYS * TILE_KEYS)
     for start in range(inner_begin, inner_end, TILE_KEYS):
         acc, row_max, row_sum = _fold_tile(
             acc, row_max, row_sum, query, last_keys, keys, values, table, start, end, scale,
-            block_stride, BLOCK_SIZE, TOKEN_STRIDE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, False,
+            block_stride, BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, False,
         )  # fmt: skip
     for start in range(inner_end, end, TILE_KEYS):
         acc, row_max, row_sum = _fold_tile(
             acc, row_max, row_sum, query, last_keys, keys, values, table, start, end, scale,
-            block_stride, BLOCK_SIZE, TOKEN_STRIDE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
+            block_stride, BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
         )  # fmt: skip
     return acc, row_max, row_sum
 
@@ -84,7 +84,6 @@ def _fold_tile(
     scale,
     block_stride,
     BLOCK_SIZE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -98,7 +97,7 @@ def _fold_tile(
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
     else:
         blocks = tl.load(table + positions // BLOCK_SIZE)
-    offsets = blocks.to(tl.int64) * block_stride + positions % BLOCK_SIZE * TOKEN_STRIDE
+    offsets = blocks.to(tl.int64) * block_stride + positions % BLOCK_SIZE * HEAD_DIM
     key = load_rows(keys, offsets, HEAD_DIM, query.shape[1])
     no_scores = tl.zeros([query.shape[0], TILE_KEYS], tl.float32)
     scores = dot(query, tl.trans(key.to(query.dtype)), no_scores)  # [rows, TILE_KEYS]

@@ -34,7 +34,9 @@ _FLOATS: Final = (
 )
 _SCALARS: Final = {
     "scale": "fp32",
-    **dict.fromkeys(("query_stride", "out_stride", "block_stride", "table_width"), "i32"),
+    **dict.fromkeys(
+        ("query_stride", "out_stride", "block_stride", "head_stride", "table_width"), "i32"
+    ),
 }
 
 

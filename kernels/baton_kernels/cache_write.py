@@ -20,6 +20,7 @@ from baton_kernels.launch import (
     check_dtype,
     check_fp8,
     check_packed,
+    check_pool_views,
     check_shape,
 )
 from baton_kernels.variant import Variant
@@ -36,9 +37,9 @@ class CacheBlocks:
     """K and V blocks of one layer, as views of the pool that owns them.
 
     Attributes:
-        key: `[num_blocks, block_size * num_kv_heads * key_head_dim]`; strided by the block, which
-            has other layers in between.
-        value: `[num_blocks, block_size * num_kv_heads * value_head_dim]`, likewise.
+        key: `[num_blocks, num_kv_heads, block_size, key_head_dim]`; blocks and heads are strided,
+            with other layers in between.
+        value: `[num_blocks, num_kv_heads, block_size, value_head_dim]`, with the same strides.
         key_scales, value_scales: float32 `[num_kv_heads]`, of an fp8 cache: factor from a stored
             number to its value.
     """
@@ -70,14 +71,14 @@ def num_written(slot, num_heads, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def slot_offset(slot, block_stride, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns the offset of a slot's `WIDTH` numbers, in elements from the first block."""
-    return slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * WIDTH
+def slot_offset(slot, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Returns the offset of head 0 of a slot, in elements from the first block."""
+    return slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_DIM
 
 
 @triton.jit
 def write_heads(
-    row, cache, scales, slot, block_stride, head,
+    row, cache, scales, slot, block_stride, head_stride, head,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -87,15 +88,15 @@ def write_heads(
     inside = (heads < NUM_HEADS) & (columns < HEAD_DIM)
     # Loaded before it is known whether the row is written, so that both loads run in parallel.
     values = tl.load(row + heads * HEAD_DIM + columns, inside, 0.0).to(tl.float32)
-    place = cache + slot_offset(slot, block_stride, BLOCK_SIZE, NUM_HEADS * HEAD_DIM)
+    place = cache + slot_offset(slot, block_stride, BLOCK_SIZE, HEAD_DIM)
     inside &= heads < num_written(slot, NUM_HEADS, BLOCK_SIZE)
-    store_scaled(place + heads * HEAD_DIM + columns, values, scales, heads, NUM_HEADS, inside)
+    store_scaled(place + heads * head_stride + columns, values, scales, heads, NUM_HEADS, inside)
 
 
 @triton.jit
 def _write_kernel(
     key, value, key_stride, value_stride,
-    key_cache, value_cache, key_block_stride, value_block_stride,
+    key_cache, value_cache, block_stride, head_stride,
     key_scales, value_scales, slots,
     NUM_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
@@ -106,12 +107,12 @@ def _write_kernel(
     head = tl.program_id(1) * BLOCK_HEADS
     slot = tl.load(slots + token).to(tl.int64)
     write_heads(
-        key + token * key_stride, key_cache, key_scales, slot, key_block_stride, head,
-        NUM_HEADS, KEY_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_KEY,
+        key + token * key_stride, key_cache, key_scales, slot, block_stride, head_stride,
+        head, NUM_HEADS, KEY_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_KEY,
     )  # fmt: skip
     write_heads(
-        value + token * value_stride, value_cache, value_scales, slot, value_block_stride, head,
-        NUM_HEADS, VALUE_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_VALUE,
+        value + token * value_stride, value_cache, value_scales, slot, block_stride, head_stride,
+        head, NUM_HEADS, VALUE_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_VALUE,
     )  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def write_kv(
     if num_tokens:
         _write_kernel[(num_tokens, triton.cdiv(num_heads, HEADS_PER_PROGRAM))](
             key, value, key.stride(0), value.stride(0),
-            cache.key, cache.value, cache.key.stride(0), cache.value.stride(0),
+            cache.key, cache.value, *cache.key.stride()[:2],
             *scales_of(cache), slots,
             **_constants(num_heads, key_dim, value_dim, block_size),
             num_warps=_NUM_WARPS,
@@ -154,10 +155,10 @@ def check_cache(
         check_dtype(name, rows, *FLOATS)
         check_packed(name, rows, 2)
         check_dtype(f"cache.{name}", blocks, *TRITON_TYPES)
-        check_packed(f"cache.{name}", blocks)
         sizes.append(_block_size(name, rows, blocks))
     if sizes[0] != sizes[1]:
         raise ValueError(f"cache has blocks of {sizes[0]} tokens for K and {sizes[1]} for V")
+    check_pool_views(cache.key, cache.value)
     check_fp8(cache.key)
     for name, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
         _check_scales(f"cache.{name}", scales, cache.key.dtype, num_heads)
@@ -187,17 +188,17 @@ def reference_write_kv(
         if scales is not None:
             heads = (heads / scales[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST)
         for block, offset, tokens in zip(blocks, offsets, heads, strict=True):
-            pool.unflatten(1, (block_size, *tokens.shape))[block, offset] = tokens.to(pool.dtype)
+            pool[block, :, offset] = tokens.to(pool.dtype)
 
 
 def _block_size(name: str, rows: torch.Tensor, blocks: torch.Tensor) -> int:
-    width = rows.shape[1] * rows.shape[2]
-    if blocks.ndim != 2 or blocks.shape[1] % width or not blocks.shape[1]:
+    _, num_heads, head_dim = rows.shape
+    if blocks.ndim != 4 or not blocks.shape[2] or blocks.shape[1::2] != (num_heads, head_dim):
         raise ValueError(
-            f"cache.{name} has shape {tuple(blocks.shape)}; must have [num_blocks, block_size * "
-            f"{width}], since {name} has {rows.shape[1]} heads of {rows.shape[2]}"
+            f"cache.{name} has shape {tuple(blocks.shape)}; must have [num_blocks, {num_heads}, "
+            f"block_size, {head_dim}], since {name} has {num_heads} heads of {head_dim}"
         )
-    return blocks.shape[1] // width
+    return blocks.shape[2]
 
 
 def _check_scales(
@@ -230,7 +231,7 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Var
     rows, cache = TRITON_TYPES[dtype], TRITON_TYPES[cache_dtype]
     scales = "*fp32" if cache_dtype == torch.float8_e4m3fn else f"*{cache}"
     constants = _constants(8, head_dim, head_dim, 16)
-    strides = ("key_stride", "value_stride", "key_block_stride", "value_block_stride")
+    strides = ("key_stride", "value_stride", "block_stride", "head_stride")
     return Variant(
         name=f"write_kv {rows} to {cache} {head_dim}",
         kernel=_write_kernel,

@@ -50,6 +50,18 @@ def check_packed(name: str, tensor: torch.Tensor, num_dims: int = 1) -> None:
         num_dims -= 1
 
 
+def check_pool_views(keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Raises `ValueError` unless K and V, `[num_blocks, num_kv_heads, block_size, head_dim]` each,
+    can be views of one pool: with equal strides of blocks and of heads, and contiguous below."""
+    for name, tensor in (("keys", keys), ("values", values)):
+        check_packed(name, tensor, 2)
+    if keys.stride()[:2] != values.stride()[:2]:
+        raise ValueError(
+            f"keys have strides of blocks and heads of {keys.stride()[:2]} and values of "
+            f"{values.stride()[:2]}; both must be views of one pool"
+        )
+
+
 def check_fp8(tensor: torch.Tensor) -> None:
     """Raises `ValueError` for an fp8 (e4m3) tensor on a GPU below compute capability 8.9."""
     if tensor.dtype != torch.float8_e4m3fn or not tensor.is_cuda:

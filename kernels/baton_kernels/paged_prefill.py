@@ -42,8 +42,8 @@ def prefill_kernel(
     out_stride,
     query_stride,
     block_stride,
+    head_stride,
     table_width,
-    NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
@@ -72,8 +72,8 @@ def prefill_kernel(
     queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
     tile_query = tl.load(queries, mask=inside, other=0.0)
     last_keys = tl.where(held, start + rows // GROUP, -1)
-    head_keys = keys + kv_head * HEAD_DIM
-    head_values = values + kv_head * HEAD_DIM
+    head_keys = keys + kv_head * head_stride
+    head_values = values + kv_head * head_stride
     table = tables + tl.load(tile + _TILE.value.batch_slot).to(tl.int64) * table_width
     head_scale = score_scale(scale, key_scales, kv_head, SOFTCAP)
     begin = 0
@@ -88,7 +88,7 @@ def prefill_kernel(
         acc, row_max, row_sum = attend(
             acc, row_max, row_sum, tile_query, last_keys, head_keys, head_values, table,
             begin, end, seen_begin, start + 1, head_scale, block_stride,
-            BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
         )  # fmt: skip
     else:
         for edge in range(begin // SPLIT * SPLIT, end, SPLIT):
@@ -97,7 +97,7 @@ def prefill_kernel(
                 part_acc, part_max, part_sum, tile_query, last_keys, head_keys, head_values, table,
                 tl.maximum(begin, edge), tl.minimum(end, edge + SPLIT), seen_begin, start + 1,
                 head_scale, block_stride,
-                BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
+                BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
             )  # fmt: skip
             acc, row_max, row_sum = merge(acc, row_max, row_sum, part_acc, part_max, part_sum)
     result = finish(acc, row_max, row_sum, load_sinks(sinks, heads), value_scales, kv_head)
@@ -142,9 +142,8 @@ def paged_prefill(
         rule.scale,
         out.stride(0),
         query.stride(0),
-        kv.keys.stride(0),
+        *kv.keys.stride()[:2],
         tables.stride(0),
-        NUM_KV_HEADS=kv.num_kv_heads,
         GROUP=query.shape[1] // kv.num_kv_heads,
         HEAD_DIM=kv.head_dim,
         TILE_DIM=tile_dim(kv.head_dim),

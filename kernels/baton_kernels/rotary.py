@@ -54,7 +54,7 @@ class HeadNorms:
 
 @triton.jit
 def _rotate_heads(
-    row, out, scales, head, num_heads, num_stored, table, position, weight, eps,
+    row, out, out_head_stride, scales, head, num_heads, num_stored, table, position, weight, eps,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_ADJACENT: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
@@ -84,7 +84,7 @@ def _rotate_heads(
     cos = tl.load(angles, is_pair, 0.0).to(tl.float32)
     sin = tl.load(angles + HALF, is_pair, 0.0).to(tl.float32)
     is_head &= heads < num_stored
-    end = out + heads * HEAD_DIM
+    end = out + heads * out_head_stride
     store_scaled(end + first, x * cos - y * sin, scales, heads, num_heads, is_head & is_pair)
     store_scaled(end + second, y * cos + x * sin, scales, heads, num_heads, is_head & is_pair)
     if ROTARY_DIM < HEAD_DIM:
@@ -94,7 +94,7 @@ def _rotate_heads(
 @triton.jit
 def _rotate_and_write_kernel(
     query, key, value, query_stride, key_stride, value_stride, query_out, query_out_stride,
-    key_cache, value_cache, key_block_stride, value_block_stride,
+    key_cache, value_cache, block_stride, head_stride,
     key_scales, value_scales, slots, positions, table, query_norm, key_norm, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, IS_ADJACENT: tl.constexpr, HAS_NORM: tl.constexpr,
@@ -108,23 +108,24 @@ def _rotate_and_write_kernel(
     position = tl.load(positions + token).to(tl.int64)
     if program < NUM_QUERY_PROGRAMS:
         _rotate_heads(
-            query + token * query_stride, query_out + token * query_out_stride, key_scales,
-            program * BLOCK_HEADS, NUM_HEADS, NUM_HEADS, table, position, query_norm, eps,
+            query + token * query_stride, query_out + token * query_out_stride, HEAD_DIM,
+            key_scales, program * BLOCK_HEADS, NUM_HEADS, NUM_HEADS,
+            table, position, query_norm, eps,
             HEAD_DIM, ROTARY_DIM, IS_ADJACENT, HAS_NORM, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST,
         )  # fmt: skip
     else:
         head = (program - NUM_QUERY_PROGRAMS) * BLOCK_HEADS
         slot = tl.load(slots + token).to(tl.int64)
-        place = slot_offset(slot, key_block_stride, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM)
+        place = slot_offset(slot, block_stride, BLOCK_SIZE, HEAD_DIM)
         _rotate_heads(
-            key + token * key_stride, key_cache + place, key_scales,
+            key + token * key_stride, key_cache + place, head_stride, key_scales,
             head, NUM_KV_HEADS, num_written(slot, NUM_KV_HEADS, BLOCK_SIZE),
             table, position, key_norm, eps,
             HEAD_DIM, ROTARY_DIM, IS_ADJACENT, HAS_NORM, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST,
         )  # fmt: skip
         write_heads(
-            value + token * value_stride, value_cache, value_scales, slot, value_block_stride,
-            head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_DIM,
+            value + token * value_stride, value_cache, value_scales, slot, block_stride,
+            head_stride, head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_DIM,
         )  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def rotate_and_write(
         _rotate_and_write_kernel[(num_tokens, num_programs)](
             query, key, value, query.stride(0), key.stride(0), value.stride(0),
             query_out, query_out.stride(0),
-            cache.key, cache.value, cache.key.stride(0), cache.value.stride(0),
+            cache.key, cache.value, *cache.key.stride()[:2],
             *scales_of(cache), slots, positions, rotation.table,
             head_norms.query, head_norms.key, head_norms.eps,
             **constants,
@@ -267,7 +268,7 @@ def _variant(
     constants |= {"IS_ADJACENT": is_adjacent, "HAS_NORM": has_norm}
     tensors = ("query", "key", "value", "query_out", "query_norm", "key_norm")
     strides = ("query_stride", "key_stride", "value_stride", "query_out_stride")
-    block_strides = ("key_block_stride", "value_block_stride")
+    pool_strides = ("block_stride", "head_stride")
     kind = f"{' adjacent' * is_adjacent}{' normed' * has_norm}"
     return Variant(
         name=f"rotate_and_write {rows} to {cache} {rotary_dim or head_dim} of {head_dim}{kind}",
@@ -275,7 +276,7 @@ def _variant(
         signature=dict.fromkeys(tensors, f"*{rows}")
         | dict.fromkeys(("key_cache", "value_cache"), f"*{cache}")
         | dict.fromkeys(("key_scales", "value_scales"), scales)
-        | dict.fromkeys((*strides, *block_strides), "i32")
+        | dict.fromkeys((*strides, *pool_strides), "i32")
         | {"slots": "*i64", "positions": "*i64", "table": "*fp32", "eps": "fp32"},
         constants=constants,
         num_warps=_num_warps(constants),

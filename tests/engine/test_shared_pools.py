@@ -32,10 +32,10 @@ def test_shared_pool_is_mapped_with_equal_bytes():
     layout, num_blocks = LAYOUT, 5
     pool = KvPool(layout, num_blocks, CPU, SharedMemory("test", pool_bytes(layout, num_blocks)))
     assert not pool._bytes.any()
-    pool.layers[0].key_rows[7] = 1.0
+    pool.layers[0].keys[1, 0, 3] = 1.0
     seen = map_readonly(pool.shared.fd, pool_bytes(layout, num_blocks))
     assert bytes(seen) == pool._bytes.numpy().tobytes()
-    pool.layers[0].value_rows[9] = 2.0
+    pool.layers[0].values[2, 1, 1] = 2.0
     assert bytes(seen) == pool._bytes.numpy().tobytes()
 
 

@@ -153,7 +153,7 @@ def check(
     layout = plan_layout([*layers_before, heads.shape], cache_dtype, block_size, layer.rule.window)
     pool = KvPool(layout, num_blocks, CPU)
     for cache in pool.layers:
-        for blocks in (cache.key_blocks[1:], cache.value_blocks[1:]):
+        for blocks in (cache.keys[1:], cache.values[1:]):
             blocks.copy_(old_content * torch.randn(blocks.shape, generator=generator))
     tables = Tables(totals, pool, has_lookahead=math.isfinite(old_content), seed=seed)
     of_layers = None if scales is None else [scales]
@@ -178,7 +178,7 @@ def check(
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
     for cache in pool.layers:
-        for blocks in (cache.key_blocks, cache.value_blocks):
+        for blocks in (cache.keys, cache.values):
             assert not blocks[NULL_BLOCK].float().any(), "the null block was written"
 
 
@@ -263,7 +263,7 @@ def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
     pool = KvPool(plan_layout([heads.shape], dtype, size), next(blocks), CPU)
     generator = torch.Generator().manual_seed(1)
     (cache,) = pool.layers
-    for content in (cache.key_blocks, cache.value_blocks):
+    for content in (cache.keys, cache.values):
         content[1:].copy_(torch.randn(content[1:].shape, generator=generator))
         for copy in copies:
             content[copy] = content[prefix]
@@ -296,8 +296,8 @@ def test_cascade_is_left_out_where_a_layer_cannot_merge():
     table = np.tile(np.arange(1, 101, dtype=np.int32), (8, 1))
     ragged = RaggedBatch.of_decodes(np.arange(8), np.full(8, 1500), [table])
     pool = KvPool(layout, 100, CPU)
-    pool.layers[0].key_blocks[1:].normal_()
-    pool.layers[0].value_blocks[1:].normal_()
+    pool.layers[0].keys[1:].normal_()
+    pool.layers[0].values[1:].normal_()
     attention = TorchAttention(KvCache([pool], [], [LayerPlace(0, 0)]))
     batch = attention.prepare(ragged)
     assert batch.cache_groups[0].cascade is not None

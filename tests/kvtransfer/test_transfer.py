@@ -191,7 +191,7 @@ def test_pairing_refuses_handle_without_layouts():
 def test_pairing_refusal_is_short_for_huge_claims():
     layout = layout_of(1)
     many = tuple(replace(layout, window=i) for i in range(1, 1000))
-    shapes = tuple(LayerLayout(0, heads, 1, 1) for heads in range(1000))
+    shapes = tuple(LayerLayout(0, 16, 32, heads, 1, 1) for heads in range(1000))
     for other in (many, (replace(layout, layers=shapes),)):
         with pytest.raises(FailedPreconditionError, match=r"99\d more") as caught:
             PAIRING.check(Pairing(VERSION, MODEL, other), "prefill-0")

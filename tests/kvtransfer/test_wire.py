@@ -1,5 +1,7 @@
 import pytest
+import torch
 
+from baton.engine.cache.kv_pool import KvShape, plan_layout
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
@@ -28,6 +30,22 @@ def handle(**changes: object) -> pb.KvHandle:
 def test_kv_layouts_round_trip_through_messages():
     assert layouts_of(layouts_to_messages(HYBRID)) == HYBRID
     assert layouts_of(pb.KvLayouts.FromString(serialize_layouts(HYBRID)).layouts) == HYBRID
+
+
+def test_pairing_refuses_layout_with_heads_of_token_together():
+    """That of versions before blocks were head-major, with the same shapes and size."""
+    ours = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4)
+    layers = [
+        pb.KvLayerLayout(offset=i * 512, num_kv_heads=2, key_head_dim=8, value_head_dim=8)
+        for i in range(2)
+    ]
+    older = pb.KvLayout(
+        dtype="float32", block_size=4, block_bytes=1024, layers=layers, tensor_parallel_size=1
+    )
+    assert older.block_bytes == ours.block_bytes
+    theirs = Pairing("1.2.3", b"model", layouts_of([older]))
+    with pytest.raises(FailedPreconditionError, match=r"every 512 bytes.* every 0 bytes"):
+        Pairing("1.2.3", b"model", (ours,)).check(theirs, "prefill-0")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from baton.engine.attention.cache_rows import BlockPlaces, LayerRows, TokenPlaces
 from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.cache.kv_pool import KvCache, KvLayout, LayerCache
-from baton.engine.cache.kv_scales import FP8
+from baton.engine.cache.kv_pool import KvCache, KvLayout
 from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_plan import Ranges, SharedPrefix
@@ -57,7 +57,7 @@ class _Group:
         self.batch, width = table.shape
         self.num_queries = num_queries
         self.num_keys = width * layout.block_size
-        self.table = upload(table.ravel())
+        self.blocks = BlockPlaces(upload(table))
         # Position of the first query, and of the first key, within each sequence: [batch].
         self._starts = upload(starts)
         self._first_keys = None if first_keys is None else upload(first_keys)
@@ -72,7 +72,7 @@ class _Group:
         """
         key = (dtype, repeats)
         if key not in self._biases:
-            device = self.table.device
+            device = self._starts.device
             keys = torch.arange(self.num_keys, device=device)
             if self._first_keys is not None:
                 keys = self._first_keys[:, None, None] + keys
@@ -92,7 +92,7 @@ class _Group:
 class _Prefix:
     """Prefix that several decodes share: all of it is seen by all of them.
 
-    `rows`: rows of their queries in the flat batch. `table`: its blocks, read as one sequence of
+    `rows`: rows of their queries in the flat batch. `blocks`: its blocks, read as one sequence of
     `num_keys` tokens.
     """
 
@@ -111,7 +111,7 @@ class _Prefix:
         self.num_keys = prefix.num_tokens
         # A copy of the row, as the scheduler changes the block tables behind a launch.
         slot = ragged.batch_slots[prefix.members[:1]]
-        self.table = upload(table[slot, :num_blocks].ravel())
+        self.blocks = BlockPlaces(upload(table[slot, :num_blocks]))
 
 
 class _Cascade:
@@ -122,18 +122,18 @@ class _Cascade:
         self.rests = rests
 
     @staticmethod
-    def serves(layer: LayerAttention, cache: LayerCache) -> bool:
+    def serves(layer: LayerAttention, cache: LayerRows) -> bool:
         """Returns whether a layer's partial results can be merged: not with a soft cap or sinks,
         nor with V of another width than K, which torch's operation lacks."""
         is_plain = layer.softcap is None and layer.sinks is None
-        return is_plain and cache.key_blocks.shape[1] == cache.value_blocks.shape[1]
+        return is_plain and cache.keys.head_dim == cache.values.head_dim
 
 
 class _CacheGroupBatch:
     """Attention batch of one step in the layers of one cache group: places to write and to read.
 
     Attributes:
-        blocks, offsets: of the pool, for each token: `[num_tokens]`.
+        tokens: places to write the K and V of each token to.
         cascade: split into shared prefixes and the rest; None where it would not be faster.
     """
 
@@ -147,20 +147,12 @@ class _CacheGroupBatch:
         layout: KvLayout,
         upload: Upload,
     ) -> None:
-        self.blocks = upload(table.take(cells).astype(np.int64))
-        self.offsets = offsets
+        self.tokens = TokenPlaces(upload(table.take(cells).astype(np.int64)), offsets)
         self.cascade: _Cascade | None = None
-        if self.blocks.device.type == "cpu":
+        if offsets.device.type == "cpu":
             self.cascade = _cascade(ragged, table, indices, layout, upload)
         # Made at once: the scheduler changes the block tables behind a launch.
         self.groups = list(_groups(ragged, table, indices, layout, upload))
-        self._slots: dict[int, torch.Tensor] = {}
-
-    def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
-        """Returns the row of the pool for each token: `[num_tokens]`."""
-        if rows_per_block not in self._slots:
-            self._slots[rows_per_block] = self.blocks * rows_per_block + self.offsets
-        return self._slots[rows_per_block] + first_row
 
 
 class TorchBatch:
@@ -191,7 +183,7 @@ class TorchAttention:
         self._layouts = cache.layouts
         self._device = cache.pools[0].device
         self._places = cache.places
-        self._layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
+        self._layers = [LayerRows(cache.pools[p.group].layers[p.index]) for p in cache.places]
         self._scales = cache.scales
 
     def prepare(self, ragged: RaggedBatch) -> TorchBatch:
@@ -228,7 +220,7 @@ class TorchAttention:
         batch: _CacheGroupBatch,
     ) -> torch.Tensor:
         cache = self._layers[index]
-        self._write(cache, key, value, batch)
+        cache.write(batch.tokens, key, value)
         if batch.cascade is not None and _Cascade.serves(layer, cache):
             return self._attend_in_cascade(cache, layer, query, batch.cascade)
         groups = batch.groups
@@ -239,25 +231,11 @@ class TorchAttention:
             out[group.rows] = self._attend(cache, layer, query[group.rows], group)
         return out
 
-    def _write(
-        self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor, batch: _CacheGroupBatch
-    ) -> None:
-        if cache.has_rows:
-            key_rows = batch.slots(cache.key_rows_per_block, cache.first_key_row)
-            value_rows = batch.slots(cache.value_rows_per_block, cache.first_value_row)
-            _movable(cache.key_rows).index_copy_(0, key_rows, _movable(key.flatten(1)))
-            _movable(cache.value_rows).index_copy_(0, value_rows, _movable(value.flatten(1)))
-            return
-        for blocks, tensor in ((cache.key_blocks, key), (cache.value_blocks, value)):
-            width = tensor.shape[1] * tensor.shape[2]
-            columns = torch.arange(width, device=tensor.device) + batch.offsets[:, None] * width
-            _movable(blocks)[batch.blocks[:, None], columns] = _movable(tensor.flatten(1))
-
     def _attend(
-        self, cache: LayerCache, layer: LayerAttention, query: torch.Tensor, group: _Group
+        self, cache: LayerRows, layer: LayerAttention, query: torch.Tensor, group: _Group
     ) -> torch.Tensor:
         """Attends one group; `query` is `[batch * num_queries, num_heads, key_head_dim]`."""
-        keys, values = _read(cache, group, query.dtype)
+        keys, values = cache.read(group.blocks, query.dtype)
         folded = _folded(query, group.batch, cache.num_kv_heads)
         num_heads = query.shape[1]
         per_kv = num_heads // cache.num_kv_heads
@@ -273,7 +251,7 @@ class TorchAttention:
         return out.transpose(1, 2).reshape(query.shape[0], num_heads, -1)
 
     def _attend_in_cascade(
-        self, cache: LayerCache, layer: LayerAttention, query: torch.Tensor, cascade: _Cascade
+        self, cache: LayerRows, layer: LayerAttention, query: torch.Tensor, cascade: _Cascade
     ) -> torch.Tensor:
         """Attends decodes; `query` is `[num_tokens, num_heads, head_dim]`."""
         out = torch.empty_like(query)
@@ -290,7 +268,7 @@ class TorchAttention:
 
 
 def _partial(
-    cache: LayerCache,
+    cache: LayerRows,
     layer: LayerAttention,
     query: torch.Tensor,
     of: _Group | _Prefix,
@@ -301,7 +279,7 @@ def _partial(
     Returns `[num_tokens, num_heads, head_dim]`, and the logarithms of the sums of the exponents of
     the scores, `[num_tokens, num_heads]`.
     """
-    keys, values = _read(cache, of, query.dtype)
+    keys, values = cache.read(of.blocks, query.dtype)
     folded = _folded(query, of.batch, cache.num_kv_heads)
     out, logsums = _flash_attention(folded, keys, values, attn_mask=bias, scale=layer.scale)
     num_queries, per_kv = query.shape[0] // of.batch, query.shape[1] // cache.num_kv_heads
@@ -312,33 +290,12 @@ def _partial(
     )
 
 
-def _read(
-    cache: LayerCache, of: _Group | _Prefix, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns K and V, `[batch, num_kv_heads, num_keys, d]` each."""
-    shape = (of.batch, of.num_keys, cache.num_kv_heads, -1)
-    keys = _gather(cache.key_blocks, of.table, dtype).view(shape).transpose(1, 2)
-    values = _gather(cache.value_blocks, of.table, dtype).view(shape).transpose(1, 2)
-    return keys, values
-
-
 def _folded(query: torch.Tensor, batch: int, num_kv_heads: int) -> torch.Tensor:
     """Returns `[batch * num_queries, num_heads, d]` as `[batch, num_kv_heads, num_queries * per_kv,
     d]`: the query heads of one KV head become queries of it, `per_kv` for each query."""
     num_queries, head_dim = query.shape[0] // batch, query.shape[2]
     split = query.reshape(batch, num_queries, num_kv_heads, -1, head_dim)
     return split.transpose(1, 2).reshape(batch, num_kv_heads, -1, head_dim)
-
-
-def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns fp8 memory as uint8, which torch can scatter and gather; else the tensor."""
-    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
-
-
-def _gather(blocks: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns blocks from the pool, converted to `dtype` if the cache is fp8."""
-    found = _movable(blocks).index_select(0, table)
-    return found.view(FP8).to(dtype) if blocks.dtype == FP8 else found
 
 
 def _scaled(heads: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

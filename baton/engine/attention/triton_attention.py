@@ -143,19 +143,12 @@ class TritonAttention:
         layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
         scales = [(s.key, s.value) if s is not None else (None, None) for s in cache.scales]
         self._blocks = [
-            CacheBlocks(layer.key_blocks, layer.value_blocks, *of_layer)
+            CacheBlocks(layer.keys, layer.values, *of_layer)
             for layer, of_layer in zip(layers, scales, strict=True)
         ]
         self._paged = [
-            PagedKv(
-                layer.key_blocks,
-                layer.value_blocks,
-                self.block_size,
-                kind.num_kv_heads,
-                kind.head_dim,
-                *of_layer,
-            )
-            for layer, kind, of_layer in zip(layers, self.kinds, scales, strict=True)
+            PagedKv(layer.keys, layer.values, *of_layer)
+            for layer, of_layer in zip(layers, scales, strict=True)
         ]
         self._upload = uploader(self.device)
 

@@ -2,15 +2,15 @@
 
 Layers that see the same tokens form a cache group with a pool of its own. A pool is block-major,
 `[num_blocks, block_bytes]`: a block is one contiguous region over all layers of its group, so that
-a handoff is a list of (offset, length) and needs no packing. A table per layer gives the offsets of
-its K and V in a block; typed, strided views are derived from it. In the plain case a block is
-`[num_layers, 2, block_size, num_kv_heads, head_dim]`.
+a handoff is a list of (offset, length) and needs no packing. A block is head-major: in the plain
+case `[num_kv_heads, num_layers, 2, block_size, head_dim]`, so that a range of heads is contiguous.
+A table per layer gives the offsets of its K and V; typed, strided views are derived from it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,13 +20,21 @@ from baton.engine.cache.kv_scales import KvScales
 from baton.engine.cache.shared_memory import SharedMemory
 from baton.engine.device_stream import uploader
 
+# Of each head's K and V in a block, in bytes: what GPU kernels load, and copy, per access.
+ALIGNMENT: Final = 16
+
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """Layout of one layer in a block: K `[block_size, num_kv_heads, key_head_dim]` at byte
-    `offset`, V `[block_size, num_kv_heads, value_head_dim]` directly after it."""
+    """Layout of one layer in a block, in bytes.
 
-    offset: int
+    K of head `h`, `[block_size, key_head_dim]`, begins at `key_offset + h * head_stride`, and its
+    V, `[block_size, value_head_dim]`, at `value_offset + h * head_stride`.
+    """
+
+    key_offset: int
+    value_offset: int
+    head_stride: int
     num_kv_heads: int
     key_head_dim: int
     value_head_dim: int
@@ -58,59 +66,73 @@ class KvShape:
 def plan_layout(
     shapes: list[KvShape], dtype: torch.dtype, block_size: int, window: int | None = None
 ) -> KvLayout:
-    """Returns a layout with the layers of one group one after the other.
+    """Returns the layout of a group of layers, in their order.
 
-    Every part begins at a multiple of the row sizes of all layers, and a block is such a multiple
-    too, so that the whole pool can be viewed as rows of any one layer. For layers of one shape this
-    costs nothing.
+    A block has a section for each number of KV heads among the layers, in order of appearance. A
+    section is its heads one after the other, a head K and V of each layer of the section. Of a
+    section, a range of heads is therefore one contiguous range of bytes.
     """
-    rows = [s.num_kv_heads * d for s in shapes for d in (s.key_head_dim, s.value_head_dim)]
-    unit = math.lcm(*rows) * dtype.itemsize
-    layers, offset = [], 0
-    for shape in shapes:
-        layers.append(
-            LayerLayout(offset, shape.num_kv_heads, shape.key_head_dim, shape.value_head_dim)
-        )
-        width = shape.num_kv_heads * (shape.key_head_dim + shape.value_head_dim)
-        offset = _round_up(offset + block_size * width * dtype.itemsize, unit)
+    layers: dict[int, LayerLayout] = {}
+    block_bytes = 0
+    for num_kv_heads in dict.fromkeys(shape.num_kv_heads for shape in shapes):
+        members = {i: s for i, s in enumerate(shapes) if s.num_kv_heads == num_kv_heads}
+        section = _plan_section(list(members.values()), block_size * dtype.itemsize, block_bytes)
+        layers |= zip(members, section, strict=True)
+        block_bytes += num_kv_heads * section[0].head_stride
     name = str(dtype).removeprefix("torch.")
-    return KvLayout(name, block_size, offset, tuple(layers), window)
+    return KvLayout(
+        name, block_size, block_bytes, tuple(layers[i] for i in range(len(shapes))), window
+    )
 
 
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+def _plan_section(shapes: list[KvShape], column_bytes: int, offset: int) -> list[LayerLayout]:
+    """Returns the layouts of layers with one number of KV heads, from byte `offset` of a block.
+
+    `column_bytes`: bytes of one number of each token in a block.
+    """
+    sizes = [
+        (_aligned(shape.key_head_dim * column_bytes), _aligned(shape.value_head_dim * column_bytes))
+        for shape in shapes
+    ]
+    head_stride = sum(map(sum, sizes))
+    layers = []
+    for shape, (key_bytes, value_bytes) in zip(shapes, sizes, strict=True):
+        layers.append(
+            LayerLayout(
+                key_offset=offset,
+                value_offset=offset + key_bytes,
+                head_stride=head_stride,
+                num_kv_heads=shape.num_kv_heads,
+                key_head_dim=shape.key_head_dim,
+                value_head_dim=shape.value_head_dim,
+            )
+        )
+        offset += key_bytes + value_bytes
+    return layers
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class LayerCache:
     """Views of one layer's K and V over the whole pool.
 
     Attributes:
-        key_blocks: `[num_blocks, block_size * num_kv_heads * key_head_dim]`, to gather blocks from.
-        value_blocks: the same of V.
-        key_rows: `[num_rows, num_kv_heads * key_head_dim]`, to scatter tokens into; the token at
-            `offset` of `block` is row `block * key_rows_per_block + first_key_row + offset`.
-        value_rows: the same of V.
+        keys: `[num_blocks, num_kv_heads, block_size, key_head_dim]`; blocks and heads are strided.
+        values: `[num_blocks, num_kv_heads, block_size, value_head_dim]`, likewise, with the same
+            strides of blocks and heads.
     """
 
     def __init__(self, typed: torch.Tensor, layout: KvLayout, layer: LayerLayout) -> None:
+        def view(offset: int, head_dim: int) -> torch.Tensor:
+            shape = (len(typed), layer.num_kv_heads, layout.block_size, head_dim)
+            strides = (typed.stride(0), layer.head_stride // itemsize, head_dim, 1)
+            return typed.as_strided(shape, strides, typed.storage_offset() + offset // itemsize)
+
         itemsize = typed.element_size()
-        block_elements = layout.block_bytes // itemsize
-        key_width = layer.num_kv_heads * layer.key_head_dim
-        value_width = layer.num_kv_heads * layer.value_head_dim
-        key_start = layer.offset // itemsize
-        value_start = key_start + layout.block_size * key_width
-        self.num_kv_heads = layer.num_kv_heads
-        self.key_blocks = typed[:, key_start:value_start]
-        self.value_blocks = typed[:, value_start : value_start + layout.block_size * value_width]
-        self.key_rows = typed.view(-1, key_width)
-        self.value_rows = typed.view(-1, value_width)
-        self.key_rows_per_block = block_elements // key_width
-        self.value_rows_per_block = block_elements // value_width
-        self.first_key_row = key_start // key_width
-        # With unequal key and value widths V may begin between two rows of its own width; the
-        # layout's alignment rules that out for equal widths, and rows are not used otherwise.
-        self.first_value_row = value_start // value_width
-        self.has_rows = value_start % value_width == 0
+        self.keys = view(layer.key_offset, layer.key_head_dim)
+        self.values = view(layer.value_offset, layer.value_head_dim)
 
 
 class KvPool:
@@ -252,11 +274,11 @@ def _copy_on_gpu(
     origin: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
 ) -> bool:
     """Copies in one asynchronous launch. Returns False if the kernel cannot."""
-    from baton_kernels.block_copy import UNIT, copy_blocks
+    from baton_kernels.block_copy import copy_blocks
 
     collides = origin is target and not set(sources).isdisjoint(targets)
     is_apart = origin.is_cuda and target.is_cuda and origin.device != target.device
-    if collides or is_apart or origin.shape[1] % UNIT:
+    if collides or is_apart:
         return False
     # On the device, in the order of its stream: host memory would have to outlive the kernel.
     upload = uploader(target.device if target.is_cuda else origin.device)

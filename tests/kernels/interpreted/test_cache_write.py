@@ -110,6 +110,8 @@ def test_cache_writes_refuse_wrong_shapes() -> None:
         write_kv(key[..., :60].contiguous(), value, cache, slots)
     with pytest.raises(ValueError, match="an fp8 cache needs a scale for each KV head"):
         write_kv(key, value, CacheBlocks(cache.key.to(FP8), cache.value.to(FP8)), slots)
+    with pytest.raises(ValueError, match=r"keys have strides .* both must be views of one pool"):
+        write_kv(key, value, replace(cache, value=cache.value.contiguous()), slots)
     rotation = Rotation(rotary_table(9, 66))
     with pytest.raises(ValueError, match="rotary_dim of at most the head size, 64"):
         rotate_and_write(key, key, value, slots, rotation, cache, slots)

@@ -127,8 +127,12 @@ def test_attention_refuses_unsupported_model_shape_or_dtype() -> None:
         run(rule=replace(case.rule, scale=-1.0))
     with pytest.raises(ValueError, match=r"sinks has shape \(3,\); must have \(4,\)"):
         run(rule=replace(case.rule, sinks=torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"keys has shape .*; must have \(4, 1024\)"):
-        run(kv=replace(case.kv, block_size=8))
+    with pytest.raises(ValueError, match=r"values has shape .*; must have \(4, 2, 16, 64\)"):
+        run(kv=replace(case.kv, values=case.kv.values[:, :, :8]))
+    with pytest.raises(ValueError, match=r"keys have strides .* both must be views of one pool"):
+        run(kv=replace(case.kv, values=case.kv.values.contiguous()))
+    with pytest.raises(ValueError, match="last dimensions must be contiguous"):
+        run(kv=replace(case.kv, keys=case.kv.keys.transpose(2, 3).contiguous().transpose(2, 3)))
 
 
 def test_pack_refuses_plan_larger_than_capacity() -> None:

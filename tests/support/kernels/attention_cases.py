@@ -74,10 +74,11 @@ def make_case(
     num_blocks = -(-lengths // block_size)
     tables = torch.zeros(len(starts) + 1, int(num_blocks.max()) + 1, dtype=torch.int32)
     ids = torch.randperm(int(num_blocks.sum()) + 2).int() + 1
-    width = block_size * num_kv_heads * head_dim
     cache_dtype = FP8 if is_fp8 else dtype
-    pool = poisoned(len(ids) + 1, 4 * width, dtype=cache_dtype, device=device)
-    parts = pool[:, width : 2 * width], pool[:, 2 * width : 3 * width]
+    pool = poisoned(
+        len(ids) + 1, num_kv_heads, 4, block_size, head_dim, dtype=cache_dtype, device=device
+    )
+    parts = pool[:, :, 1], pool[:, :, 2]
     batch_slots = np.random.default_rng(torch.initial_seed() % 2**32).permutation(len(starts))
     taken = 0
     for batch_slot, length, count in zip(batch_slots, lengths, num_blocks, strict=True):
@@ -85,9 +86,9 @@ def make_case(
         taken += count
         tables[batch_slot, :count] = mine
         for part in parts:
-            tokens = part.view(len(pool), block_size, -1)[mine.long()].flatten(0, 1)
-            tokens[:length] = random(int(length), tokens.shape[1], dtype=cache_dtype, device=device)
-            part[mine.long()] = tokens.view(int(count), width)
+            tokens = part[mine.long()].transpose(1, 2).flatten(0, 1)
+            tokens[:length] = random(*tokens[:length].shape, dtype=cache_dtype, device=device)
+            part[mine.long()] = tokens.unflatten(0, (-1, block_size)).transpose(1, 2)
     pool[0] = 0.0
     scales = (
         [torch.rand(num_kv_heads, device=device) + 0.5 for _ in parts] if is_fp8 else [None] * 2
@@ -97,7 +98,7 @@ def make_case(
     sinks = torch.randn(num_heads, device=device) + 1.0 if has_sinks else None
     return Case(
         apart(query, gap=8),
-        PagedKv(*parts, block_size, num_kv_heads, head_dim, *scales),
+        PagedKv(*parts, *scales),
         ScoreRule(1.5 * head_dim**-0.5, window, softcap, sinks),
         tables.to(device),
         Ranges.of_batch(batch_slots, starts, counts),

@@ -40,12 +40,11 @@ class Step:
         size = self.pool.layout.block_size
         slots = self.slots[self.is_real].long()
         found = []
-        for rows, blocks, scales in (
-            (self.key, self.cache.key, self.cache.key_scales),
-            (self.value, self.cache.value, self.cache.value_scales),
+        for blocks, scales in (
+            (self.cache.key, self.cache.key_scales),
+            (self.cache.value, self.cache.value_scales),
         ):
-            heads = blocks.unflatten(1, (size, *rows.shape[1:]))[slots // size, slots % size]
-            heads = heads.double()
+            heads = blocks[slots // size, :, slots % size].double()
             found.append(heads if scales is None else heads * scales.double()[:, None])
         return found[0], found[1]
 
@@ -92,9 +91,7 @@ def step_of(
         apart(random(num_tokens, num_kv_heads, value_dim, dtype=dtype, device=device)),
         slots.to(torch.int32) if layer else slots,
         pool,
-        CacheBlocks(
-            found.key_blocks, found.value_blocks, *(scales if cache_dtype == FP8 else (None, None))
-        ),
+        CacheBlocks(found.keys, found.values, *(scales if cache_dtype == FP8 else (None, None))),
     )
 
 
