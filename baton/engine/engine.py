@@ -28,7 +28,7 @@ from baton.engine.assembly import (
 from baton.engine.cache.kv_pool import KvLayout
 from baton.engine.cache.swap_costs import CostMeter
 from baton.engine.config import EngineConfig
-from baton.engine.device_stream import stream_of
+from baton.engine.device_stream import DeviceStream, stream_of
 from baton.engine.memory.pool_size import peak_blocks
 from baton.engine.messages import (
     Completion,
@@ -37,6 +37,7 @@ from baton.engine.messages import (
     SequenceUpdate,
     StepOutput,
 )
+from baton.engine.metering.ahead_meter import AheadMeter, StepsAhead
 from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.plugins import drafter_named
@@ -45,7 +46,7 @@ from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
-from baton.engine.scheduler.scheduling.plan import Float32Array, StepPlan
+from baton.engine.scheduler.scheduling.plan import Float32Array, NotAhead, StepPlan
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
@@ -83,7 +84,10 @@ class Engine:
         on_planned: called after a step is planned and before it is computed.
     """
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, stream: DeviceStream | None = None
+    ) -> None:
+        """Computes on `stream`, by default that of the model's device."""
         self.config = config
         self.info = info = loaded.info
         self.cache = loaded.cache
@@ -96,7 +100,7 @@ class Engine:
         self._backend = backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
         backend.warm_up(loaded.model, loaded.attention, sampler, loaded.cache)
-        stream = stream_of(device)
+        stream = stream or stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
         self._runner = ModelRunner(
             loaded.model,
@@ -123,6 +127,8 @@ class Engine:
         configured = config.async_scheduling
         self._is_async = stream.is_asynchronous if configured is None else configured
         self._ahead: tuple[StepPlan, Launched] | None = None
+        self._ahead_meter = AheadMeter()
+        self._has_failed = False
 
     @classmethod
     def from_pretrained(
@@ -504,7 +510,9 @@ class Engine:
             with self._clock.sample():
                 result = launched.fetch()
         except StepMemoryError as error:
+            self._has_failed = self._ahead is not None
             return self._failed(plan, error, start)
+        self._has_failed = False
         seconds = time.perf_counter() - start
         self._meter.note_step(plan.num_tokens, seconds)
         self._work.note_step(plan, seconds)
@@ -551,12 +559,22 @@ class Engine:
         return plan, self._runner.launch(plan)
 
     def _launch_ahead(self, plan: StepPlan, launched: Launched) -> tuple[StepPlan, Launched] | None:
-        if not self._is_async or not self._runner.can_launch_ahead(plan):
+        """Launches the step after `plan` if it need not wait for the tokens of `launched`."""
+        if not self._is_async:
             return None
+        ahead = self._plan_ahead(plan)
+        self._ahead_meter.note(ahead if isinstance(ahead, NotAhead) else None)
+        if isinstance(ahead, NotAhead):
+            return None
+        self.on_planned()
+        return ahead, self._runner.launch(ahead, launched)
+
+    def _plan_ahead(self, plan: StepPlan) -> StepPlan | NotAhead:
+        if self._has_failed:
+            return NotAhead.FAILURE  # a step behind one without a result has none
         if any(map(self._is_suspendable, self._leaving)):
-            return None  # `_suspend` needs a moment without a step launched ahead
-        ahead = self._scheduler.schedule_ahead(plan)
-        return None if ahead is None else (ahead, self._runner.launch(ahead, launched))
+            return NotAhead.SUSPENSION  # `_suspend` needs a moment without a step launched ahead
+        return self._runner.why_not_ahead(plan) or self._scheduler.schedule_ahead(plan)
 
     def _is_suspendable(self, request_id: str) -> bool:
         """Returns whether a request runs and the KV of all but its last token is computed."""
@@ -598,6 +616,12 @@ class Engine:
     def time_spent(self) -> TimeSpent:
         """Seconds of all steps since the start, by phase. From any thread."""
         return self._clock.spent
+
+    @property
+    def steps_ahead(self) -> StepsAhead:
+        """Steps launched before the tokens of the one before were known, since the start, and those
+        that had to wait for them, by reason. From any thread."""
+        return self._ahead_meter.done
 
     @property
     def num_late_compilations(self) -> int:

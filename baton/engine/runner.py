@@ -19,7 +19,12 @@ from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.pooling import Pooler
 from baton.engine.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
 from baton.engine.scheduler.kv.memory_operations import BlockMove
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import (
+    NotAhead,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Sequence
@@ -93,18 +98,11 @@ class StepMemoryError(Exception):
 
 
 class Launched:
-    """Step that is launched on the device, without waiting for its tokens.
-
-    `batch_slots`: the slot of each token, `[num_rows]`.
-    """
+    """Step that is launched on the device, without waiting for its tokens."""
 
     def __init__(
-        self,
-        batch_slots: Int64Array,
-        launch: Launch[_Computed],
-        result: Callable[[_Computed], StepResult],
+        self, launch: Launch[_Computed], result: Callable[[_Computed], StepResult]
     ) -> None:
-        self.batch_slots = batch_slots
         self._launch = launch
         self._result = result
 
@@ -166,10 +164,11 @@ class ModelRunner:
         """Computes a plan and returns its result."""
         return self.launch(plan).fetch()
 
-    def can_launch_ahead(self, plan: StepPlan) -> bool:
-        """Returns True if the next step could be launched before this one's tokens are known."""
-        batch_slots = plan.sample_slots
-        return not (self._sampler.needs_history(batch_slots) or self._grammars.applies(batch_slots))
+    def why_not_ahead(self, plan: StepPlan) -> NotAhead | None:
+        """Returns why the next step must wait for this one's tokens; None: it need not."""
+        if self._grammars.applies(plan.sample_slots):
+            return NotAhead.GRAMMAR
+        return NotAhead.HISTORY if self._sampler.needs_history(plan.sample_slots) else None
 
     def launch(self, plan: StepPlan, previous: Launched | None = None) -> Launched:
         """Launches a plan on the device, without waiting for it.
@@ -185,11 +184,11 @@ class ModelRunner:
                 self._grammars.assign(sequence.batch_slot, request)
             if plan.num_tokens and not self._may_replay(plan):
                 with self._clock.forward():
-                    inputs = self.inputs(plan, is_ahead=previous is not None)
+                    inputs = self.inputs(plan)
         except RuntimeError as error:
             failure = _memory_failure(error)
         launch = self._stream.launch(partial(self._compute, plan, inputs, previous, failure))
-        return Launched(plan.sample_slots, launch, partial(self._result, plan))
+        return Launched(launch, partial(self._result, plan))
 
     @torch.inference_mode()
     def _compute(
@@ -220,7 +219,7 @@ class ModelRunner:
         with self._clock.forward():
             logits = self._replay(plan, previous) if inputs is None else None
             if logits is None:
-                inputs = inputs or self.inputs(plan, is_ahead=previous is not None)
+                inputs = inputs or self.inputs(plan)
                 logits = self._forward(plan, inputs, previous)
         with self._clock.sample():
             return self._choose(plan, logits)
@@ -233,26 +232,20 @@ class ModelRunner:
         assert self._graphs is not None, "a replay without graphs"
         batch_slots, starts = plan.decode_slots, plan.decode_starts
         ragged = RaggedBatch.of_decodes(batch_slots, starts, self._batch_slots.block_tables)
-        token_ids = (
-            self._given(batch_slots, starts)
-            if previous is None
-            else self._tokens_of(previous, batch_slots)
-        )
+        num_unknown = len(plan.previous_rows)
+        given = self._given(batch_slots[num_unknown:], starts[num_unknown:])
+        token_ids = self._behind(plan, previous, given)
         return self._graphs.run(token_ids, self._upload(starts), ragged)
 
     def _forward(
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
     ) -> torch.Tensor:
-        token_ids = inputs.token_ids
-        if previous is not None and len(plan.decode_slots):
-            chosen = self._tokens_of(previous, plan.decode_slots)
-            token_ids = torch.cat([chosen, token_ids]) if len(token_ids) else chosen
+        token_ids = self._behind(plan, previous, inputs.token_ids)
         return self._model.forward(token_ids, inputs.positions, inputs.batch, inputs.logit_rows)
 
-    def inputs(self, plan: StepPlan, *, is_ahead: bool = False) -> ModelInputs:
-        """Returns the model's inputs: the step's tokens, the attention batch, and the slots of new
-        K and V. The plan computes at least one token; `is_ahead`: those of its decodes are not
-        known yet."""
+    def inputs(self, plan: StepPlan) -> ModelInputs:
+        """Returns the model's inputs: the step's tokens that are known, the attention batch, and
+        the slots of new K and V. The plan computes at least one token."""
         batch_slots, starts = plan.decode_slots, plan.decode_starts
         tables = self._batch_slots.block_tables
         if not plan.chunks:
@@ -272,7 +265,7 @@ class ModelRunner:
         rows = plan.sample_rows
         if plan.chunks:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
-        num_unknown = len(batch_slots) if is_ahead else 0
+        num_unknown = len(plan.previous_rows)
         return ModelInputs(
             self._given(batch.token_slots[num_unknown:], batch.positions[num_unknown:]),
             self._upload(batch.positions),
@@ -284,12 +277,18 @@ class ModelRunner:
         """Returns the token ids that the batch slots have at these positions."""
         return self._upload(self._batch_slots.token_ids[batch_slots, positions].astype(np.int64))
 
-    def _tokens_of(self, step: Launched, batch_slots: Int64Array) -> torch.Tensor:
-        """Returns the tokens that a step has chosen for these slots, which are some of its own in
-        its order."""
-        if len(batch_slots) == len(step.batch_slots):
-            return step.token_ids
-        return step.token_ids[self._upload(np.flatnonzero(np.isin(step.batch_slots, batch_slots)))]
+    def _behind(
+        self, plan: StepPlan, previous: Launched | None, given: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns a step's tokens: those that the step before has chosen, and those `given`."""
+        rows = plan.previous_rows  # ascending
+        if not len(rows):
+            return given
+        assert previous is not None, "tokens of a step before, without one"
+        chosen = previous.token_ids
+        if len(rows) < len(chosen):
+            chosen = chosen[self._upload(rows)]
+        return torch.cat([chosen, given]) if len(given) else chosen
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Swaps out, copies, clears, swaps in: nothing is overwritten before it was read."""

@@ -11,6 +11,7 @@ from baton.worker.role_totals import RoleTotals, Totals
 from baton.worker.worker import Worker
 
 _STEPS, _STEP_TOKENS = "baton_steps_total", "baton_step_tokens_total"
+_STEPS_AHEAD = "baton_steps_ahead_total"
 _STEP_SECONDS = "baton_step_seconds_total"
 _HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_total"
 _PREEMPTIONS = "baton_preemptions_total"
@@ -21,6 +22,10 @@ _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total
 # Help text by name, and the labels beside the role.
 _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     _STEPS: ("Engine steps that computed tokens.", ()),
+    _STEPS_AHEAD: (
+        "Engine steps launched before the tokens of the step before were known; none on a CPU.",
+        (),
+    ),
     _STEP_TOKENS: (
         "Tokens computed by engine steps: prompt tokens, draft tokens included, or one token per "
         "decoding sequence.",
@@ -97,6 +102,7 @@ class WorkerMetrics:
         stats, done, spent = engine.stats(), engine.work_done, engine.time_spent
         totals: Totals = {
             _STEPS: {(): done.num_steps},
+            _STEPS_AHEAD: {(): stats.num_steps_ahead},
             _STEP_TOKENS: {
                 ("prompt",): done.num_prompt_tokens,
                 ("decode",): done.num_decode_tokens,

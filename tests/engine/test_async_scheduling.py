@@ -7,6 +7,7 @@ import pytest
 
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, StepOutput
+from baton.engine.scheduler.scheduling.plan import NotAhead
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import (
@@ -188,17 +189,38 @@ def test_suspend_before_last_token_spares_the_next_of_that_id(checkpoints, num_s
     assert_idle(engine.engine)
 
 
-def test_async_scheduling_waits_where_tokens_are_needed(checkpoints):
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(max_tokens=9, repetition_penalty=1.3), NotAhead.HISTORY),
+        (SamplingParams(max_tokens=9, frequency_penalty=0.5), NotAhead.HISTORY),
+        (SamplingParams(max_tokens=9, bad_token_ids=((3, 4),)), NotAhead.HISTORY),
+        (SamplingParams(max_tokens=9, beam_width=2), NotAhead.BEAMS),
+    ],
+)
+def test_async_scheduling_waits_where_tokens_are_needed(checkpoints, params, reason):
     engine = counting(checkpoints["llama"], async_scheduling=True)
-    for params in (
-        SamplingParams(max_tokens=9, repetition_penalty=1.3),
-        SamplingParams(max_tokens=9, frequency_penalty=0.5),
-        SamplingParams(max_tokens=9, bad_token_ids=((3, 4),)),
-        SamplingParams(max_tokens=9, beam_width=2),
-    ):
-        engine.add_request(request("a", random_prompt(9), params))
-        drain(engine)
+    engine.add_request(request("a", random_prompt(9), params))
+    drain(engine)
     assert engine.num_behind == 0
+    assert engine.steps_ahead.num_waits.keys() == {reason}
+    assert engine.stats().num_steps_ahead == 0
+
+
+def test_steps_are_launched_ahead_amid_arrivals_and_endings(checkpoints):
+    engine = counting(checkpoints["llama"], async_scheduling=True, max_num_seqs=8)
+    for i in range(30):
+        kind = ("greedy", "sampled", "ends early", "short", "logprobs")[i % 5]
+        engine.add_request(request(f"{kind} {i}", random_prompt(1 + 5 * i, seed=i), KINDS[kind]))
+        if i % 7 == 6:
+            engine.abort(f"{kind} {i}")
+        engine.step()
+    drain(engine)
+    done = engine.steps_ahead
+    assert done.num_waits.keys() <= {NotAhead.NOTHING}
+    assert done.num_ahead >= 0.95 * engine.work_done.num_steps
+    assert engine.stats().num_steps_ahead == done.num_ahead
+    assert_idle(engine.engine)
 
 
 @pytest.mark.parametrize(

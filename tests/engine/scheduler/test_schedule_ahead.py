@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from tests.support.scheduler.fakes import FakeGrammar, cache_group
 from tests.support.scheduler.harness import Harness, request
@@ -41,13 +41,13 @@ def test_schedule_ahead_continues_chunks_and_starts_decodes():
     result = harness.runner.run(plan)
     assert spans_of(plan) == [("short", 0, 3), ("long", 0, 5)]
     ahead = harness.scheduler.schedule_ahead(plan)
-    assert ahead is not None
+    assert isinstance(ahead, StepPlan)
     assert ahead.decode_starts.tolist() == [3]
     assert spans_of(ahead) == [("long", 5, 12)]
     harness.apply(plan, result)
     result = harness.runner.run(ahead)
     last = harness.scheduler.schedule_ahead(ahead)
-    assert last is not None
+    assert isinstance(last, StepPlan)
     assert last.decode_starts.tolist() == [4]
     assert spans_of(last) == [("long", 12, 14)]
     harness.apply(ahead, result)
@@ -83,7 +83,7 @@ def test_schedule_ahead_skips_a_prompt_without_a_free_block():
     result = harness.runner.run(plan)
     assert spans_of(plan) == [("a", 0, 3), ("b", 0, 5)]
     ahead = harness.scheduler.schedule_ahead(plan)
-    assert ahead is not None
+    assert isinstance(ahead, StepPlan)
     assert len(ahead.decode_slots) == 1
     assert spans_of(ahead) == []
     harness.apply(plan, result)
@@ -93,22 +93,21 @@ def test_schedule_ahead_skips_a_prompt_without_a_free_block():
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "reason"),
     [
-        request("other", [3] * 6, temperature=1.0, n=2),
-        request("other", [3] * 6, prompt_logprobs=0),
-        request("other", [3] * 6, grammar=FakeGrammar(5)),
-        request("other", [3] * 6, beam_width=2),
-        request("other", [3] * 6, speculates=True),
+        (request("other", [3] * 6, temperature=1.0, n=2), NotAhead.FORK),
+        (request("other", [3] * 6, grammar=FakeGrammar(5)), NotAhead.GRAMMAR),
+        (request("other", [3] * 6, beam_width=2), NotAhead.BEAMS),
+        (request("other", [3] * 6, speculates=True), NotAhead.SPECULATION),
     ],
 )
-def test_schedule_ahead_waits_for_prompts_beyond_plain_sampling(other):
+def test_schedule_ahead_waits_for_prompts_beyond_plain_sampling(other, reason):
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12), other)
     plan = harness.schedule()
     assert len(plan.chunks) == 2
     result = harness.runner.run(plan)
-    assert harness.scheduler.schedule_ahead(plan) is None
+    assert harness.scheduler.schedule_ahead(plan) is reason
     harness.apply(plan, result)
     harness.run()
     harness.check_empty()
@@ -165,7 +164,7 @@ def test_schedule_ahead_allocates_the_block_it_needs():
     plan = harness.schedule()
     result = harness.runner.run(plan)
     ahead = harness.scheduler.schedule_ahead(plan)
-    assert ahead is not None
+    assert isinstance(ahead, StepPlan)
     assert (plan.decode_starts.tolist(), ahead.decode_starts.tolist()) == ([7], [8])
     assert harness.scheduler.stats().num_held_blocks == held + 1
     assert len(ahead.cleared) == 1
@@ -180,7 +179,7 @@ def test_schedule_ahead_waits_without_a_free_block():
     harness.add(request("a", [1] * 7, max_tokens=5), request("b", [2] * 7, max_tokens=5))
     harness.step()
     plan = decoding(harness)
-    assert harness.scheduler.schedule_ahead(plan) is None
+    assert harness.scheduler.schedule_ahead(plan) is NotAhead.BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -189,17 +188,92 @@ def test_schedule_ahead_waits_without_a_free_block():
         request("other", [3] * 6),
         request("other", [3] * 6, grammar=FakeGrammar(5)),
         request("other", [3] * 6, beam_width=2),
+        request("other", [3] * 6, temperature=1.0, n=2),
         request("other", [3] * 6, speculates=True),
-        request("other", [3] * 6, kv_source=KvSource.EXTERNAL),
+        request("other", [3] * 6, prompt_logprobs=0),
     ],
 )
-def test_schedule_ahead_waits_for_a_request_that_could_start(other):
+def test_schedule_ahead_admits_a_request_of_any_kind(other):
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12))
     harness.step()
     plan = decoding(harness)
     harness.add(other)
-    assert harness.scheduler.schedule_ahead(plan) is None
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert isinstance(ahead, StepPlan)
+    assert spans_of(ahead) == [("other", 0, 6)]
+    assert len(ahead.decode_slots) == 1
+
+
+def test_schedule_ahead_allocates_blocks_for_external_kv():
+    harness = Harness(60)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    harness.step()
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    harness.add(request("b", [3] * 6, max_tokens=5, kv_source=KvSource.EXTERNAL))
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert isinstance(ahead, StepPlan)
+    assert [allocation.request_id for allocation in ahead.external] == ["b"]
+    harness.apply(plan, result)
+    assert harness.awaiting == []
+    harness.apply(ahead, harness.runner.run(ahead))
+    assert harness.awaiting == ["b"]
+    harness.deliver("b")
+    harness.run()
+    harness.check_empty()
+
+
+def test_schedule_ahead_decodes_committed_kv():
+    harness = Harness(60)
+    harness.add(
+        request("a", [1] * 6, max_tokens=12),
+        request("b", [3] * 6, max_tokens=5, kv_source=KvSource.EXTERNAL),
+    )
+    harness.step()
+    plan = harness.schedule()
+    assert len(plan.decode_slots) == 1
+    result = harness.runner.run(plan)
+    harness.deliver("b")
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert isinstance(ahead, StepPlan)
+    assert (ahead.decode_starts.tolist(), ahead.previous_rows.tolist()) == ([7, 6], [0])
+    harness.apply(plan, result)
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
+
+
+def test_schedule_ahead_hits_blocks_of_the_step_in_flight():
+    harness = Harness(60)
+    harness.add(request("a", [1] * 9, max_tokens=5))
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    harness.add(request("b", [1] * 9, max_tokens=5))
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert isinstance(ahead, StepPlan)
+    assert spans_of(ahead) == [("b", 8, 9)]
+    harness.apply(plan, result)
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
+
+
+def test_schedule_ahead_gives_no_slot_that_is_in_flight():
+    harness = Harness(60, max_num_seqs=1)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    harness.step()
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert isinstance(ahead, StepPlan)
+    harness.apply(plan, result)
+    harness.abort("a")
+    harness.add(request("b", [2] * 6, max_tokens=5))
+    assert harness.scheduler.schedule_ahead(ahead) is NotAhead.NOTHING
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
 
 
 def test_schedule_ahead_respects_max_cache_reads():
@@ -208,8 +282,8 @@ def test_schedule_ahead_respects_max_cache_reads():
     harness.step()
     plan = decoding(harness)
     assert (plan.decode_starts + 1).sum() == 14
-    assert harness.scheduler.schedule_ahead(plan) is not None
+    assert isinstance(harness.scheduler.schedule_ahead(plan), StepPlan)
     harness = Harness(40, max_cache_reads=15)
     harness.add(request("a", [1] * 6, max_tokens=12), request("b", [2] * 6, max_tokens=12))
     harness.step()
-    assert harness.scheduler.schedule_ahead(decoding(harness)) is None
+    assert harness.scheduler.schedule_ahead(decoding(harness)) is NotAhead.BUDGET

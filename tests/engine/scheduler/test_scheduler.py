@@ -222,10 +222,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 2]))):
                 if self.harness.awaiting and data.draw(st.booleans()):
                     self.hear_of_another_worker(data)
-                elif data.draw(st.booleans()):
-                    self.end_some(data)
-                else:
-                    self.end_a_sequence(data)
+                    continue
+                match data.draw(st.sampled_from(["add", "end", "end one", "release", "knob"])):
+                    case "add" if self.num_here < 5:
+                        self.add(data)
+                    case "end":
+                        self.end_some(data)
+                    case "end one":
+                        self.end_a_sequence(data)
+                    case "release" if self.harness.kept:
+                        self.release(data)
+                    case "knob":
+                        self.turn_a_rare_knob(data)
 
         for _ in range(2):
             if self.scheduler.has_work:

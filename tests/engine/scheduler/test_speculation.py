@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from baton.engine.scheduler.scheduling.plan import NotAhead
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Sequence
 from tests.support.scheduler.fakes import VOCAB_SIZE, cache_group
 from tests.support.scheduler.harness import Harness, request
@@ -189,7 +190,7 @@ def test_speculating_sequence_is_not_scheduled_ahead():
     harness.step()
     plan = harness.scheduler.schedule()
     assert plan.is_pure_decode
-    assert harness.scheduler.schedule_ahead(plan) is None
+    assert harness.scheduler.schedule_ahead(plan) is NotAhead.SPECULATION
 
 
 def allowed(*steps: tuple[int, int]) -> int:

@@ -15,7 +15,12 @@ import numpy as np
 from baton.cluster.prefix import hash_chain
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, StepPlan, StepResult
+from baton.engine.scheduler.scheduling.plan import (
+    ExternalAllocation,
+    NotAhead,
+    StepPlan,
+    StepResult,
+)
 from baton.engine.scheduler.scheduling.progress import (
     DecodeProgress,
     SequenceProgress,
@@ -336,7 +341,7 @@ class Harness:
         for _ in range(num_ahead):
             ahead = self.scheduler.schedule_ahead(plan)
             self.apply(plan, result)
-            if ahead is None:
+            if isinstance(ahead, NotAhead):
                 return last
             self._check_budgets(ahead)
             between()

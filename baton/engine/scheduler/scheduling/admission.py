@@ -3,7 +3,7 @@
 from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
 from baton.engine.scheduler.scheduling.chunking import NOTHING_KEPT, Chunker, Kept
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation, ScheduledRange
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
@@ -54,8 +54,10 @@ class Admission:
             return
         pending, passed_over = PendingBlocks(len(self._kv.groups)), list[Sequence]()
         if step.token_budget_left > 0:
-            for chunk in step.chunks.values():
+            for chunk in step.in_flight:
                 self._add_pending(pending, chunk)
+            for planned in step.chunks.values():
+                self._add_pending(pending, planned)
         while len(passed_over) < MAX_PASSED_OVER:
             queue = self._next_queue()
             sequence = queue.head() if queue is not None else None
@@ -83,7 +85,7 @@ class Admission:
         if not is_held and self._start(step, sequence, kept=kept):
             queue.remove(sequence)
 
-    def _add_pending(self, pending: PendingBlocks, chunk: PlannedRange) -> None:
+    def _add_pending(self, pending: PendingBlocks, chunk: PlannedRange | ScheduledRange) -> None:
         end = chunk.end - chunk.num_drafts
         self._kv.prefixes.add_pending(pending, chunk.sequence, chunk.start, end)
 

@@ -6,6 +6,7 @@ the block moves that come before.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,9 @@ class StepPlan:
     Attributes:
         decode_slots: `[num_decodes]`, the slots that advance by one token.
         decode_starts: `[num_decodes]`, the position of that token.
+        previous_rows: `[num_unknown]`, for the first decodes of a step that is planned ahead, the
+            sampled row of the step before that chooses the token to compute; of the others it is
+            in `BatchSlots`.
         made_progress: False if nothing was planned, preempted or resumed: then only a command can
             change what the next step does.
         new_slots: sequences that acquired a slot since the last plan.
@@ -81,6 +85,7 @@ class StepPlan:
 
     decode_slots: Int64Array
     decode_starts: Int64Array
+    previous_rows: Int64Array
     chunks: tuple[ScheduledRange, ...]
     new_slots: tuple[Sequence, ...]
     released: tuple[tuple[str, int], ...]
@@ -110,6 +115,31 @@ class StepPlan:
     @property
     def has_memory_operations(self) -> bool:
         return bool(self.copies or self.cleared or self.swap_in or self.swap_out)
+
+
+class NotAhead(StrEnum):
+    """Reason why no step is planned before the tokens of the one before it are known.
+
+    `GRAMMAR`, `HISTORY`: a grammar, or a penalty that the device has no history for, needs the
+    tokens. `FORK`, `BEAMS`, `SPECULATION`: the next step depends on them. `ENCODER`: an encoder
+    input is due. `BLOCKS`: a sequence lacks blocks, so that another may be preempted. `BUDGET`: not
+    all sequences fit the step, so that they are ordered by rank. `POLICY`: prompts come before
+    decodes. `SUSPENSION`: a sequence is to be suspended between two steps. `FAILURE`: the step
+    before has no result. `NOTHING`: nothing is left to compute.
+    """
+
+    GRAMMAR = "grammar"
+    HISTORY = "history"
+    FORK = "fork"
+    BEAMS = "beams"
+    SPECULATION = "speculation"
+    ENCODER = "encoder"
+    BLOCKS = "blocks"
+    BUDGET = "budget"
+    POLICY = "policy"
+    SUSPENSION = "suspension"
+    FAILURE = "failure"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from baton.engine.scheduler.kv.cache_reads import CacheReads
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.chunking import NOTHING_KEPT, Chunker, Kept
-from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan
 from baton.engine.scheduler.scheduling.policy import DecodeOrder, Policy
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
 from baton.engine.scheduler.scheduling.request_states import RequestStates
@@ -17,8 +16,6 @@ from baton.engine.scheduler.scheduling.waiting_queue import order_of
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import (
-    KvSource,
-    Purpose,
     Request,
     Sequence,
     SequenceStatus,
@@ -55,7 +52,7 @@ class Planner:
 
     def fill(self) -> Step:
         """Returns the next step. Acquires slots and blocks, and preempts, as needed."""
-        step = self._new_step()
+        step = self.new_step()
         self._add_overdue(step)
         match self._policy.decode_order:
             case DecodeOrder.FIRST:
@@ -75,88 +72,25 @@ class Planner:
             self._add_special(step)  # skipped sequences may use the freed blocks
         if step.is_empty and not step.resumed:
             self._preemptor.break_stall(step)
-        self._count_passed_over(step)
+        self.count_passed_over(step)
         return step
 
-    def _new_step(self) -> Step:
+    def new_step(self) -> Step:
+        """Returns an empty step with the budgets of `config`."""
         config = self._config
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
         return Step(config.max_num_batched_tokens, reads, self._cache_reads)
-
-    def follow(self, plan: StepPlan) -> Step | None:
-        """Returns the step after `plan`, whose result is not applied yet: one more token for its
-        decodes and for the prompts it completes, the next chunk of the others; without sequences
-        that certainly end. Returns None if the next step depends on this one's tokens, or if a
-        queued sequence could be admitted."""
-        states, columns = self._states, self._batch_slots
-        of_chunks = [chunk.sequence for chunk in plan.chunks]
-        # By identity: a sequence may have joined for one that left.
-        is_same = np.array_equal(np.sort(plan.decode_slots), np.sort(states.decoding))
-        if not is_same or not states.runs_only(of_chunks):
-            return None
-        if of_chunks and not (self._puts_decodes_first and all(map(_becomes_plain, plan.chunks))):
-            return None
-        batch_slots, starts = self._decodes_after(plan)
-        step = self._new_step()
-        step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
-        if min(step.token_budget_left, step.cache_reads_left) < 0:
-            return None
-        num_missing = sum(s.sequence.num_tokens - s.end for s in plan.chunks)
-        if self._could_admit(len(batch_slots) + num_missing):
-            return None
-        due = batch_slots[starts >= columns.num_covered[batch_slots]]
-        if len(due) and not self._kv.grow_decodes(due):
-            return None
-        for chunk in sorted(plan.chunks, key=lambda s: order_of(s.sequence)):
-            if not chunk.num_samples:
-                self._add_next_chunk(step, chunk.sequence, chunk.end)
-        return None if step.is_empty else step
-
-    def _decodes_after(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
-        """Returns slots and positions of the decodes after `plan`, in its order: its decodes and
-        the prompts that it completes, without those that certainly end with it."""
-        ended = [chunk for chunk in plan.chunks if chunk.num_samples]
-        batch_slots = np.append(plan.decode_slots, [s.sequence.batch_slot for s in ended]).astype(
-            np.int64
-        )
-        starts = np.append(plan.decode_starts + 1, [s.end for s in ended]).astype(np.int64)
-        continues = starts + 1 < self._batch_slots.length_limit[batch_slots]
-        generates = [s.sequence.request.purpose is Purpose.GENERATE for s in ended]
-        continues[len(plan.decode_slots) :] &= np.array(generates, np.bool_)
-        return batch_slots[continues], starts[continues]
-
-    def _could_admit(self, num_due: int) -> bool:
-        """Returns True if a step with `num_due` tokens due might admit a waiting sequence."""
-        config, head = self._config, self._states.waiting.head()
-        if head is None or self._admission.is_paused or self._states.num_free_slots < 1:
-            return False
-        is_full = num_due >= config.max_num_batched_tokens and config.long_prefill_threshold is None
-        return not is_full or head.request.kv_source is KvSource.EXTERNAL
-
-    @property
-    def _puts_decodes_first(self) -> bool:
-        return self._policy.decode_order is DecodeOrder.FIRST
-
-    def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
-        """Adds the next chunk of a sequence, as far as budgets and free blocks allow."""
-        if step.token_budget_left > 0:
-            chunk = self._chunker.next(step, sequence, start)
-            if chunk is not None:
-                keeps_margin = self._keeps_margin(step, chunk)
-                if self._kv.grow(sequence, chunk.end, keeps_margin=keeps_margin):
-                    self._chunker.add(step, chunk)
 
     # Sequences passed over for their cache reads.
 
     def _add_overdue(self, step: Step) -> None:
         """Adds the sequence that was passed over in most steps in a row, every `READ_PATIENCE`
         steps at most: an empty step takes any, so none is passed over for ever."""
-        self._num_steps_by_rank += 1
-        counts = self._num_passed_over
-        longest = max(counts.values(), default=0)
-        if min(self._num_steps_by_rank, longest) < READ_PATIENCE:
+        if not self.has_overdue:
             return
         self._num_steps_by_rank = 0
+        counts = self._num_passed_over
+        longest = max(counts.values())
         sequence = min((s for s in counts if counts[s] == longest), key=order_of)
         if sequence.status is SequenceStatus.WAITING:
             self._admission.start_first(step, sequence)
@@ -165,7 +99,15 @@ class Planner:
         self._states.refresh()
         self._add_one(step, sequence)
 
-    def _count_passed_over(self, step: Step) -> None:
+    @property
+    def has_overdue(self) -> bool:
+        """True if the next step begins with a sequence that was passed over."""
+        longest = max(self._num_passed_over.values(), default=0)
+        return min(self._num_steps_by_rank, longest) >= READ_PATIENCE
+
+    def count_passed_over(self, step: Step) -> None:
+        """Counts a planned step, and the sequences that it passes over."""
+        self._num_steps_by_rank += 1
         counts = self._num_passed_over
         self._num_passed_over = {s: counts.get(s, 0) + 1 for s in step.passed_over}
 
@@ -262,15 +204,16 @@ class Planner:
 
     def _grow(self, step: Step, chunk: PlannedRange) -> bool:
         """Allocates the blocks of a chunk; preempts for it unless it has to leave the margin."""
-        if not self._keeps_margin(step, chunk):
+        if not self.keeps_margin(step, chunk):
             return self._preemptor.grow(step, chunk.sequence, chunk.end)
         if self._kv.grow(chunk.sequence, chunk.end, keeps_margin=True):
             return True
         step.is_short_of_blocks = True
         return False
 
-    def _keeps_margin(self, step: Step, chunk: PlannedRange) -> bool:
-        """Returns True for a chunk of a prompt that has begun, if anything else runs."""
+    def keeps_margin(self, step: Step, chunk: PlannedRange) -> bool:
+        """Returns True for a chunk of a prompt that has begun, if anything else runs: it leaves the
+        margin of free blocks."""
         sequence = chunk.sequence
         is_of_prompt = sequence.num_tokens > chunk.start + 1 and sequence.num_reserved is None
         if not is_of_prompt or not self._config.free_block_margin:
@@ -318,11 +261,3 @@ def _is_level(sequence: Sequence) -> bool:
     """Returns True if the sequence runs, and only its last token is yet to be computed."""
     is_running = sequence.status is SequenceStatus.RUNNING
     return is_running and sequence.num_tokens == sequence.num_computed_tokens + 1
-
-
-def _becomes_plain(chunk: ScheduledRange) -> bool:
-    """Returns True if the range is followed by a plain decode step: no forks, drafts, scores or
-    images, and no decision by grammar or beams."""
-    sequence, request = chunk.sequence, chunk.sequence.request
-    is_plain = sequence.is_plain and not chunk.num_drafts and not request.awaits_fork
-    return is_plain and request.params.prompt_logprobs is None and not request.encoder_inputs

@@ -10,7 +10,7 @@ An unfinished sequence is in exactly one state:
     kept                  finished or suspended, blocks held until released
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -293,12 +293,6 @@ class RequestStates:
         """Slots that are neither taken nor promised to forks."""
         return self.batch_slots.num_free - self.num_promised_slots
 
-    def runs_only(self, special: Collection[Sequence]) -> bool:
-        """Returns True if the plain decodes and `special` are all that runs or resumes: no sequence
-        joins or has left, and none speculates."""
-        moves = self._joining or self._has_left or self.preempted or self.swapped
-        return not (moves or self.speculating) and self.special.keys() == set(special)
-
     @property
     def may_grow(self) -> bool:
         """True if a running sequence may need more blocks than it holds and has reserved."""
@@ -342,9 +336,8 @@ class RequestStates:
         assert new_slots == {s for s in self.batch_slots.owners if s is not None}, (
             "a slot without its owner"
         )
-        assert len(new_slots) + self.batch_slots.num_free == len(self.batch_slots.owners), (
-            "a slot is lost"
-        )
+        num_unused = self.batch_slots.num_free + self.batch_slots.num_released
+        assert len(new_slots) + num_unused == len(self.batch_slots.owners), "a slot is lost"
         promised = sum(request.num_promised_slots for request in self.requests.values())
         assert self.num_promised_slots == promised, "promised slots are miscounted"
         assert self.num_free_slots >= 0, "more slots promised than free"

@@ -6,7 +6,8 @@ decode one that is one token behind; both go into one step (continuous batching)
 advance by array operations over `BatchSlots`; every other sequence has a `ScheduledRange`.
 
 `RequestStates` holds the state of every sequence; `Planner` fills a step with the sequences that
-`Admission` admits, in the blocks that `Preemptor` frees; `OutputProcessor` applies the results.
+`Admission` admits, in the blocks that `Preemptor` frees; `AheadPlanner` plans the step after one
+that is not applied yet; `OutputProcessor` applies the results.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -21,9 +22,10 @@ from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
 from baton.engine.scheduler.kv.memory_report import MemoryReport, report_memory
 from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.admission import Admission
+from baton.engine.scheduler.scheduling.ahead_planner import AheadPlanner
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
 from baton.engine.scheduler.scheduling.policy import POLICIES, Policy
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
@@ -78,12 +80,16 @@ class Scheduler:
         self._planner = Planner(
             config, self._policy, self._states, self._chunker, self._admission, self._preemptor
         )
+        self._ahead_planner = AheadPlanner(
+            self._policy, self._states, self._chunker, self._admission, self._planner
+        )
         self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
         self._num_arrived = 0
         self._num_steps = 0
         self._num_step_tokens = 0
         self._num_computed_tokens = 0
         self._num_pulled_tokens = 0
+        self._num_steps_ahead = 0
 
     # Request lifecycle.
 
@@ -250,25 +256,31 @@ class Scheduler:
         """Plans the next step. The plan is valid until `apply`; nothing else may be called between,
         except, once the plan was launched, calls that end requests, and `schedule_ahead`: sequences
         may read what others compute in the same step."""
+        self.batch_slots.note_all_applied()
         self._states.fork_resuming()
         self._states.refresh()
         self._kv.begin_step()
         return self._finished(self._planner.fill())
 
-    def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plans the step after `plan`, which is launched but whose tokens are not known yet: one
-        more token for each of its decodes and of the prompts that it completes, the next chunk of
-        the others. Returns None if there is anything else to do.
+    def schedule_ahead(self, plan: StepPlan) -> StepPlan | NotAhead:
+        """Plans the step after `plan`, which is launched but whose tokens are not known yet.
+        Returns the reason if it has to wait for them.
 
         The caller applies both in order, with no `schedule` between. The second computes tokens of
-        sequences that end with the first in vain; `apply` skips them.
+        sequences that end with the first in vain; `apply` skips them. Calls that end, commit or add
+        requests may come between, as between other steps; no blocks of the second are announced
+        before both are done.
         """
         self._kv.begin_step()
-        step = self._planner.follow(plan)
-        return None if step is None else self._finished(step)
+        step = self._ahead_planner.follow(plan)
+        if isinstance(step, NotAhead):
+            return step
+        self._num_steps_ahead += 1
+        return self._finished(step)
 
     def _finished(self, step: Step) -> StepPlan:
         self._num_steps += 1
+        self.batch_slots.note_planned()
         plan = step.plan(
             self._kv.operations,
             self._states.take_new_slots(),
@@ -285,6 +297,7 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         """Applies a computed step. Skips requests that ended since the plan was made."""
+        self.batch_slots.note_applied()
         decoded = self._output_processor.apply_decodes(plan, result)
         others: list[SequenceProgress] = []
         for i, chunk in enumerate(plan.chunks):
@@ -299,7 +312,8 @@ class Scheduler:
     def fail(self, plan: StepPlan) -> list[Request]:
         """Ends the requests that a step computed, which has no result: in place of `apply`. Returns
         them; one that ended since the plan was made is not among them."""
-        owners = self._states.batch_slots.owners
+        self.batch_slots.note_applied()
+        owners = self.batch_slots.owners
         decoding = [owners[batch_slot] for batch_slot in plan.decode_slots.tolist()]
         sequences = [s for s in decoding if s is not None]
         sequences += [chunk.sequence for chunk in plan.chunks]
@@ -375,6 +389,7 @@ class Scheduler:
             num_accepted_tokens=self._output_processor.num_accepted_tokens,
             num_computed_tokens=self._num_computed_tokens,
             num_pulled_tokens=self._num_pulled_tokens,
+            num_steps_ahead=self._num_steps_ahead,
         )
 
     def memory_report(self) -> MemoryReport:

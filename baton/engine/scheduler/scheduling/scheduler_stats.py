@@ -34,6 +34,7 @@ class SchedulerStats:
     num_accepted_tokens: int
     num_computed_tokens: int
     num_pulled_tokens: int
+    num_steps_ahead: int
 
     @property
     def is_idle(self) -> bool:

@@ -63,6 +63,7 @@ class Step:
         is_short_of_blocks: a prompt that has begun waits for free blocks.
         may_use_margin: nothing else can run, so a prompt need not leave blocks free.
         resumed: sequences that came back with all their KV, to compute from the next step on.
+        in_flight: ranges of the step before, if its result is not applied yet.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Step:
         self.decode_slots = NO_ROWS
         self.decode_starts = NO_ROWS
         self.decode_indices = NO_ROWS
+        self.previous_rows = NO_ROWS
+        self.in_flight: list[ScheduledRange] = []
 
     @property
     def num_preempted(self) -> int:
@@ -155,6 +158,7 @@ class Step:
         return StepPlan(
             decode_slots=self.decode_slots,
             decode_starts=self.decode_starts,
+            previous_rows=self.previous_rows,
             chunks=chunks,
             new_slots=tuple(new_slots),
             released=tuple(released),

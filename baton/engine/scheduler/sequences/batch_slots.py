@@ -3,8 +3,11 @@
 A running sequence has a batch slot, which is a row of every array here. The scheduler writes the
 arrays and the model runner reads them, so advancing a thousand decodes by one token takes a handful
 of array operations and no copy between the two. Nothing writes between `schedule` and `apply`.
+A slot that is released while planned steps are not applied yet is free once they are: until then
+it is a row of theirs, whose result is dropped.
 """
 
+from collections import deque
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -53,20 +56,48 @@ class BatchSlots(Generic[Owner]):
         )
         self.owners: list[Owner | None] = [None] * num_batch_slots
         self._free = list(reversed(range(num_batch_slots)))
+        self._num_planned = self._num_applied = 0
+        self._released: deque[tuple[int, int]] = deque()  # steps planned by then, and the slot
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_released(self) -> int:
+        """Slots that are free once the steps planned before their release are applied."""
+        return len(self._released)
 
     def acquire(self) -> int:
         """Takes a free slot. The caller has checked `num_free` and fills the row."""
         return self._free.pop()
 
     def release(self, batch_slot: int, num_blocks: int) -> None:
-        """Frees a slot; clears the first `num_blocks` entries of its block tables."""
+        """Releases a slot; clears the first `num_blocks` entries of its block tables."""
         for table in self.block_tables:
             table[batch_slot, :num_blocks] = NULL_BLOCK
         self.num_covered[batch_slot] = 0
         self.is_decoding[batch_slot] = False
         self.owners[batch_slot] = None
-        self._free.append(batch_slot)
+        self._released.append((self._num_planned, batch_slot))
+        self._free_released()
+
+    # Steps that may read a slot's row.
+
+    def note_planned(self) -> None:
+        """Notes a step whose plan may name any slot that is taken."""
+        self._num_planned += 1
+
+    def note_applied(self) -> None:
+        """Notes that the oldest planned step is done."""
+        self._num_applied = min(self._num_applied + 1, self._num_planned)
+        self._free_released()
+
+    def note_all_applied(self) -> None:
+        """Notes that no planned step will run any more."""
+        self._num_applied = self._num_planned
+        self._free_released()
+
+    def _free_released(self) -> None:
+        while self._released and self._released[0][0] <= self._num_applied:
+            self._free.append(self._released.popleft()[1])
