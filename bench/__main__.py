@@ -15,6 +15,7 @@ NAMES = (
     "pools",
     "mixed",
     "scheduler",
+    "host",
     "prefix",
     "locality",
     "steps",
