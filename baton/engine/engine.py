@@ -25,11 +25,10 @@ from baton.engine.assembly import (
     load,
     make_scheduler,
 )
-from baton.engine.cache.kv_pool import KvLayout
 from baton.engine.cache.swap_costs import CostMeter
 from baton.engine.config import EngineConfig
 from baton.engine.device_stream import DeviceStream, stream_of
-from baton.engine.memory.pool_size import peak_blocks
+from baton.engine.facts import EngineFacts
 from baton.engine.messages import (
     Completion,
     EngineRequest,
@@ -43,6 +42,7 @@ from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.plugins import drafter_named
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
+from baton.engine.request_check import RequestCheck, check_grammar
 from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
@@ -52,7 +52,6 @@ from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
 from baton.engine.scheduler.sequences.sequence import (
     FinishReason,
-    KvSource,
     Purpose,
     Request,
     SequenceStatus,
@@ -66,7 +65,7 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models.pooling import why_not
-from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
+from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from baton.engine.grammar.compiler import GrammarCompiler
@@ -81,6 +80,7 @@ class Engine:
     """Inference engine for offline batches, and for `AsyncEngine`. Not thread-safe.
 
     Attributes:
+        facts: the properties of it that never change.
         on_planned: called after a step is planned and before it is computed.
     """
 
@@ -95,7 +95,8 @@ class Engine:
         self._tokenizer: Any = None
         self._grammars = _grammar_compiler(loaded)
         self.device = device = loaded.device
-        self._max_chunk = config.tokens_per_step(device.type)
+        self.facts = _facts(config, loaded)
+        self._check = RequestCheck(self.facts)
         self._scheduler = make_scheduler(config, loaded)
         self._backend = backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
@@ -286,97 +287,9 @@ class Engine:
     def check(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
         """Raises the errors of `add_request`, except for an id that is taken and for a grammar that
         is not compiled yet."""
-        pooling = self.info.pooling
-        if request.is_pooled != (pooling is not None):
-            reason = why_not(self.info.name, pooling, "embedding" if request.is_pooled else None)
-            raise FailedPreconditionError(reason)
-        check_token_ids(request.token_ids, self.info.vocab_size, "token_ids")
-        if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
-            raise InvalidArgumentError(
-                "num_prompt_tokens",
-                f"is {request.num_prompt_tokens}; must be in [1, {len(request.token_ids)}]",
-            )
-        check_length(request.num_prompt_tokens, request.params.max_tokens, self.info.max_model_len)
-        if len(request.token_ids) - request.num_prompt_tokens >= request.params.max_tokens:
-            raise InvalidArgumentError(
-                "sampling.max_tokens", "is already reached by the output given"
-            )
-        check_vocabulary(request.params, self.info.vocab_size)
+        self._check(request)
         if grammar is not None:
-            grammar.start(request.token_ids[request.num_prompt_tokens :])
-        self._check_several(request)
-        self._check_outputs(request, grammar)
-        _check_returnable(request)
-        for pool in self.cache.pools:
-            needed = self._num_blocks_for(request, pool.layout)
-            if needed > pool.num_blocks:
-                raise InvalidArgumentError(
-                    "token_ids",
-                    f"with what is to follow, they need {needed} KV blocks; the pool has "
-                    f"{pool.num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
-                )
-
-    def _check_several(self, request: EngineRequest) -> None:
-        """Raises if a request of several sequences, which all fork from its prompt, cannot run."""
-        params, num_sequences = request.params, request.params.num_sequences
-        if request.purpose is Purpose.PREFILL:
-            return
-        if num_sequences > self.config.max_num_seqs:
-            field = "beam_width" if params.beam_width else "best_of" if params.best_of else "n"
-            raise InvalidArgumentError(
-                f"sampling.{field}",
-                f"asks for {num_sequences} sequences; this engine runs {self.config.max_num_seqs} "
-                "at once (--max-num-seqs)",
-            )
-        if num_sequences > 1 and len(request.token_ids) > request.num_prompt_tokens:
-            raise InvalidArgumentError(
-                "num_prompt_tokens",
-                f"is {request.num_prompt_tokens} of {len(request.token_ids)} tokens; must be all "
-                "where several sequences are asked for: they share their prompt only",
-            )
-
-    def _check_outputs(self, request: EngineRequest, grammar: "CompiledGrammar | None") -> None:
-        """Raises if the given `outputs` do not fit the request's sequences."""
-        params, outputs = request.params, request.outputs
-        if not outputs:
-            return
-        if params.num_sequences == 1 or params.is_ranked:
-            raise InvalidArgumentError(
-                "outputs", "is only for several sequences that are not ranked (n > 1)"
-            )
-        if len(outputs) != params.n:
-            raise InvalidArgumentError(
-                "outputs", f"has {len(outputs)} entries; must have sampling.n = {params.n}, or none"
-            )
-        if not request.unfinished:
-            raise InvalidArgumentError("outputs", "are all complete; nothing is left to generate")
-        for i, output in enumerate(outputs):
-            if not output:
-                continue
-            field = f"outputs[{i}].token_ids"
-            if len(output) >= params.max_tokens:
-                raise InvalidArgumentError(
-                    field,
-                    f"has {len(output)} tokens; must have fewer than sampling.max_tokens = "
-                    f"{params.max_tokens}",
-                )
-            check_token_ids(output, self.info.vocab_size, field)
-            if grammar is not None:
-                grammar.start(output, field)
-
-    def num_blocks_for(self, request: EngineRequest) -> int:
-        """Returns the most blocks of the first cache group that the request could hold, alone."""
-        return self._num_blocks_for(request, self.cache.pools[0].layout)
-
-    def _num_blocks_for(self, request: EngineRequest, layout: KvLayout) -> int:
-        """Returns the most blocks of one group for a request. The KV of the last token is never
-        computed. Of several sequences one can always continue alone, but beams only together."""
-        total = request.num_prompt_tokens + request.params.max_tokens - 1
-        if request.purpose is Purpose.PREFILL:
-            total = len(request.token_ids)
-        num_blocks = peak_blocks(layout, total, self._max_chunk)
-        is_beam_search = request.params.beam_width and request.purpose is not Purpose.PREFILL
-        return num_blocks * request.params.beam_width if is_beam_search else num_blocks
+            check_grammar(request, grammar)
 
     def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
         """Compiles the grammar of `params` for `add_request`. May take seconds; from any thread.
@@ -605,7 +518,7 @@ class Engine:
     @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens that one step computes."""
-        return self._max_chunk
+        return self.facts.max_num_batched_tokens
 
     @property
     def work_done(self) -> WorkDone:
@@ -672,16 +585,18 @@ class Engine:
         self._scheduler.check_integrity()
 
 
-def _check_returnable(request: EngineRequest) -> None:
-    """Raises if a request has a return cost but could not be returned."""
-    if request.return_cost is None:
-        return
-    is_external = request.kv_source is KvSource.EXTERNAL and not request.num_external_tokens
-    generates = request.purpose is Purpose.GENERATE and request.params.num_sequences == 1
-    if not (is_external and generates):
-        raise InvalidArgumentError(
-            "return_cost", "is only for one sequence that arrives with the KV of all its tokens"
-        )
+def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
+    cache = loaded.cache
+    return EngineFacts(
+        info=loaded.info,
+        device=str(loaded.device),
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.tokens_per_step(loaded.device.type),
+        layouts=cache.layouts,
+        num_blocks=tuple(pool.num_blocks for pool in cache.pools),
+        num_host_blocks=tuple(pool.num_blocks for pool in cache.host_pools),
+    )
 
 
 def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":

@@ -1,0 +1,44 @@
+"""Engine facts: the properties of a loaded engine that never change. Plain data."""
+
+from dataclasses import dataclass
+
+from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.messages import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Properties of a loaded engine.
+
+    Attributes:
+        device: "cpu", or a GPU with its index.
+        block_size: tokens of a KV block.
+        max_num_seqs: maximum sequences that run at once.
+        max_num_batched_tokens: maximum tokens of one step.
+        layouts: layouts of the KV pools, that with the largest window first.
+        num_blocks: blocks of each of them.
+        num_host_blocks: blocks of each pool in host memory; empty without swap space.
+    """
+
+    info: ModelInfo
+    device: str
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    layouts: tuple[KvLayout, ...]
+    num_blocks: tuple[int, ...]
+    num_host_blocks: tuple[int, ...]
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the blocks of all pools."""
+        return self._num_bytes(self.num_blocks)
+
+    @property
+    def host_pool_bytes(self) -> int:
+        """Bytes of the blocks of all pools in host memory."""
+        return self._num_bytes(self.num_host_blocks)
+
+    def _num_bytes(self, counts: tuple[int, ...]) -> int:
+        sizes = zip(self.layouts, counts, strict=bool(counts))
+        return sum(layout.block_bytes * count for layout, count in sizes)

@@ -1,0 +1,135 @@
+"""Request check: the errors of a request that an engine cannot serve, found from its facts alone.
+
+Any process that has the facts may check. Knows nothing of what the engine holds now.
+"""
+
+from typing import TYPE_CHECKING
+
+from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.facts import EngineFacts
+from baton.engine.memory.pool_size import peak_blocks
+from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.models.pooling import why_not
+from baton.sampling import check_length, check_token_ids, check_vocabulary
+
+if TYPE_CHECKING:
+    from baton.engine.grammar.state import CompiledGrammar
+
+
+class RequestCheck:
+    """Request check of one engine. Call it with a request; it raises `InvalidArgumentError` or
+    `FailedPreconditionError` with the reason."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self._facts = facts
+        self._info = facts.info
+
+    def __call__(self, request: EngineRequest) -> None:
+        pooling = self._info.pooling
+        if request.is_pooled != (pooling is not None):
+            reason = why_not(self._info.name, pooling, "embedding" if request.is_pooled else None)
+            raise FailedPreconditionError(reason)
+        check_token_ids(request.token_ids, self._info.vocab_size, "token_ids")
+        if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
+            raise InvalidArgumentError(
+                "num_prompt_tokens",
+                f"is {request.num_prompt_tokens}; must be in [1, {len(request.token_ids)}]",
+            )
+        check_length(request.num_prompt_tokens, request.params.max_tokens, self._info.max_model_len)
+        if len(request.token_ids) - request.num_prompt_tokens >= request.params.max_tokens:
+            raise InvalidArgumentError(
+                "sampling.max_tokens", "is already reached by the output given"
+            )
+        check_vocabulary(request.params, self._info.vocab_size)
+        self._check_several(request)
+        self._check_outputs(request)
+        _check_returnable(request)
+        for layout, num_blocks in zip(self._facts.layouts, self._facts.num_blocks, strict=True):
+            needed = self._num_blocks_for(request, layout)
+            if needed > num_blocks:
+                raise InvalidArgumentError(
+                    "token_ids",
+                    f"with what is to follow, they need {needed} KV blocks; the pool has "
+                    f"{num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
+                )
+
+    def _check_several(self, request: EngineRequest) -> None:
+        """Raises if a request of several sequences, which all fork from its prompt, cannot run."""
+        params, num_sequences = request.params, request.params.num_sequences
+        if request.purpose is Purpose.PREFILL:
+            return
+        if num_sequences > self._facts.max_num_seqs:
+            field = "beam_width" if params.beam_width else "best_of" if params.best_of else "n"
+            raise InvalidArgumentError(
+                f"sampling.{field}",
+                f"asks for {num_sequences} sequences; this engine runs {self._facts.max_num_seqs} "
+                "at once (--max-num-seqs)",
+            )
+        if num_sequences > 1 and len(request.token_ids) > request.num_prompt_tokens:
+            raise InvalidArgumentError(
+                "num_prompt_tokens",
+                f"is {request.num_prompt_tokens} of {len(request.token_ids)} tokens; must be all "
+                "where several sequences are asked for: they share their prompt only",
+            )
+
+    def _check_outputs(self, request: EngineRequest) -> None:
+        """Raises if the given `outputs` do not fit the request's sequences."""
+        params, outputs = request.params, request.outputs
+        if not outputs:
+            return
+        if params.num_sequences == 1 or params.is_ranked:
+            raise InvalidArgumentError(
+                "outputs", "is only for several sequences that are not ranked (n > 1)"
+            )
+        if len(outputs) != params.n:
+            raise InvalidArgumentError(
+                "outputs", f"has {len(outputs)} entries; must have sampling.n = {params.n}, or none"
+            )
+        if not request.unfinished:
+            raise InvalidArgumentError("outputs", "are all complete; nothing is left to generate")
+        for i, output in enumerate(outputs):
+            if not output:
+                continue
+            if len(output) >= params.max_tokens:
+                raise InvalidArgumentError(
+                    _field_of(i),
+                    f"has {len(output)} tokens; must have fewer than sampling.max_tokens = "
+                    f"{params.max_tokens}",
+                )
+            check_token_ids(output, self._info.vocab_size, _field_of(i))
+
+    def _num_blocks_for(self, request: EngineRequest, layout: KvLayout) -> int:
+        """Returns the most blocks of one group for a request. The KV of the last token is never
+        computed. Of several sequences one can always continue alone, but beams only together."""
+        total = request.num_prompt_tokens + request.params.max_tokens - 1
+        if request.purpose is Purpose.PREFILL:
+            total = len(request.token_ids)
+        num_blocks = peak_blocks(layout, total, self._facts.max_num_batched_tokens)
+        is_beam_search = request.params.beam_width and request.purpose is not Purpose.PREFILL
+        return num_blocks * request.params.beam_width if is_beam_search else num_blocks
+
+
+def check_grammar(request: EngineRequest, grammar: "CompiledGrammar") -> None:
+    """Raises `InvalidArgumentError` unless `grammar` allows the output that the request has."""
+    grammar.start(request.token_ids[request.num_prompt_tokens :])
+    for i, output in enumerate(request.outputs):
+        if output:
+            grammar.start(output, _field_of(i))
+
+
+def _field_of(index: int) -> str:
+    return f"outputs[{index}].token_ids"
+
+
+def _check_returnable(request: EngineRequest) -> None:
+    """Raises if a request has a return cost but could not be returned."""
+    if request.return_cost is None:
+        return
+    is_external = request.kv_source is KvSource.EXTERNAL and not request.num_external_tokens
+    generates = request.purpose is Purpose.GENERATE and request.params.num_sequences == 1
+    if not (is_external and generates):
+        raise InvalidArgumentError(
+            "return_cost", "is only for one sequence that arrives with the KV of all its tokens"
+        )
