@@ -47,7 +47,7 @@ def pool_of(block_bytes: int) -> KvPool:
     layout = plan_layout([_HEADS] * (block_bytes // per_layer), torch.float32, BLOCK_SIZE)
     assert layout.block_bytes == block_bytes
     num_blocks = NUM_BYTES // block_bytes
-    memory = SharedMemory("bench", pool_bytes(layout, num_blocks))
+    memory = SharedMemory.allocate("bench", pool_bytes(layout, num_blocks))
     return KvPool(layout, num_blocks, torch.device("cpu"), memory)
 
 

@@ -22,7 +22,7 @@ LAYOUT = plan_layout([KvShape(2, 8, 8)], torch.float32, 4)
 
 
 def filled(num_blocks: int, layout: KvLayout = LAYOUT, *, shared: bool = False) -> KvPool:
-    memory = SharedMemory("test", pool_bytes(layout, num_blocks)) if shared else None
+    memory = SharedMemory.allocate("test", pool_bytes(layout, num_blocks)) if shared else None
     pool = KvPool(layout, num_blocks, CPU, memory)
     pool._bytes[1:] = torch.randint(256, pool._bytes[1:].shape, dtype=torch.uint8)
     return pool
@@ -30,7 +30,9 @@ def filled(num_blocks: int, layout: KvLayout = LAYOUT, *, shared: bool = False) 
 
 def test_shared_pool_is_mapped_with_equal_bytes():
     layout, num_blocks = LAYOUT, 5
-    pool = KvPool(layout, num_blocks, CPU, SharedMemory("test", pool_bytes(layout, num_blocks)))
+    pool = KvPool(
+        layout, num_blocks, CPU, SharedMemory.allocate("test", pool_bytes(layout, num_blocks))
+    )
     assert not pool._bytes.any()
     pool.layers[0].keys[1, 0, 3] = 1.0
     seen = map_readonly(pool.shared.fd, pool_bytes(layout, num_blocks))
@@ -40,7 +42,9 @@ def test_shared_pool_is_mapped_with_equal_bytes():
 
 
 def test_shared_memory_is_sealed_against_writes_and_resizing():
-    memory = SharedMemory("test", 8192)
+    memory = SharedMemory.allocate("test", 8192)
+    memory.seal()
+    memory.seal()
     with pytest.raises(OSError, match="Operation not permitted"):
         os.ftruncate(memory.fd, 4096)
     with pytest.raises(OSError, match="Operation not permitted"):
@@ -60,7 +64,7 @@ def test_shared_memory_is_sealed_against_writes_and_resizing():
 
 @pytest.mark.parametrize("size", [4096, 8191, 8193, 16384])
 def test_map_readonly_rejects_memory_of_another_size(size):
-    memory = SharedMemory("test", 8192)
+    memory = SharedMemory.allocate("test", 8192)
     with pytest.raises(ValueError, match=f"8192 bytes where {size}"):
         map_readonly(memory.fd, size)
 

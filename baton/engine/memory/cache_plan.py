@@ -70,7 +70,7 @@ class CachePlan:
 
 def _shared(num_bytes: int) -> SharedMemory | None:
     try:
-        return SharedMemory("baton-kv", num_bytes)
+        return SharedMemory.allocate("baton-kv", num_bytes)
     except OSError as error:
         logger.warning("the KV pool is not shared with other processes: %s", error)
         return None

@@ -56,7 +56,7 @@ HYBRID = (LAYOUT, WINDOWED)
 
 def pool_of(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
     """A pool of zeros, that can be shared."""
-    memory = SharedMemory("test", pool_bytes(layout, num_blocks))
+    memory = SharedMemory.allocate("test", pool_bytes(layout, num_blocks))
     return KvPool(layout, num_blocks, torch.device("cpu"), memory)
 
 

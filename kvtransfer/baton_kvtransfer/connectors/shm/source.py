@@ -46,6 +46,8 @@ class HandleServer:
         if any(pool.shared is None for pool in pools):
             raise ValueError("the pools of this worker are not in shared memory")
         self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
+        for memory in self._memories:
+            memory.seal()
         num_blocks = tuple(pool.num_blocks for pool in pools)
         self.endpoint = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
         self._folder = socket_dir
