@@ -12,6 +12,7 @@ MISSED = 2  # exit status of a strict run that missed an aim
 NAMES = (
     "engine",
     "serve",
+    "worker",
     "pools",
     "mixed",
     "scheduler",

@@ -52,7 +52,7 @@ async def _alternate(engine: Engine, address: str, repeats: int) -> tuple[list[R
     bare, served = [], []
     async with AsyncClient(address) as client:
         for i in range(repeats + 1):
-            runs = _through_engine(engine), await _through_cluster(client)
+            runs = through_engine(engine), await _through_cluster(client)
             assert runs[0].token_ids == runs[1].token_ids, "served tokens differ from the engine's"
             if i > 0:
                 bare.append(runs[0])
@@ -60,7 +60,7 @@ async def _alternate(engine: Engine, address: str, repeats: int) -> tuple[list[R
     return bare, served
 
 
-def _through_engine(engine: Engine) -> Run:
+def through_engine(engine: Engine) -> Run:
     """All prompts at once, step by step, noting when each token appears."""
     batch = prompts()
     start = time.perf_counter()
@@ -73,7 +73,7 @@ def _through_engine(engine: Engine) -> Run:
             if update.token_id is not None:
                 token_ids[int(update.request_id)].append(update.token_id)
                 moments[int(update.request_id)].append(time.perf_counter())
-    return _measured(start, token_ids, moments)
+    return measured(start, token_ids, moments)
 
 
 async def _through_cluster(client: AsyncClient) -> Run:
@@ -89,10 +89,10 @@ async def _through_cluster(client: AsyncClient) -> Run:
 
     start = time.perf_counter()
     await asyncio.gather(*(one(i) for i in range(len(batch))))
-    return _measured(start, token_ids, moments)
+    return measured(start, token_ids, moments)
 
 
-def _measured(start: float, token_ids: list[list[int]], moments: list[list[float]]) -> Run:
+def measured(start: float, token_ids: list[list[int]], moments: list[list[float]]) -> Run:
     elapsed = max(m[-1] for m in moments) - start
     return Run(
         token_ids,

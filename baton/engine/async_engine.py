@@ -1,27 +1,24 @@
-"""Async engine: steps an engine in a thread of its own, without blocking the event loop.
+"""Async engine: streams of requests to an engine that steps beside the event loop.
 
-Commands go to the thread through a queue; each step's output comes back to the event loop in one
-call. All methods belong to the event loop's thread.
+The engine steps in a thread or a process of its own (`baton.engine.core`): commands go there, and
+each step's output comes back in one report. All methods belong to the event loop's thread.
 """
 
 import asyncio
-import logging
-import queue
-import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
+from itertools import count
+from typing import NoReturn, Protocol, Self, cast
 
 import torch
 
 from baton.cluster.prefix import BlockHash
 from baton.engine.cache.kv_pool import KvLayout, KvPool
-from baton.engine.device import use_device
-from baton.engine.engine import Engine
+from baton.engine.core import commands, reports
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.core.reports import Answer, Report
+from baton.engine.facts import EngineFacts
 from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.metering.work_meter import WorkDone
@@ -41,16 +38,6 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from baton.engine.grammar.state import CompiledGrammar
-
-logger = logging.getLogger(__name__)
-
-Command = Callable[[], None]
-
-_Result = TypeVar("_Result")
 
 
 class StreamWatcher(Protocol):
@@ -78,9 +65,10 @@ class SequenceStream:
         first_step: times of the first step that updated the request; None: no step has.
     """
 
-    def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
+    def __init__(self, engine: "AsyncEngine", request: EngineRequest, number: int) -> None:
         self._engine = engine
         self._request = request
+        self._number = number
         self._events: deque[SequenceUpdate | ExternalAllocation | BatonError] = deque()
         self._arrived = asyncio.Event()
         self.has_begun = False
@@ -130,29 +118,25 @@ class SequenceStream:
         """Commits the awaited KV, which is in the allocated blocks; `token_id` follows it. None:
         the first token of each sequence is chosen here."""
         request_id = self._request.request_id
-        self._engine.submit(
-            lambda: self._engine.engine.commit_external(request_id, token_id, logprob)
-        )
+        self._engine.submit(commands.CommitExternal(request_id, token_id, logprob))
         if self.watcher is not None:
             self.watcher.fetch_ended()
 
     def fail_external(self) -> None:
         """Has the sequence computed here: its KV will not come, and its blocks have no writer."""
-        request_id = self._request.request_id
-        self._engine.submit(lambda: self._engine.engine.fail_external(request_id))
+        self._engine.submit(commands.FailExternal(self._request.request_id))
         if self.watcher is not None:
             self.watcher.fetch_ended()
 
     def suspend(self) -> None:
         """Suspends the only sequence after its next token. Its last update says so, unless it has
         finished by then; its blocks stay until the stream is closed."""
-        request_id = self._request.request_id
-        self._engine.submit(lambda: self._engine.engine.suspend(request_id))
+        self._engine.submit(commands.Suspend(self._request.request_id))
 
-    def begin(self) -> None:
-        """Marks that engine events now concern this stream, and not an earlier one of the same id.
-        Called only by `AsyncEngine`."""
-        self.has_begun = True
+    def begin(self, number: int) -> None:
+        """Notes which request of this id engine events now concern: this stream's or an earlier
+        one's. Called only by `AsyncEngine`."""
+        self.has_begun = number == self._number
 
     def push(self, event: SequenceUpdate | ExternalAllocation | BatonError) -> None:
         """Adds an event. Called only by `AsyncEngine`."""
@@ -170,117 +154,112 @@ class SequenceStream:
 
 
 class AsyncEngine:
-    """Async engine: owns the engine's thread, from `start` to `stop`.
+    """Async engine: runs an engine core from `start` to `stop`.
 
     Attributes:
-        num_steps: steps since the start.
+        core: the engine, behind its seam.
         is_paused: no new request starts until `resume`.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        core: EngineCore,
         *,
         on_cache_events: Callable[[CacheEvents], None] = lambda _events: None,
-        on_failure: Callable[[], None] = lambda: None,
+        on_failure: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        self.engine = engine
-        self.num_steps = 0
+        """`on_failure` is called with the reason if the engine ends by itself."""
+        self.core = core
         self.is_paused = False
         self._on_cache_events = on_cache_events
         self._on_failure = on_failure
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._streams: dict[str, SequenceStream] = {}
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        # A separate pool, so that slow grammars block nothing else.
-        self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
-        self._queries: set[asyncio.Future[Any]] = set()
-        self._stats = engine.stats()
-        self._idle_since = time.time()
-        engine.on_planned = self._publish_stats
+        self._numbers = count(1)
+        self._queries: dict[int, asyncio.Future[Answer]] = {}
         self._failed = False
         self._stopped = False
 
     @property
+    def facts(self) -> EngineFacts:
+        """Properties of the engine that never change."""
+        return self.core.facts
+
+    @property
     def info(self) -> ModelInfo:
         """Properties of the loaded model."""
-        return self.engine.info
+        return self.facts.info
 
     @property
     def device(self) -> torch.device:
-        return self.engine.device
+        return self.core.device
 
     @property
-    def pools(self) -> list[KvPool]:
+    def pools(self) -> Sequence[KvPool]:
         """KV pools, one per cache group; the first one has the largest window."""
-        return self.engine.cache.pools
-
-    @property
-    def host_pools(self) -> list[KvPool]:
-        """The same in host memory, for swapped sequences; empty without swap space."""
-        return self.engine.cache.host_pools
+        return self.core.pools
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:
         """Layouts of the pools, in their order."""
-        return self.engine.cache.layouts
+        return self.facts.layouts
 
     @property
     def block_size(self) -> int:
         """Tokens per KV block."""
-        return self.engine.config.block_size
+        return self.facts.block_size
 
     @property
     def max_num_seqs(self) -> int:
         """Maximum number of sequences that run at once."""
-        return self.engine.config.max_num_seqs
+        return self.facts.max_num_seqs
 
     @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens that one step computes."""
-        return self.engine.max_num_batched_tokens
+        return self.facts.max_num_batched_tokens
+
+    @property
+    def num_steps(self) -> int:
+        """Steps since the start."""
+        return self.core.reading.num_steps
 
     @property
     def work_done(self) -> WorkDone:
         """Tokens computed since the start, and the seconds they took."""
-        return self.engine.work_done
+        return self.core.reading.work_done
 
     @property
     def time_spent(self) -> TimeSpent:
         """Seconds of all steps since the start, by phase."""
-        return self.engine.time_spent
+        return self.core.reading.time_spent
 
     @property
     def num_late_compilations(self) -> int:
         """Kernels compiled after the warm-up, each of which stalled a step."""
-        return self.engine.num_late_compilations
+        return self.core.reading.num_late_compilations
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        use_device(self.device)
-        self._thread.start()
+        self.core.start(asyncio.get_running_loop(), self._take)
 
     async def stop(self) -> None:
-        """Stops the thread after its current step; open streams end with `UnavailableError`."""
+        """Stops the engine after its current step; open streams end with `UnavailableError`."""
         self._stopped = True
-        self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        await self.core.stop()
         self._fail_streams(UnavailableError("the worker has stopped"))
 
-    async def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
-        """Compiles the grammar of `params`, if any, outside the engine's thread and the event
-        loop's. Raises `InvalidArgumentError` if it does not compile, or not in time."""
-        if params.grammar is None:
+    async def compile_grammar(self, request: EngineRequest) -> int | None:
+        """Compiles the grammar of a request, if any, beside the engine's steps, and checks the
+        request. Returns a number for `open`; raises the errors of `Engine.check`, and
+        `InvalidArgumentError` if the grammar does not compile, or not in time."""
+        if request.params.grammar is None:
             return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._compiling, self.engine.compile_grammar, params)
+        self.core.check(request)
+        number = next(self._numbers)
+        await self._query(commands.CompileGrammar(number, request))
+        return number
 
-    def open(
-        self, request: EngineRequest, grammar: "CompiledGrammar | None" = None
-    ) -> SequenceStream:
-        """Queues a request, with the grammar that `compile_grammar` returned for it.
+    def open(self, request: EngineRequest, grammar: int | None = None) -> SequenceStream:
+        """Queues a request, with what `compile_grammar` returned for it.
 
         Raises the errors of `Engine.check`, `AlreadyExistsError` for an id that is in flight,
         `InternalError` once the engine has failed, `UnavailableError` once it was stopped.
@@ -289,20 +268,21 @@ class AsyncEngine:
         if request.request_id in self._streams:
             raise AlreadyExistsError(f"request {request.request_id!r} is already here")
         assert (grammar is None) == (request.params.grammar is None), "a grammar not compiled"
-        self.engine.check(request, grammar)
-        stream = self._streams[request.request_id] = SequenceStream(self, request)
-        self.submit(lambda: self._add(request, stream, grammar))
+        self.core.check(request)
+        number = next(self._numbers)
+        stream = self._streams[request.request_id] = SequenceStream(self, request, number)
+        self.submit(commands.Add(number, request, grammar))
         return stream
 
     def close_stream(self, request_id: str) -> None:
         """Ends a request, in any state, and frees its blocks. Idempotent."""
         if self._streams.pop(request_id, None) is not None:
-            self.submit(lambda: self.engine.abort(request_id))
+            self.submit(commands.Abort(request_id))
 
     def free(self, request_id: str) -> None:
         """Ends the sequences of an open stream and frees their blocks; none but an error follows in
         the stream. Idempotent."""
-        self.submit(lambda: self.engine.abort(request_id))
+        self.submit(commands.Abort(request_id))
 
     def end_sequence(
         self, request_id: str, index: int, reason: FinishReason = FinishReason.ABORTED
@@ -313,7 +293,7 @@ class AsyncEngine:
         """
         if request_id not in self._streams:
             raise NotFoundError(f"no request {request_id!r} is here")
-        self.submit(lambda: self.engine.end_sequence(request_id, index, reason))
+        self.submit(commands.EndSequence(request_id, index, reason))
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request for another caller: its stream raises `CancelledError`.
@@ -324,49 +304,53 @@ class AsyncEngine:
             raise NotFoundError(f"no request {request_id!r} is here")
         self._streams[request_id].push(CancelledError("the request was aborted"))
 
-    def submit(self, command: Command) -> None:
-        """Queues a command to run between two steps, on the engine's thread."""
-        self._commands.put(command)
+    def submit(self, command: commands.Command) -> None:
+        """Queues a command to run between two steps."""
+        self.core.submit(command)
 
     def pause(self) -> None:
         """Starts no new request from a next step on; requests that have begun continue.
         Idempotent."""
         self.is_paused = True
-        self.submit(self.engine.pause)
+        self.submit(commands.Pause())
 
     def resume(self) -> None:
         """Starts waiting requests again. Idempotent."""
         self.is_paused = False
-        self.submit(self.engine.resume)
+        self.submit(commands.Resume())
 
     async def flush_cache(self, hashes: Sequence[BlockHash] | None = None) -> int:
         """Drops cached blocks with these chain hashes; None: every cached prefix. Returns how many
         blocks were cached."""
-        return await self._query(lambda: self.engine.flush_cache(hashes))
+        chosen = None if hashes is None else tuple(hashes)
+        answer = await self._query(commands.FlushCache(next(self._numbers), chosen))
+        return cast("int", answer)
 
     @asynccontextmanager
     async def pinned(self, name: str, hashes: Sequence[BlockHash]) -> AsyncIterator[Tables]:
         """Pins the longest cached run of these blocks during the `with` block: yields a table per
         cache group, empty if nothing is cached. The name must be new."""
+        pin = commands.Pin(next(self._numbers), name, tuple(hashes))
         try:
-            yield await self._query(lambda: self.engine.pin(name, hashes))
+            yield cast("Tables", await self._query(pin))
         finally:
-            self.submit(lambda: self.engine.unpin(name))
+            self.submit(commands.Unpin(name))
 
     async def memory_report(self) -> MemoryReport:
         """Returns the usage of the KV blocks, with sharing and waste."""
-        return await self._query(self.engine.memory_report)
+        answer = await self._query(commands.ReportMemory(next(self._numbers)))
+        return cast("MemoryReport", answer)
 
     def stats(self) -> SchedulerStats:
         """Returns a consistent snapshot of the counts: as of the last planned step, or later. It
         includes all updates and answers that have arrived."""
-        return self._stats
+        return self.core.reading.stats
 
     @property
     def idle_since(self) -> float | None:
         """Time since which no request is known and no block held, in seconds since 1970; None while
         one is."""
-        return self._idle_since if self._stats.is_idle else None
+        return self.core.reading.idle_since
 
     @property
     def num_streams(self) -> int:
@@ -378,99 +362,45 @@ class AsyncEngine:
         if self._stopped:
             raise UnavailableError("the worker has stopped")
 
-    async def _query(self, query: Callable[[], _Result]) -> _Result:
-        """Returns the result of `query`, computed in the engine's thread between two steps.
-
-        Raises the error of `query`, or `InternalError` for one that is no `BatonError`.
-        """
+    async def _query(self, query: commands.Query) -> Answer:
+        """Returns the answer of the engine. Raises its error; `InternalError` for one that is no
+        `BatonError`."""
         self._check_running()
-        done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-        self._queries.add(done)
-        done.add_done_callback(self._queries.discard)
-        self.submit(lambda: self._answer(done, query))
-        return await done
-
-    # The engine's thread.
-
-    def _add(
-        self, request: EngineRequest, stream: SequenceStream, grammar: "CompiledGrammar | None"
-    ) -> None:
-        """Adds a request, between two steps. An error ends the request and not the engine."""
-        self._call_soon(stream.begin)
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._queries[query.query] = done
         try:
-            self.engine.add_request(request, grammar)
-        except Exception as error:
-            if not isinstance(error, BatonError):
-                logger.exception("request %s was not added", request.request_id)
-                error = InternalError(f"the request was not added: {error}")
-            self._call_soon(partial(stream.push, error))
+            self.submit(query)
+            return await done
+        finally:
+            del self._queries[query.query]
 
-    def _answer(self, done: "asyncio.Future[_Result]", query: Callable[[], _Result]) -> None:
-        """Answers a query, between two steps. An error ends the query and not the engine."""
-        try:
-            answer = query()
-        except Exception as error:
-            if not isinstance(error, BatonError):
-                logger.exception("a query of the engine failed")
-                error = InternalError(f"a query of the engine failed: {error}")
-            self._call_soon(_reject, done, error)
-        else:
-            self._publish_stats()
-            self._call_soon(_resolve, done, answer)
+    def _take(self, report: Report) -> None:
+        """Takes a report of the engine."""
+        match report:
+            case reports.Stepped(output):
+                self._deliver(output)
+            case reports.Begun(number, request_id):
+                if stream := self._streams.get(request_id):
+                    stream.begin(number)
+            case reports.Refused(request_id, error):
+                self._push(request_id, error)
+            case reports.Answered(query, answer):
+                if done := self._open_query(query):
+                    done.set_result(answer)
+            case reports.QueryFailed(query, error):
+                if done := self._open_query(query):
+                    done.set_exception(error)
+            case reports.Failed(reason):
+                self._fail(reason)
 
-    def _publish_stats(self) -> None:
-        """Publishes the counts for the event loop's thread, which must not read them from the
-        scheduler while a step changes them."""
-        before, self._stats = self._stats, self.engine.stats()
-        if self._stats.is_idle and not before.is_idle:
-            self._idle_since = time.time()
+    def _open_query(self, number: int) -> "asyncio.Future[Answer] | None":
+        done = self._queries.get(number)
+        return None if done is None or done.done() else done
 
-    def _run(self) -> None:
-        try:
-            use_device(self.device)
-            made_progress = True
-            while self._take_commands(wait=not (self.engine.has_work and made_progress)):
-                if self.engine.has_work:
-                    made_progress = self._step()
-            self.engine.close()
-            self._publish_stats()
-        except Exception:
-            logger.exception("the engine failed; all of its sequences end")
-            self._call_soon(self._fail)
-
-    def _take_commands(self, *, wait: bool) -> bool:
-        """Runs the queued commands; with `wait`, waits for a first one. Returns False to stop."""
-        has_run = False
-        while True:
-            try:
-                command = self._commands.get(block=wait)
-            except queue.Empty:
-                if has_run:
-                    self._publish_stats()
-                return True
-            if command is None:
-                return False
-            command()
-            wait, has_run = False, True
-
-    def _step(self) -> bool:
-        """Runs one step. Returns False if it could do nothing: only a command can change that."""
-        output = self.engine.step()
-        self._publish_stats()
-        self.num_steps += 1
-        is_news = output.updates or output.external or output.preempted or output.failed
-        if is_news or output.cache_events:
-            self._call_soon(self._deliver, output)
-        return output.made_progress
-
-    def _call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            logger.debug("the event loop is closed; the callback is dropped")
-
-    # The event loop's thread.
+    def _push(self, request_id: str, error: BatonError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.has_begun:
+            stream.push(error)
 
     def _deliver(self, output: StepOutput) -> None:
         for request_id, mode in output.preempted:
@@ -488,33 +418,21 @@ class AsyncEngine:
                 if stream.watcher is not None:
                     stream.watcher.stepped(event, output.times)
         for request_id, error in output.failed.items():
-            stream = self._streams.get(request_id)
-            if stream is not None and stream.has_begun:
-                stream.push(error)
+            self._push(request_id, error)
         if output.cache_events:
             self._on_cache_events(output.cache_events)
 
-    def _fail(self) -> None:
+    def _fail(self, reason: str) -> None:
         self._failed = True
         self._fail_streams(InternalError("the engine failed while this request was in it"))
-        self._on_failure()
+        self._on_failure(reason)
 
     def _fail_streams(self, error: BatonError) -> None:
         for stream in self._streams.values():
             stream.push(error)
-        for query in self._queries:
+        for query in self._queries.values():
             if not query.done():
                 query.set_exception(error)
-
-
-def _resolve(done: "asyncio.Future[_Result]", answer: _Result) -> None:
-    if not done.done():
-        done.set_result(answer)
-
-
-def _reject(done: "asyncio.Future[_Result]", error: BatonError) -> None:
-    if not done.done():
-        done.set_exception(error)
 
 
 def _as_update(event: SequenceUpdate | ExternalAllocation | BatonError) -> SequenceUpdate:

@@ -19,6 +19,7 @@ def main(
     role: str,
     serve: Callable[[_Settings], Awaitable[None]],
     *,
+    prepare: Callable[[_Settings], None] = lambda _settings: None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
     arguments: Sequence[str] | None = None,
     program: str | None = None,
@@ -28,12 +29,14 @@ def main(
     A `BatonError` ends it with code 1 and its sentence on stderr, without a traceback.
 
     Args:
+        prepare: called with the settings before there are threads and an event loop.
         new_loop: makes the event loop; None: asyncio's own.
         arguments: of the command line, after `program`; None: both as in `sys.argv`.
     """
     settings = load(settings_class, arguments, program)
     configure_logging(settings.log_level, settings.log_format, role)
     try:
+        prepare(settings)
         with tracing(role), asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_run(serve, settings))
     except BatonError as error:

@@ -1,11 +1,9 @@
 """Admin service of a worker in any role."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from baton.role_wire import role_of
 from baton.serving import build_info
@@ -154,7 +152,7 @@ async def _memory(worker: Worker) -> pb.WorkerMemory:
     return pb.WorkerMemory(
         worker=worker.id,
         block_size=engine.block_size,
-        pool_bytes=_num_bytes(engine.pools),
+        pool_bytes=engine.facts.pool_bytes,
         num_blocks=stats.num_blocks,
         num_held_blocks=stats.num_held_blocks,
         num_cached_blocks=stats.num_cached_blocks,
@@ -162,16 +160,12 @@ async def _memory(worker: Worker) -> pb.WorkerMemory:
         num_saved_blocks=report.num_saved_blocks,
         num_unused_tokens=report.num_wasted_slots,
         num_reserved_tokens=stats.num_reserved_blocks * engine.block_size,
-        host_pool_bytes=_num_bytes(engine.host_pools),
+        host_pool_bytes=engine.facts.host_pool_bytes,
         num_host_blocks=stats.num_host_blocks,
         num_held_host_blocks=stats.num_held_host_blocks,
         num_swapped_out_blocks=stats.num_swapped_out_blocks,
         num_swapped_in_blocks=stats.num_swapped_in_blocks,
     )
-
-
-def _num_bytes(pools: Iterable[KvPool]) -> int:
-    return sum(pool.num_blocks * pool.layout.block_bytes for pool in pools)
 
 
 def _name_of(device: torch.device) -> str:

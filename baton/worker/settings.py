@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
@@ -52,6 +52,12 @@ class WorkerSettings(_EngineSettings):
         description="Checkpoint: a folder, a hub id, or 'tiny', which ships with Baton. Or "
         "NAME=CHECKPOINT, to serve it under a name of your own; it is the last part of the "
         "checkpoint's path otherwise. Routers find the workers of a model by its name.",
+    )
+    engine_process: Literal["auto", "yes", "no"] = Field(
+        "no",
+        description="Step the engine in a process of its own, so that neither clients nor Python's "
+        "interpreter lock delay a step. auto: on a CPU. yes: refuse to start where it cannot. no: "
+        "in a thread of the worker.",
     )
     kv_port: int | None = Field(
         None,

@@ -24,7 +24,11 @@ from baton.cluster.registry import Registration, Role, WorkerRecord, new_epoch
 from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
 from baton.engine.async_engine import AsyncEngine
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.core.engine_thread import EngineThread
 from baton.engine.engine import Engine
+from baton.engine.process.engine_child import EngineChild
+from baton.engine.process.engine_process import EngineProcess
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import UnavailableError
 from baton.serving.access import WORKER_NAME
@@ -69,11 +73,15 @@ class Worker:
         is_loading: a thread loads the model, which nothing can interrupt.
     """
 
-    def __init__(self, role: Role, settings: WorkerSettings) -> None:
+    def __init__(
+        self, role: Role, settings: WorkerSettings, child: EngineChild | None = None
+    ) -> None:
+        """`child`: the process for the engine; None: a thread of this one."""
         certified = check_role(settings.tls, (role, "worker"), WORKER_NAME)
         self.keeps_role = certified not in (None, "worker")
         self.role = role
         self.settings = settings
+        self._child = child
         self.server = Server(settings)
         self.kv_server = _kv_server(settings) or self.server
         self.channels = Channels(
@@ -102,6 +110,7 @@ class Worker:
         self._is_shutting_down = False
         self._is_paused = False
         self._failed = asyncio.Event()
+        self._failure = ""
         self._publisher: EventPublisher | None = None
         self._registration: Registration | None = None
 
@@ -283,7 +292,7 @@ class Worker:
         await self.load(stack)
         settle()
         await self._failed.wait()
-        raise UnavailableError("the engine failed; see the log above")
+        raise UnavailableError(f"the engine failed: {self._failure}")
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
@@ -308,9 +317,11 @@ class Worker:
         keys = signing_keys(self.settings.redis_signing_key_file)
         redis = connect(with_password(url, password), self.round_trips, keys) if url else None
         self.is_loading = True
-        loaded = await asyncio.to_thread(self._read_model)
+        core = await asyncio.to_thread(self._load_core)
         engine = AsyncEngine(
-            loaded, on_cache_events=self._on_cache_events, on_failure=self._failed.set
+            core,
+            on_cache_events=self._on_cache_events,
+            on_failure=self._on_engine_failure,
         )
         engine.start()
         stack.push_async_callback(engine.stop)
@@ -323,14 +334,17 @@ class Worker:
         await self._publish_state()
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
 
-    def _read_model(self) -> Engine:
-        """Loads the model, in a thread."""
+    def _load_core(self) -> EngineCore:
+        """Loads the model, in a thread; the child does, if there is one."""
+        path, config = self.settings.model_path, self.settings.engine_config()
+        on_progress, on_loaded = self._on_progress, self._on_loaded_bytes
         try:
-            return Engine.from_pretrained(
-                self.settings.model_path,
-                self.settings.engine_config(),
-                on_progress=self._on_progress,
-                on_loaded_bytes=self._on_loaded_bytes,
+            if self._child is not None:
+                return EngineProcess.load(self._child, path, config, on_progress, on_loaded)
+            return EngineThread(
+                Engine.from_pretrained(
+                    path, config, on_progress=on_progress, on_loaded_bytes=on_loaded
+                )
             )
         finally:
             self.is_loading = False
@@ -380,6 +394,10 @@ class Worker:
 
     def _on_loaded_bytes(self, num_loaded: int, num_all: int) -> None:
         self.num_loaded_bytes, self.num_weight_bytes = num_loaded, num_all
+
+    def _on_engine_failure(self, reason: str) -> None:
+        self._failure = reason
+        self._failed.set()
 
     def _on_cache_events(self, events: CacheEvents) -> None:
         if self._publisher is not None:

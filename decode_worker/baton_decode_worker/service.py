@@ -91,13 +91,13 @@ class DecodeService(pb_grpc.DecodeServicer):
             block_hashes=hashes,
             return_cost=wire.return_cost(request),
         )
-        params, block_size = wanted.params, engine.block_size
+        block_size = engine.block_size
         fetcher, capacity = self._exchange.fetcher, self._capacity
         assert capacity is not None, "blocks can be fetched, and nothing promises them"
         if handle is not None:
             _check_covers(handle, wanted, block_size)
             fetcher.check(handle)
-        grammar = await engine.compile_grammar(params)
+        grammar = await engine.compile_grammar(wanted)
         num_given = [len(output) for output in wanted.unfinished]
         num_blocks = num_blocks_on_arrival(len(wanted.token_ids), num_given, block_size)
         with (

@@ -65,7 +65,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             num_external_tokens=source.num_tokens if source else 0,
         )
         _check_single(wanted)
-        grammar = await engine.compile_grammar(wanted.params)
+        grammar = await engine.compile_grammar(wanted)
         blocks = BlockRange(len(wanted.token_ids), engine.block_size)
         # The blocks are freed after the lease has ended, however this call ends.
         with (

@@ -1,13 +1,24 @@
 """One thread for torch, and small random checkpoints on disk, made when first asked for."""
 
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import baton.models
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.process.engine_process import EngineProcess
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.oracle import Oracle
+from tests.support.engine.streams import running
+from tests.support.engine.zygote import Zygote, zygote
+
+Serve = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 
 torch.set_num_threads(1)
 
@@ -35,3 +46,29 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.fixture(scope="session")
 def oracle() -> Oracle:
     return Oracle()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Zygote]:
+    """Source of processes for engines."""
+    with zygote() as forking:
+        yield forking
+
+
+@pytest.fixture(params=["thread", "process"])
+def serve(request: pytest.FixtureRequest) -> Serve:
+    """Context of an engine with streams, in a thread and in a process of its own."""
+
+    def load(path: str, config: EngineConfig) -> Engine | EngineProcess:
+        if request.param == "thread":
+            return Engine.from_pretrained(path, config)
+        return EngineProcess.load(request.getfixturevalue("forks").fork(), path, config)
+
+    @asynccontextmanager
+    async def serving(path: str, **options: Any) -> AsyncIterator[AsyncEngine]:
+        callbacks = {name: options.pop(name) for name in tuple(options) if name.startswith("on_")}
+        config = EngineConfig(**{"device": "cpu", "dtype": "float32", "num_threads": 1} | options)
+        async with running(load(path, config), **callbacks) as engine:
+            yield engine
+
+    return serving

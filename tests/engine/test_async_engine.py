@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
+from baton.engine.core.engine_thread import EngineThread
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepClock
@@ -28,7 +30,7 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.sampling import SamplingParams
-from tests.engine.conftest import Checkpoints
+from tests.engine.conftest import Checkpoints, Serve
 from tests.support.engine.engines import load
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 from tests.support.engine.streams import assert_empty, read, running, settled
@@ -54,6 +56,8 @@ class ScriptedEngine:
     """
 
     device = torch.device("cpu")
+    work_done = time_spent = None
+    num_late_compilations = 0
 
     def __init__(self) -> None:
         self.requests: dict[str, int] = {}
@@ -80,6 +84,9 @@ class ScriptedEngine:
     def flush_cache(self, _hashes: object = None) -> int:
         return 7
 
+    def memory_report(self) -> None:
+        return
+
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(num_requests=len(self.requests), is_idle=not self.requests)
 
@@ -103,11 +110,20 @@ class ScriptedEngine:
         return StepOutput(tuple(updates), (), NOTHING, made_progress, times)
 
 
+SIZES: dict[str, Any] = {
+    "num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8,
+}  # fmt: skip
+
+
 @pytest.fixture
-async def engine(checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
-    config = EngineConfig(
-        device="cpu", num_blocks=24, max_num_seqs=4, max_num_batched_tokens=16, block_size=8
-    )
+async def engine(serve: Serve, checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def threaded(checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
+    config = EngineConfig(device="cpu", **SIZES)
     async with running(Engine.from_pretrained(checkpoints["llama"], config)) as serving:
         yield serving
 
@@ -308,14 +324,14 @@ async def test_stats_count_a_request_as_running_in_its_first_step(checkpoints, m
 
 
 async def test_stopped_engine_frees_blocks_and_takes_no_requests(checkpoints):
-    serving = AsyncEngine(load(checkpoints["llama"]))
+    serving = AsyncEngine(EngineThread(load(checkpoints["llama"])))
     serving.start()
     with serving.open(request(max_tokens=200)) as stream:
         await anext(stream.updates())
         await serving.stop()
         assert serving.stats().num_held_blocks == 0
         with pytest.raises(UnavailableError, match="closed"):
-            serving.engine.add_request(request("later"))
+            serving.core.engine.add_request(request("later"))
 
 
 async def test_open_rejects_a_duplicate_request_id(engine):
@@ -335,18 +351,18 @@ async def test_open_rejects_a_request_that_cannot_be_served(engine):
     await assert_empty(engine)
 
 
-async def test_engine_survives_a_request_that_it_cannot_add(engine, monkeypatch):
+async def test_engine_survives_a_request_that_it_cannot_add(threaded, monkeypatch):
     async def fails(error: Exception, expected: type[BatonError]) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(engine.engine, "add_request", Mock(side_effect=error))
-            with engine.open(request()) as stream, pytest.raises(expected, match="too late"):
+            patched.setattr(threaded.core.engine, "add_request", Mock(side_effect=error))
+            with threaded.open(request()) as stream, pytest.raises(expected, match="too late"):
                 await read(stream)
 
     await fails(InvalidArgumentError("grammar", "too late"), InvalidArgumentError)
     await fails(RuntimeError("too late"), InternalError)
-    with engine.open(request()) as stream:
+    with threaded.open(request()) as stream:
         assert len(tokens(await read(stream))) == NUM_TOKENS
-    await assert_empty(engine)
+    await assert_empty(threaded)
 
 
 async def test_end_of_a_sequence_whose_kv_is_awaited_changes_nothing(engine):
@@ -359,11 +375,10 @@ async def test_end_of_a_sequence_whose_kv_is_awaited_changes_nothing(engine):
     await assert_empty(engine)
 
 
-async def test_flush_cache_reports_events_on_an_idle_engine(checkpoints):
+async def test_flush_cache_reports_events_on_an_idle_engine(serve, checkpoints):
     told: asyncio.Queue[CacheEvents] = asyncio.Queue()
-    config = EngineConfig(device="cpu", num_blocks=24, block_size=8)
-    loaded = Engine.from_pretrained(checkpoints["llama"], config)
-    async with running(loaded, on_cache_events=told.put_nowait) as serving:
+    on_events = told.put_nowait
+    async with serve(checkpoints["llama"], **SIZES, on_cache_events=on_events) as serving:
         with serving.open(request()) as stream:
             await read(stream)
         await settled(serving)
@@ -378,8 +393,8 @@ async def test_failing_step_fails_every_stream_and_reports_once():
     engine, failures = ScriptedEngine(), []
     failed = asyncio.Event()
 
-    def on_failure() -> None:
-        failures.append(1)
+    def on_failure(reason: str) -> None:
+        failures.append(reason)
         failed.set()
 
     async with running(engine, on_failure=on_failure) as serving:
@@ -397,22 +412,23 @@ async def test_failing_step_fails_every_stream_and_reports_once():
             serving.open(request("d"))
         with pytest.raises(InternalError):
             await asyncio.wait_for(serving.flush_cache(), 30)
-    assert failures == [1]
+    assert failures == ["RuntimeError: the device is gone"]
 
 
 @pytest.mark.parametrize("error", [ValueError("the cat"), UnavailableError("the cat")])
-async def test_query_error_ends_the_query_and_not_the_engine(engine, error, monkeypatch):
-    monkeypatch.setattr(engine.engine, "memory_report", Mock(side_effect=error))
-    monkeypatch.setattr(engine.engine, "pin", Mock(side_effect=error))
+async def test_query_error_ends_the_query_and_not_the_engine(threaded, error, monkeypatch):
     expected = type(error) if isinstance(error, BatonError) else InternalError
-    with pytest.raises(expected, match="the cat"):
-        await asyncio.wait_for(engine.memory_report(), 30)
-    with pytest.raises(expected, match="the cat"):
-        async with asyncio.timeout(30), engine.pinned("name", []):
-            pass
-    with engine.open(request()) as stream:
+    with monkeypatch.context() as patched:
+        patched.setattr(threaded.core.engine, "memory_report", Mock(side_effect=error))
+        patched.setattr(threaded.core.engine, "pin", Mock(side_effect=error))
+        with pytest.raises(expected, match="the cat"):
+            await asyncio.wait_for(threaded.memory_report(), 30)
+        with pytest.raises(expected, match="the cat"):
+            async with asyncio.timeout(30), threaded.pinned("name", []):
+                pass
+    with threaded.open(request()) as stream:
         assert len(tokens(await read(stream))) == NUM_TOKENS
-    await assert_empty(engine)
+    await assert_empty(threaded)
 
 
 async def test_flush_cache_fails_with_the_engine():

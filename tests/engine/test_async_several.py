@@ -11,6 +11,7 @@ import pytest
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
+from baton.engine.core.commands import FailExternal
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, StepOutput
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
@@ -40,9 +41,11 @@ async def exhaust(stream: SequenceStream) -> None:
         await asyncio.wait_for(stream._next(), 30)
 
 
+SIZES = {"block_size": 8, "num_blocks": 60, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+
+
 def make(checkpoints: Checkpoints, **changes: object) -> Engine:
-    settings = {"device": "cpu", "dtype": "float32", "block_size": 8, "num_blocks": 60}
-    settings |= {"max_num_seqs": 8, "max_num_batched_tokens": 16}
+    settings = {"device": "cpu", "dtype": "float32", **SIZES}
     return Engine.from_pretrained(checkpoints["llama"], EngineConfig(**{**settings, **changes}))
 
 
@@ -84,9 +87,9 @@ async def let(gate: Gated, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_stream_yields_all_sequences_of_a_batch_run(checkpoints, name):
+async def test_stream_yields_all_sequences_of_a_batch_run(serve, checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
-    async with running(make(checkpoints)) as serving:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         with serving.open(request("a", PROMPT, SHAPES[name])) as stream:
             said = output_of(await read(stream))
         await assert_empty(serving)
@@ -97,7 +100,7 @@ async def test_stream_yields_all_sequences_of_a_batch_run(checkpoints, name):
         assert list(said.values()) == [c.token_ids for c in expected.completions]
 
 
-async def test_streams_of_all_shapes_run_together(checkpoints):
+async def test_streams_of_all_shapes_run_together(serve, checkpoints):
     alone = {
         name: load(checkpoints["llama"]).generate([PROMPT], params)[0]
         for name, params in SHAPES.items()
@@ -108,14 +111,14 @@ async def test_streams_of_all_shapes_run_together(checkpoints):
             said = set(output_of(await read(stream)).values())
         assert {c.token_ids for c in alone[name].completions} <= said
 
-    async with running(make(checkpoints)) as serving:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         await asyncio.gather(*(one(serving, name, i) for name in SHAPES for i in range(3)))
         await assert_empty(serving)
 
 
 @pytest.mark.parametrize("name", ["several", "best", "beams"])
-async def test_stream_of_several_sequences_closed_early_leaks_nothing(checkpoints, name):
-    async with running(make(checkpoints)) as serving:
+async def test_stream_of_several_sequences_closed_early_leaks_nothing(serve, checkpoints, name):
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         for num_read in range(12):
             with serving.open(request("a", PROMPT, SHAPES[name])) as stream:
                 count = 0
@@ -199,9 +202,9 @@ async def warm(serving: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_sequences_fork_from_external_kv(checkpoints, name):
+async def test_sequences_fork_from_external_kv(serve, checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
-    async with running(make(checkpoints)) as serving:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         await warm(serving)
         for _ in range(2):
             with serving.open(external(SHAPES[name])) as stream:
@@ -215,9 +218,9 @@ async def test_sequences_fork_from_external_kv(checkpoints, name):
             await assert_empty(serving)
 
 
-async def test_commit_external_passes_on_the_logprob(checkpoints):
+async def test_commit_external_passes_on_the_logprob(serve, checkpoints):
     params = replace(GREEDY, max_tokens=1, logprobs=True)
-    async with running(make(checkpoints)) as serving:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         await warm(serving)
         for logprob in (-1.25, None):
             with serving.open(external(params)) as stream:
@@ -229,31 +232,31 @@ async def test_commit_external_passes_on_the_logprob(checkpoints):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_fail_external_recomputes_the_prompt(checkpoints, name):
+async def test_fail_external_recomputes_the_prompt(serve, checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
-    async with running(make(checkpoints)) as serving:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         with serving.open(external(SHAPES[name])) as stream:
             await asyncio.wait_for(stream.allocation(), 30)
             for _ in range(2):
-                serving.submit(lambda: serving.engine.fail_external("a"))
+                serving.submit(FailExternal("a"))
             # Too late: it goes on by itself.
             stream.commit_external(3)
             said = output_of(await read(stream))
         assert {c.token_ids for c in expected.completions} <= set(said.values())
         await assert_empty(serving)
-        serving.submit(lambda: serving.engine.fail_external("nobody"))
+        serving.submit(FailExternal("nobody"))
         await assert_empty(serving)
 
 
-async def test_fail_external_after_commit_changes_nothing(checkpoints, oracle):
+async def test_fail_external_after_commit_changes_nothing(serve, checkpoints, oracle):
     expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
-    async with running(make(checkpoints)) as serving:
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         await warm(serving)
         with serving.open(external(GREEDY)) as stream:
             await stream.allocation()
             stream.commit_external(expected[0])
             stream.commit_external(7)
-            serving.submit(lambda: serving.engine.fail_external("a"))
+            serving.submit(FailExternal("a"))
             updates = await read(stream)
         assert tuple(u.token_id for u in updates) == expected[1:]
         assert [u.position for u in updates] == list(range(1, NUM_TOKENS))
@@ -261,8 +264,8 @@ async def test_fail_external_after_commit_changes_nothing(checkpoints, oracle):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_stream_closed_while_awaiting_kv_frees_its_blocks(checkpoints, name):
-    async with running(make(checkpoints)) as serving:
+async def test_stream_closed_while_awaiting_kv_frees_its_blocks(serve, checkpoints, name):
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         for _ in range(3):
             with serving.open(external(SHAPES[name])) as stream:
                 await asyncio.wait_for(stream.allocation(), 30)
@@ -274,8 +277,8 @@ async def test_stream_closed_while_awaiting_kv_frees_its_blocks(checkpoints, nam
             await assert_empty(serving)
 
 
-async def test_prefill_of_several_sequences_yields_one_token(checkpoints):
-    async with running(make(checkpoints)) as serving:
+async def test_prefill_of_several_sequences_yields_one_token(serve, checkpoints):
+    async with serve(checkpoints["llama"], **SIZES) as serving:
         for name in ("several", "best", "beams"):
             with serving.open(
                 request("a", PROMPT, SHAPES[name], purpose=Purpose.PREFILL)

@@ -374,9 +374,10 @@ async def test_streams_follow_precompiled_grammars(checkpoints, expected):
     async with running(engine) as serving:
         for key, prompt in prompts_of(engine).items():
             params = params_of(key)
-            grammar = await serving.compile_grammar(params)
+            wanted = request(key, prompt, params)
+            grammar = await serving.compile_grammar(wanted)
             assert (grammar is None) == (params.grammar is None)
-            with serving.open(request(key, prompt, params), grammar) as stream:
+            with serving.open(wanted, grammar) as stream:
                 assert output_of(await read(stream))[0] == expected[key]
         await assert_empty(serving)
 
@@ -386,7 +387,7 @@ async def test_async_engine_rejects_a_bad_grammar_before_its_thread(checkpoints)
     bad = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
     async with running(load(checkpoints["tiny"], **ROOM)) as serving:
         with pytest.raises(InvalidArgumentError):
-            await serving.compile_grammar(bad)
+            await serving.compile_grammar(request("x", (5, 6, 7), bad))
         with pytest.raises(AssertionError, match="not compiled"):
             serving.open(request("x", (5, 6, 7), bad))
         with serving.open(request("y", (5, 6, 7), SamplingParams(max_tokens=3))) as stream:

@@ -11,6 +11,7 @@ from torch.cuda._utils import _get_device_index
 
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.core.engine_thread import EngineThread
 from baton.engine.device import resolve_device, use_device
 from baton.engine.models.loader import resolve_dtype
 from baton.errors import InvalidArgumentError
@@ -68,9 +69,15 @@ async def test_async_engine_threads_use_its_device(
 ) -> None:
     resolved = resolve_device(name)
     engine: Any = SimpleNamespace(
-        device=resolved, has_work=False, close=lambda: None, stats=lambda: None
+        device=resolved,
+        has_work=False,
+        close=lambda: None,
+        stats=lambda: SimpleNamespace(is_idle=True),
+        work_done=None,
+        time_spent=None,
+        num_late_compilations=0,
     )
-    running = AsyncEngine(engine)
+    running = AsyncEngine(EngineThread(engine))
     running.start()
     await running.stop()
     assert current == {"MainThread": device, "engine": device}

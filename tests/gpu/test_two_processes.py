@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.core.engine_thread import EngineThread
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.sampling import SamplingParams
@@ -95,7 +96,7 @@ def test_request_runs_over_two_processes_beside_another(folder, load, settings, 
     changes = {"prefix_caching": False, "kernels": "torch" if is_cpu else "triton"}
     far = {"max_num_batched_tokens": BLOCK_SIZE, "shared_pools": is_cpu}
     expected = load(path, kernels="torch", device="cpu").generate(PROMPTS, PARAMS)
-    engine = AsyncEngine(load(path, **changes))
+    engine = AsyncEngine(EngineThread(load(path, **changes)))
 
     async def run() -> list[tuple[int, ...]]:
         engine.start()

@@ -94,7 +94,9 @@ async def test_handoff_moves_fp8_cache_byte_for_byte(checkpoint, family, connect
         for prompt, output in zip(prompts, expected, strict=True):
             answer = await pair.hand_over(prompt, GREEDY)
             assert [o.token_ids for o in answer.outputs] == output
-            cached = [_cached_blocks(w.engine.engine, prompt) for w in (pair.prefill, pair.decode)]
+            cached = [
+                _cached_blocks(w.engine.core.engine, prompt) for w in (pair.prefill, pair.decode)
+            ]
             assert len(cached[0]) == len(prompt) // 16
             assert cached[0] == cached[1]
         layout = pair.prefill.pairing().layouts[0]

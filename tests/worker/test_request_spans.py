@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.engine.async_engine import AsyncEngine
+from baton.engine.core.engine_thread import EngineThread
 from baton.engine.messages import EngineRequest
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
@@ -25,7 +26,7 @@ async def spans_of(
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
-    engine = AsyncEngine(engine_of(model, max_num_batched_tokens=24))
+    engine = AsyncEngine(EngineThread(engine_of(model, max_num_batched_tokens=24)))
     engine.start()
     try:
         with (

@@ -6,12 +6,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.core.engine_thread import EngineThread
 from baton.engine.messages import SequenceUpdate
+from baton.engine.process.engine_process import EngineProcess
 
 
 @asynccontextmanager
 async def running(engine: Any, **callbacks: Any) -> AsyncIterator[AsyncEngine]:
-    serving = AsyncEngine(engine, **callbacks)
+    """Runs an engine in a thread, or one in a process."""
+    core = engine if isinstance(engine, EngineProcess) else EngineThread(engine)
+    serving = AsyncEngine(core, **callbacks)
     serving.start()
     try:
         yield serving
@@ -21,7 +25,7 @@ async def running(engine: Any, **callbacks: Any) -> AsyncIterator[AsyncEngine]:
 
 async def settled(serving: AsyncEngine) -> None:
     """Returns when the engine has run all commands before this one and its answers are here."""
-    await asyncio.wait_for(serving._query(lambda: None), 30)
+    await asyncio.wait_for(serving.memory_report(), 30)
 
 
 async def assert_empty(serving: AsyncEngine) -> None:
@@ -30,7 +34,8 @@ async def assert_empty(serving: AsyncEngine) -> None:
     stats = serving.stats()
     assert (stats.num_held_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
     assert (stats.num_awaiting_kv, stats.num_swapped, stats.num_kept) == (0, 0, 0)
-    serving.engine.check_integrity()
+    if isinstance(serving.core, EngineThread):
+        serving.core.engine.check_integrity()
 
 
 async def read(stream: SequenceStream) -> list[SequenceUpdate]:

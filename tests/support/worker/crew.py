@@ -64,8 +64,8 @@ class Member:
 
     def hashes(self, tokens: list[int]) -> bytes:
         """Of the full blocks of a text."""
-        engine = self.worker.engine.engine
-        chain = hash_chain(engine.info.namespace.root(b"", b""), tokens, engine.config.block_size)
+        engine = self.worker.engine
+        chain = hash_chain(engine.info.namespace.root(b"", b""), tokens, engine.block_size)
         return b"".join(chain)
 
     def handle(self, lease_id: bytes, num_tokens: int) -> kv_transfer_pb2.KvHandle:
@@ -169,7 +169,7 @@ class Crew:
     async def nothing_held(self, within: float = 2.0) -> None:
         await until(lambda: not any(map(_num_held, self.members)), within=within)
         for member in self.members:
-            member.worker.engine.engine.check_integrity()
+            member.worker.engine.core.engine.check_integrity()
 
 
 def _num_held(member: Member) -> int:

@@ -1,0 +1,202 @@
+"""Engine core in a process of its own: the parent's end."""
+
+import asyncio
+import contextlib
+import logging
+
+import torch
+
+from baton.engine.assembly import LoadProgress, OnLoadedBytes
+from baton.engine.cache.kv_pool import KvPool, pool_bytes
+from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.config import EngineConfig
+from baton.engine.core.commands import Command
+from baton.engine.core.engine_core import OnReport
+from baton.engine.core.reports import EngineReading, Failed
+from baton.engine.facts import EngineFacts
+from baton.engine.messages import EngineRequest
+from baton.engine.process.command_codec import encode_command
+from baton.engine.process.control import (
+    LoadedBytes,
+    LoadFailed,
+    Progress,
+    Ready,
+    Start,
+    Stop,
+    receive,
+    send,
+)
+from baton.engine.process.engine_child import EngineChild
+from baton.engine.process.error_codec import error_of
+from baton.engine.process.reading_page import ReadingPage
+from baton.engine.process.report_codec import decode_report
+from baton.engine.process.ring import Ring, RingReader, RingWriter
+from baton.engine.request_check import RequestCheck
+from baton.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+_COMMAND_BYTES = 1 << 20
+_REPORT_BYTES = 4 << 20
+_STOP_SECONDS = 30.0
+"""Time for the last step after `Stop`; then the process is killed."""
+_CPU = torch.device("cpu")
+
+
+class EngineProcess:
+    """`EngineCore` whose engine steps in a child process, on a CPU.
+
+    Its pools are the child's memory, mapped here. A child that ends by itself is reported as
+    `Failed`, with its last error, exit code or signal.
+
+    Attributes:
+        facts: properties of the engine that never change.
+        pools: KV pools over the engine's memory, in the order of their layouts.
+        child: the child process.
+    """
+
+    device = _CPU
+
+    def __init__(
+        self,
+        child: EngineChild,
+        facts: EngineFacts,
+        pools: list[KvPool],
+        commands: Ring,
+        reports: Ring,
+        page: ReadingPage,
+    ) -> None:
+        """Takes over an engine that is ready; all descriptors belong to it."""
+        self.child = child
+        self.facts = facts
+        self.pools = pools
+        self._check = RequestCheck(facts)
+        self._commands = commands
+        self._reports = reports
+        self._page = page
+        self._writer = RingWriter(commands, on_backlog=self._watch_space)
+        self._reader = RingReader(reports)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_report: OnReport = lambda _report: None
+        self._ended = asyncio.Event()
+        self._is_stopping = self._has_failed = False
+
+    @classmethod
+    def load(
+        cls,
+        child: EngineChild,
+        model: str,
+        config: EngineConfig,
+        on_progress: LoadProgress = lambda _phase, _fraction: None,
+        on_loaded_bytes: OnLoadedBytes = lambda _loaded, _all: None,
+    ) -> "EngineProcess":
+        """Has the child load a checkpoint, and waits. Arguments and errors as in
+        `Engine.from_pretrained`; `UnavailableError` if the child ends."""
+        commands, reports = Ring.create(_COMMAND_BYTES), Ring.create(_REPORT_BYTES)
+        page = ReadingPage.create()
+        shared = [*commands.descriptors, *reports.descriptors, page.descriptor]
+        with contextlib.suppress(OSError):  # a child that is gone is noticed below
+            send(child.control, Start(model, config), shared)
+        ready, descriptors = _await_ready(child, on_progress, on_loaded_bytes)
+        pools = _map_pools(ready.facts, descriptors)
+        if not config.shared_pools:
+            for pool in pools:
+                pool.shared = None  # not for other workers
+        return cls(child, ready.facts, pools, commands, reports, page)
+
+    @property
+    def reading(self) -> EngineReading:
+        return self._page.read()
+
+    def check(self, request: EngineRequest) -> None:
+        self._check(request)
+
+    def start(self, loop: asyncio.AbstractEventLoop, on_report: OnReport) -> None:
+        self._loop, self._on_report = loop, on_report
+        loop.add_reader(self._reports.filled, self._read)
+        loop.add_reader(self.child.pidfd, self._note_end)
+        if self._writer.has_backlog:
+            self._watch_space()
+
+    def submit(self, command: Command) -> None:
+        if not self._ended.is_set():
+            self._writer.write(encode_command(command))
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        assert self._loop is not None, "an engine that was not started"
+        if not self._ended.is_set():
+            with contextlib.suppress(OSError):
+                send(self.child.control, Stop())
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("the engine's process did not stop in %g s; killed", _STOP_SECONDS)
+            self.child.kill()
+            await self._ended.wait()
+
+    def _read(self) -> None:
+        for record in self._reader.read():
+            report = decode_report(record)
+            self._has_failed |= isinstance(report, Failed)
+            self._on_report(report)
+
+    def _note_end(self) -> None:
+        """Notes the end of the child, after its last reports."""
+        self._unwatch()
+        self.child.reap()
+        self._read()
+        if not self._is_stopping and not self._has_failed:
+            logger.error("the engine has ended: %s", self.child.end)
+            self._on_report(Failed(self.child.end))
+        self._ended.set()
+        self._commands.close()
+        self._reports.close()
+        self._page.close()
+        self.child.close()
+
+    def _watch_space(self) -> None:
+        if self._loop is not None:
+            self._loop.add_reader(self._commands.freed, self._flush)
+
+    def _flush(self) -> None:
+        self._writer.flush()
+        if not self._writer.has_backlog and self._loop is not None:
+            self._loop.remove_reader(self._commands.freed)
+
+    def _unwatch(self) -> None:
+        assert self._loop is not None
+        for descriptor in (self.child.pidfd, self._reports.filled, self._commands.freed):
+            self._loop.remove_reader(descriptor)
+
+
+def _await_ready(
+    child: EngineChild, on_progress: LoadProgress, on_loaded_bytes: OnLoadedBytes
+) -> tuple[Ready, list[int]]:
+    """Waits until the child has loaded its model. Returns what it says of it, with the descriptors
+    of its pools."""
+    while True:
+        message, descriptors = receive(child.control)
+        match message:
+            case Progress(phase, fraction):
+                on_progress(phase, fraction)
+            case LoadedBytes(num_loaded, num_all):
+                on_loaded_bytes(num_loaded, num_all)
+            case Ready():
+                return message, descriptors
+            case LoadFailed(data):
+                child.reap()
+                raise error_of(data)
+            case _:
+                child.reap()
+                raise UnavailableError(f"the engine ended while it was being loaded: {child.end}")
+
+
+def _map_pools(facts: EngineFacts, descriptors: list[int]) -> list[KvPool]:
+    return [
+        KvPool(layout, count, _CPU, SharedMemory(descriptor, pool_bytes(layout, count)))
+        for layout, count, descriptor in zip(
+            facts.layouts, facts.num_blocks, descriptors, strict=True
+        )
+    ]
