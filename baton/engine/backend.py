@@ -1,10 +1,12 @@
 """Compute backend of an engine: torch operations or Triton kernels. Chosen once, at load."""
 
+import functools
 import logging
 from typing import Protocol
 
 import torch
 
+from baton.engine.attention.in_place_attention import InPlaceAttention, why_not_in_place
 from baton.engine.attention.interface import Attention, LayerAttention
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_pool import KvCache
@@ -59,10 +61,14 @@ class Backend(Protocol):
 
 
 class TorchBackend:
-    """Backend of torch operations, for any torch device; the backend for CPUs."""
+    """Backend of torch operations, for any torch device; the backend for CPUs.
 
-    def __init__(self, layers: list[LayerAttention]) -> None:
+    `reads_in_place`: attention reads blocks in place, by kernels in C, where they are available.
+    """
+
+    def __init__(self, layers: list[LayerAttention], *, reads_in_place: bool) -> None:
         self._layers = layers
+        self._reads_in_place = reads_in_place
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if is_dense(model):
@@ -70,7 +76,14 @@ class TorchBackend:
         return TransformersModel(model, hook)
 
     def attention(self, cache: KvCache) -> Attention:
-        return TorchAttention(cache)
+        if not self._reads_in_place:
+            return TorchAttention(cache)
+        why_not = why_not_in_place(cache, self._layers)
+        if why_not is not None:
+            _report(f"torch computes attention, over copies of blocks: {why_not}")
+            return TorchAttention(cache)
+        _report("attention reads blocks in place, by kernels in C")
+        return InPlaceAttention(cache)
 
     def sampler(
         self,
@@ -115,7 +128,14 @@ def choose_backend(
                 field, f"is {getattr(config, field)!r}, which needs Triton's kernels; {why_not}"
             )
         logger.warning("torch computes attention, which is slower: %s", why_not)
-    return TorchBackend([layer.attention for layer in layers])
+    reads_in_place = config.kernels == "auto" and model.device.type == "cpu"
+    return TorchBackend([layer.attention for layer in layers], reads_in_place=reads_in_place)
+
+
+@functools.cache
+def _report(choice: str) -> None:
+    """Logs a choice once per process: attention is made for the self-check and again to serve."""
+    logger.info("%s", choice)
 
 
 def _why_no_kernels(

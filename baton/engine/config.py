@@ -138,7 +138,8 @@ class EngineConfig:
     kernels: Literal["auto", "triton", "torch"] = _setting(
         "auto",
         "Kernels of attention and other operations. auto: Triton's on a GPU, if there is one for "
-        "the model's heads, and torch's on a CPU.",
+        "the model's heads; on a CPU torch's, and for attention kernels in C, if there is a C "
+        "compiler to build them at the first start. torch: torch's alone.",
     )
     deterministic: bool = _setting(
         False,

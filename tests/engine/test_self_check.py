@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ STATEFUL = ["falcon_h1", "zaya"]
 _ROOM = 3  # times the bound
 
 
-def load(path: Path | str, dtype: str) -> Engine:
-    config = EngineConfig(device="cpu", num_blocks=8, dtype=dtype, max_model_len=60)
+def load(path: Path | str, dtype: str, kernels: Literal["auto", "torch"] = "auto") -> Engine:
+    config = EngineConfig(
+        device="cpu", num_blocks=8, dtype=dtype, max_model_len=60, kernels=kernels
+    )
     return Engine.from_pretrained(path, config)
 
 
@@ -93,7 +96,7 @@ def test_self_check_refuses_other_first_tokens(
 
     monkeypatch.setattr(TorchAttention, "forward", disturbed)
     with pytest.raises(UnsupportedModelError, match="behind another sequence in one batch"):
-        load(checkpoints["llama"], dtype)
+        load(checkpoints["llama"], dtype, kernels="torch")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,4 +113,4 @@ def test_self_check_refuses_a_broken_decode(
 
     monkeypatch.setattr(TorchAttention, "prepare", broken)
     with pytest.raises(UnsupportedModelError, match="other logits by decodes than alone"):
-        load(checkpoints["llama"], dtype)
+        load(checkpoints["llama"], dtype, kernels="torch")

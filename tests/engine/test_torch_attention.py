@@ -1,8 +1,6 @@
-"""Paged attention against a dense float64 reference that knows no blocks and no batches."""
+"""Paged attention in torch against a dense reference."""
 
 import math
-import random
-from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import numpy as np
@@ -15,193 +13,17 @@ from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
 from baton.engine.cache.kv_scales import FP8, KvScales
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from tests.support.engine.quantisation import rounded
+from tests.support.engine.paged_attention import (
+    CPU,
+    RAGGED,
+    SCALE,
+    TOLERANCE,
+    Heads,
+    check,
+    ragged_batch,
+    schedules,
+)
 from tests.support.kernels.pending_prefix import check_pending_prefix
-
-CPU = torch.device("cpu")
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
-
-
-@dataclass
-class Heads:
-    """Shape of one layer's attention."""
-
-    num_kv_heads: int = 2
-    per_kv: int = 2
-    key_dim: int = 8
-    value_dim: int = 8
-
-    @property
-    def num_heads(self) -> int:
-        return self.num_kv_heads * self.per_kv
-
-    @property
-    def shape(self) -> KvShape:
-        return KvShape(self.num_kv_heads, self.key_dim, self.value_dim)
-
-
-def dense(
-    layer: LayerAttention,
-    query: torch.Tensor,  # [context, num_heads, key_dim]
-    key: torch.Tensor,  # [context, num_kv_heads, key_dim]
-    value: torch.Tensor,  # [context, num_kv_heads, value_dim]
-) -> torch.Tensor:
-    """One sequence, one head and one query at a time, in float64."""
-    context, num_heads = query.shape[:2]
-    per_kv = num_heads // key.shape[1]
-    out = torch.zeros(context, num_heads, value.shape[2], dtype=torch.float64)
-    for head in range(num_heads):
-        for position in range(context):
-            first = 0 if layer.rule.window is None else max(0, position + 1 - layer.rule.window)
-            keys = key[first : position + 1, head // per_kv].double()
-            scores = keys @ query[position, head].double() * layer.scale
-            if layer.softcap is not None:
-                scores = layer.softcap * (scores / layer.softcap).tanh()
-            weights = scores.exp()
-            total = weights.sum()
-            if layer.sinks is not None:
-                total = total + layer.sinks[head].double().exp()
-            values = value[first : position + 1, head // per_kv].double()
-            out[position, head] = (weights / total) @ values
-    return out
-
-
-def ragged_batch(step: list[tuple[int, int, int]], table: np.ndarray) -> RaggedBatch:
-    """The batch of (slot, start, number of tokens), in this order; the single tokens that lead it
-    are plain decodes."""
-    batch_slots, starts, counts = np.array(step, np.int64).T
-    longer = np.flatnonzero(counts > 1)
-    num_decodes = int(longer[0]) if len(longer) else len(step)
-    return RaggedBatch(batch_slots, starts, counts, num_decodes, [table])
-
-
-class Tables:
-    """Block tables as the engine keeps them: blocks in no order, none behind a window, and a block
-    that is not yet full was cleared when its first tokens came."""
-
-    def __init__(
-        self, lengths: dict[int, int], pool: KvPool, *, has_lookahead: bool, seed: int
-    ) -> None:
-        self._pool = pool
-        self._size = pool.layout.block_size
-        shuffled = random.Random(seed)
-        order = shuffled.sample(range(1, pool.num_blocks + 1), pool.num_blocks)
-        batch_slots = shuffled.sample(range(len(lengths) + 2), len(lengths))
-        self.slot_of = dict(zip(lengths, batch_slots, strict=True))
-        self._blocks = {
-            s: [order.pop() for _ in range(-(-n // self._size) + 1)] for s, n in lengths.items()
-        }
-        self._has_lookahead = has_lookahead
-        self._num_held = dict.fromkeys(lengths, 0)
-        width = max(map(len, self._blocks.values()))
-        self.table = np.full((len(lengths) + 2, width), NULL_BLOCK, np.int32)
-
-    def grow(self, sequence: int, start: int, end: int) -> None:
-        """Covers [0, end), of which queries from `start` on see what their window lets them."""
-        batch_slot, blocks = self.slot_of[sequence], self._blocks[sequence]
-        window = self._pool.layout.window
-        needed = -(-end // self._size)
-        held = needed + self._has_lookahead
-        self.table[batch_slot, :held] = blocks[:held]
-        if window is not None:
-            self.table[batch_slot, : max(0, start - window + 1) // self._size] = NULL_BLOCK
-        if end % self._size and self._num_held[sequence] < needed:
-            self._pool.clear_blocks([blocks[needed - 1]])
-        self._num_held[sequence] = needed
-
-
-def check(
-    heads: Heads,
-    layer: LayerAttention,
-    steps: list[list[tuple[int, int]]],
-    *,
-    block_size: int = 4,
-    dtype: torch.dtype = torch.float32,
-    layers_before: tuple[KvShape, ...] = (),
-    old_content: float = 50.0,
-    scales: KvScales | None = None,
-    seed: int = 0,
-) -> None:
-    """Feeds sequences through the pool, step by step, and compares each query's result.
-
-    Args:
-        steps: each a list of (sequence, number of its tokens), in the order they lie in the batch.
-        scales: of an fp8 cache; what it holds is what the reference attends over.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    totals: dict[int, int] = {}
-    for step in steps:
-        for sequence, count in step:
-            totals[sequence] = totals.get(sequence, 0) + count
-
-    def rand(length: int, num: int, dim: int) -> torch.Tensor:
-        return torch.randn(length, num, dim, generator=generator).to(dtype)
-
-    tensors = {
-        sequence: (
-            rand(length, heads.num_heads, heads.key_dim),
-            rand(length, heads.num_kv_heads, heads.key_dim),
-            rand(length, heads.num_kv_heads, heads.value_dim),
-        )
-        for sequence, length in totals.items()
-    }
-    expected = {s: dense(layer, *seen(scales, *tensors[s])) for s in totals}
-    # Blocks in no order, one more than needed, and old content everywhere.
-    num_blocks = sum(-(-length // block_size) + 1 for length in totals.values()) + 1
-    cache_dtype = dtype if scales is None else FP8
-    layout = plan_layout([*layers_before, heads.shape], cache_dtype, block_size, layer.rule.window)
-    pool = KvPool(layout, num_blocks, CPU)
-    for cache in pool.layers:
-        for blocks in (cache.keys[1:], cache.values[1:]):
-            blocks.copy_(old_content * torch.randn(blocks.shape, generator=generator))
-    tables = Tables(totals, pool, has_lookahead=math.isfinite(old_content), seed=seed)
-    of_layers = None if scales is None else [scales]
-    paged = TorchAttention(KvCache([pool], [], [LayerPlace(0, len(layers_before))], of_layers))
-    done = dict.fromkeys(totals, 0)
-    for step in steps:
-        spans, parts, ranges = [], [], []
-        for sequence, count in step:
-            start, end = done[sequence], done[sequence] + count
-            tables.grow(sequence, start, end)
-            spans.append((tables.slot_of[sequence], start, count))
-            parts.append([t[start:end] for t in tensors[sequence]])
-            ranges.append((sequence, start, end))
-            done[sequence] = end
-        table = tables.table.copy()
-        batch = TorchBatch(ragged_batch(spans, table), [layout], CPU)
-        table.fill(NULL_BLOCK)  # the scheduler changes it before the step is computed
-        query, key, value = (torch.cat(column) for column in zip(*parts, strict=True))
-        out = paged.forward(0, layer, query, key, value, batch)
-        assert out.shape == (len(query), heads.num_heads, heads.value_dim)
-        wanted = torch.cat([expected[s][start:end] for s, start, end in ranges])
-        tolerance = TOLERANCE[dtype]
-        torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
-    for cache in pool.layers:
-        for blocks in (cache.keys, cache.values):
-            assert not blocks[NULL_BLOCK].float().any(), "the null block was written"
-
-
-def seen(
-    scales: KvScales | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same, with K and V as an fp8 cache would hold them."""
-    if scales is None:
-        return query, key, value
-    key, value = (
-        rounded(x.float() / of_x[:, None]).double() * of_x[:, None]
-        for x, of_x in ((key, scales.key), (value, scales.value))
-    )
-    return query, key, value
-
-
-SCALE = 0.35
-RAGGED = [
-    [(0, 1), (1, 7), (2, 4)],
-    [(0, 1), (1, 1), (2, 1), (3, 9)],
-    [(3, 2), (0, 1), (4, 1), (2, 5), (1, 1)],
-    [(4, 1), (3, 1), (2, 1), (1, 1), (0, 1)],
-]
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -212,14 +34,14 @@ def test_attention_reads_what_the_step_writes(window, order):
 
 
 def test_attention_ignores_stale_block_content():
-    check(Heads(), LayerAttention(SCALE, MaskRule()), RAGGED, old_content=math.nan)
+    check(TorchAttention, Heads(), LayerAttention(SCALE, MaskRule()), RAGGED, old_content=math.nan)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
 def test_attention_in_reduced_precision_stays_close(sinks):
     logits = torch.linspace(-1, 1, 4).bfloat16() if sinks else None
     layer = LayerAttention(SCALE, MaskRule(6), None, logits)
-    check(Heads(), layer, RAGGED, dtype=torch.bfloat16)
+    check(TorchAttention, Heads(), layer, RAGGED, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -235,7 +57,15 @@ def test_attention_dequantizes_an_fp8_cache(heads, dtype, window, softcap, has_s
     scales = KvScales(torch.rand(heads.num_kv_heads) + 0.2, torch.rand(heads.num_kv_heads) + 0.2)
     sinks = torch.linspace(-2, 3, heads.num_heads).to(dtype) if has_sinks else None
     layer = LayerAttention(SCALE, MaskRule(window), softcap, sinks)
-    check(heads, layer, RAGGED, dtype=dtype, scales=scales, layers_before=(KvShape(3, 4, 9),))
+    check(
+        TorchAttention,
+        heads,
+        layer,
+        RAGGED,
+        dtype=dtype,
+        scales=scales,
+        layers_before=(KvShape(3, 4, 9),),
+    )
 
 
 def test_attention_groups_decodes_of_unequal_lengths():
@@ -248,7 +78,7 @@ def test_attention_groups_decodes_of_unequal_lengths():
     assert len(batch.cache_groups[0].groups) > 1
     steps = [[(i, n - 1) for i, n in enumerate(lengths) if n > 1], [(i, 1) for i in range(6)]]
     heads = Heads(num_kv_heads=1, per_kv=1, key_dim=4, value_dim=4)
-    check(heads, LayerAttention(SCALE, MaskRule()), steps)
+    check(TorchAttention, heads, LayerAttention(SCALE, MaskRule()), steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8])
@@ -308,16 +138,6 @@ def test_cascade_is_left_out_where_a_layer_cannot_merge():
     torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-4)
 
 
-@st.composite
-def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
-    """Steps in which some of up to five sequences advance, each in any order."""
-    steps = []
-    for _ in range(draw(st.integers(1, 5))):
-        chosen = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True))
-        steps.append([(s, draw(st.sampled_from([1, 1, 1, 2, 5, 13]))) for s in chosen])
-    return steps
-
-
 @given(
     schedules(),
     st.builds(Heads, st.integers(1, 3), st.integers(1, 8), st.integers(1, 24), st.integers(1, 16)),
@@ -334,4 +154,6 @@ def test_attention_equals_the_reference_on_random_schedules(
 ):
     logits = torch.linspace(-1, 2, heads.num_heads) if sinks else None
     layer = LayerAttention(1 / math.sqrt(heads.key_dim), MaskRule(window), softcap, logits)
-    check(heads, layer, steps, block_size=block_size, layers_before=before, seed=seed)
+    check(
+        TorchAttention, heads, layer, steps, block_size=block_size, layers_before=before, seed=seed
+    )

@@ -190,6 +190,11 @@ class TorchAttention:
         """Implements `Attention.prepare`."""
         return TorchBatch(ragged, self._layouts, self._device)
 
+    def shares_prefixes(self, ragged: RaggedBatch) -> bool:
+        """Returns whether decodes share prefixes that are attended faster apart."""
+        tables = zip(ragged.block_tables, self._layouts, strict=True)
+        return any(_prefixes(ragged, table, layout) for table, layout in tables)
+
     def forward(
         self,
         index: int,
@@ -339,29 +344,35 @@ def _cascade(
     Args:
         indices: `[num_tokens]`, the index of each token's block in its sequence.
     """
+    found = _prefixes(ragged, table, layout)
+    if not found:
+        return None
+    num_shared = np.zeros(ragged.num_decodes, np.int64)  # tokens of each that are attended apart
+    for prefix in found:
+        num_shared[prefix.members] = prefix.num_tokens
+    rests = _groups(ragged, table, indices, layout, upload, num_shared)
+    size = layout.block_size
+    return _Cascade([_Prefix(p, ragged, table, size, upload) for p in found], list(rests))
+
+
+def _prefixes(ragged: RaggedBatch, table: TokenArray, layout: KvLayout) -> list[SharedPrefix]:
+    """Returns the prefixes that decodes share and that are attended faster apart."""
     num_decodes, size = ragged.num_decodes, layout.block_size
     if layout.window is not None or num_decodes < len(ragged.batch_slots):
-        return None
+        return []
     token_bytes = layout.block_bytes / size / len(layout.layers)
     # No sequence can share more than it has computed, nor without another in its first block.
     if num_decodes < 2 or ragged.starts.sum() * token_bytes <= CASCADE_BYTES:
-        return None
+        return []
     firsts = np.sort(table[ragged.batch_slots, 0])
     if not (firsts[1:] == firsts[:-1]).any():
-        return None
+        return []
     ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
-    found = [
+    return [
         prefix
         for prefix in shared_prefixes(ranges, table, size, size)
         if (len(prefix.members) - 1) * prefix.num_tokens * token_bytes > CASCADE_BYTES
     ]
-    if not found:
-        return None
-    num_shared = np.zeros(num_decodes, np.int64)  # tokens of each decode that are attended apart
-    for prefix in found:
-        num_shared[prefix.members] = prefix.num_tokens
-    rests = _groups(ragged, table, indices, layout, upload, num_shared)
-    return _Cascade([_Prefix(p, ragged, table, size, upload) for p in found], list(rests))
 
 
 def _groups(

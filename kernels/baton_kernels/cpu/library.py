@@ -1,0 +1,108 @@
+"""C library of the CPU kernels: built by the machine's C compiler when first needed, and kept.
+
+A library is kept under the name of all that it depends on (sources, compiler, flags and CPU), so
+that hosts of different CPUs may share the folder. It has no OpenMP of its own: it finds the one
+that torch has loaded, and so shares its threads.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+_SOURCES = ("paged_attention.c", "paged_attention_of_dtype.h")
+_FLAGS = (
+    *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+)
+_COMPILERS = ("gcc", "cc")
+_SECONDS = 120.0
+
+
+class NoLibraryError(Exception):
+    """The kernels cannot be built or loaded here; the text says why."""
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Returns the library, once per process. Raises `NoLibraryError`."""
+    path = build(_folder())
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+    except OSError as error:
+        raise NoLibraryError(f"{path} cannot be loaded: {error}") from error
+
+
+def build(folder: Path) -> Path:
+    """Builds the library in `folder` unless it is there. Raises `NoLibraryError`."""
+    compiler = next(filter(None, map(shutil.which, _compilers())), None)
+    if compiler is None:
+        tried = ", ".join(_compilers())
+        raise NoLibraryError(f"there is no C compiler ({tried}): install gcc, or set CC")
+    sources = {name: (files(__package__) / name).read_bytes() for name in _SOURCES}
+    path = folder / f"attention-{_key(compiler, sources)}.so"
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            for name, content in sources.items():
+                (Path(scratch) / name).write_bytes(content)
+            _compile(compiler, Path(scratch))
+            (Path(scratch) / "attention.so").replace(path)  # at once: other processes build it too
+    except OSError as error:
+        raise NoLibraryError(f"it cannot be built in {folder}: {error}") from error
+    return path
+
+
+def _compile(compiler: str, folder: Path) -> None:
+    for step in (
+        [*_FLAGS, "-c", _SOURCES[0], "-o", "attention.o"],
+        ["-shared", "attention.o", "-o", "attention.so"],  # without -fopenmp: torch has it
+    ):
+        try:
+            done = subprocess.run(  # noqa: S603
+                [compiler, *step], cwd=folder, capture_output=True, text=True, timeout=_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NoLibraryError(f"{compiler} took more than {_SECONDS:g} s") from error
+        if done.returncode:
+            raise NoLibraryError(f"{compiler} failed: {done.stderr.strip()[:400]}")
+
+
+def _compilers() -> tuple[str, ...]:
+    chosen = os.environ.get("CC")
+    return (chosen,) if chosen else _COMPILERS
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "baton" / "kernels"
+    except RuntimeError as error:
+        raise NoLibraryError(f"there is no folder to keep it in: {error}") from error
+
+
+def _key(compiler: str, sources: dict[str, bytes]) -> str:
+    """Returns a name for the library that a change of anything it is made from changes."""
+    state = Path(compiler).resolve().stat()
+    made_by = (str(Path(compiler).resolve()), state.st_size, state.st_mtime_ns, _FLAGS)
+    digest = hashlib.sha256(repr((made_by, _cpu())).encode())
+    for content in sources.values():
+        digest.update(content)
+    return digest.hexdigest()[:24]
+
+
+def _cpu() -> str:
+    """Returns the instruction sets of this CPU, as the kernel names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((x for x in lines if x.startswith(("flags", "Features"))), platform.machine())

@@ -1,0 +1,126 @@
+"""Paged attention on a CPU by the C library: tensors and plans as the arguments of a call."""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton_kernels.cpu.library import load
+
+FUNCTIONS = {torch.float32: "baton_attend_float32", torch.bfloat16: "baton_attend_bfloat16"}
+
+
+class _Call(ctypes.Structure):
+    """Arguments of one call, as `Call` in paged_attention.c."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("new_keys", ctypes.c_void_p),
+        ("new_values", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("query_strides", ctypes.c_int64 * 2),
+        ("out_strides", ctypes.c_int64 * 2),
+        ("new_key_strides", ctypes.c_int64 * 2),
+        ("new_value_strides", ctypes.c_int64 * 2),
+        ("key_strides", ctypes.c_int64 * 3),
+        ("value_strides", ctypes.c_int64 * 3),
+        ("table_width", ctypes.c_int64),
+        ("num_items", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("rows_per_query", ctypes.c_int64),
+        ("key_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work of one call.
+
+    Attributes:
+        table: `[num_sequences, blocks]`, blocks of each sequence.
+        items: `[num_items, 4]`, ranges of queries that together are all tokens: the sequence, the
+            first token in the flat batch, its position, and the number of tokens.
+    """
+
+    table: npt.NDArray[np.int32]
+    items: npt.NDArray[np.int64]
+
+
+class PagedLayer:
+    """Paged attention of one layer, over its cache.
+
+    Args:
+        keys: `[num_blocks, num_kv_heads, block_size, key_dim]`, of any strides but in its last
+            dimension; `values` the same of V.
+        window: tokens that a query sees, its own included; None: all.
+
+    Raises `NoLibraryError` if the library is not available.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> None:
+        assert keys.stride(3) == values.stride(3) == 1
+        self._function = getattr(load(), FUNCTIONS[keys.dtype])
+        self._function.restype = None
+        self._cache = keys, values  # the call has their addresses
+        self.num_kv_heads = keys.shape[1]
+        self._value_dim = values.shape[3]
+        self._fixed = bytes(
+            _Call(
+                keys=keys.data_ptr(),
+                values=values.data_ptr(),
+                key_strides=keys.stride()[:3],
+                value_strides=values.stride()[:3],
+                num_kv_heads=keys.shape[1],
+                key_dim=keys.shape[3],
+                value_dim=values.shape[3],
+                block_size=keys.shape[2],
+                window=window or 0,
+            )
+        )
+
+    def write_and_attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        work: Work,
+        scale: float,
+    ) -> torch.Tensor:
+        """Writes K and V of all tokens to the cache, then attends.
+
+        Args:
+            query: `[num_tokens, num_heads, key_dim]`.
+            key: `[num_tokens, num_kv_heads, key_dim]`.
+            value: `[num_tokens, num_kv_heads, value_dim]`.
+
+        Returns `[num_tokens, num_heads, value_dim]`.
+        """
+        query, key, value = map(_with_whole_heads, (query, key, value))
+        out = query.new_empty(query.shape[0], query.shape[1], self._value_dim)
+        call = _Call.from_buffer_copy(self._fixed)
+        call.query, call.query_strides = query.data_ptr(), query.stride()[:2]
+        call.out, call.out_strides = out.data_ptr(), out.stride()[:2]
+        call.new_keys, call.new_key_strides = key.data_ptr(), key.stride()[:2]
+        call.new_values, call.new_value_strides = value.data_ptr(), value.stride()[:2]
+        call.table, call.table_width = work.table.ctypes.data, work.table.shape[1]
+        call.items, call.num_items = work.items.ctypes.data, len(work.items)
+        call.rows_per_query = query.shape[1] // self.num_kv_heads
+        call.num_threads = torch.get_num_threads()
+        call.scale = scale
+        self._function(ctypes.byref(call))
+        return out
+
+
+def _with_whole_heads(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()

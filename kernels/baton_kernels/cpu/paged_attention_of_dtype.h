@@ -1,0 +1,208 @@
+// The part of paged_attention.c that reads and writes tensors: included once for each dtype.
+//
+// NUMBER is the type of the numbers in memory, READ makes a float of one, MADE one of a float, LOAD
+// a vector of several, and NAMED gives functions the name of the dtype.
+
+// Writes K and V of the task's tokens to the cache.
+static void NAMED(write)(const Task* task) {
+  const Call* call = task->call;
+  for (int64_t i = 0; i < task->num_queries; i++) {
+    int64_t token = task->first_token + i, position = task->first_position + i;
+    memcpy((NUMBER*)call->keys + key_place(task, position, call->key_strides),
+           (const NUMBER*)call->new_keys + token * call->new_key_strides[0] +
+               task->kv_head * call->new_key_strides[1],
+           call->key_dim * sizeof(NUMBER));
+    memcpy((NUMBER*)call->values + key_place(task, position, call->value_strides),
+           (const NUMBER*)call->new_values + token * call->new_value_strides[0] +
+               task->kv_head * call->new_value_strides[1],
+           call->value_dim * sizeof(NUMBER));
+  }
+}
+
+static void NAMED(find)(const Task* task, int64_t begin, int64_t end, const NUMBER** keys,
+                        const NUMBER** values) {
+  for (int64_t key = begin; key < end; key++) {
+    *keys++ = (const NUMBER*)task->call->keys + key_place(task, key, task->call->key_strides);
+    *values++ = (const NUMBER*)task->call->values + key_place(task, key, task->call->value_strides);
+  }
+}
+
+static void NAMED(load_strip)(const Task* task, const Strip* strip) {
+  const Call* call = task->call;
+  memset(strip->q, 0, strip_size(call) * sizeof(float));
+  for (int64_t row = 0; row < STRIP; row++) {
+    // Lanes without a row see as much as the last one that has: their weights are finite.
+    int64_t seen = row < strip->num_rows ? row : strip->num_rows - 1;
+    strip->positions[row] = (int32_t)position_of(task, strip->first_row + seen);
+    strip->maxima[row] = NO_MAXIMUM;
+  }
+  for (int64_t row = 0; row < strip->num_rows; row++) {
+    const NUMBER* query = (const NUMBER*)call->query +
+                          row_place(task, strip->first_row + row, call->query_strides);
+    for (int64_t d = 0; d < call->key_dim; d++)
+      strip->q[d * STRIP + row] = READ(query[d]) * (call->scale * LOG2_E);
+  }
+}
+
+static void NAMED(store_strip)(const Task* task, const Strip* strip) {
+  const Call* call = task->call;
+  for (int64_t row = 0; row < strip->num_rows; row++) {
+    NUMBER* out = (NUMBER*)call->out + row_place(task, strip->first_row + row, call->out_strides);
+    for (int64_t d = 0; d < call->value_dim; d++)
+      out[d] = MADE(strip->o[d * STRIP + row] / strip->sums[row]);
+  }
+}
+
+// Copies rows of a tile as float32, once for all strips. Also from float32: rows of one head may lie
+// a power of 2 apart, where few of them fit into a cache at once.
+static void NAMED(copy_rows)(const NUMBER* const* rows, int num_rows, int64_t dim, float* target) {
+  for (int i = 0; i < num_rows; i++)
+    for (int64_t d = 0; d < dim; d++) target[i * dim + d] = READ(rows[i][d]);
+}
+
+static void NAMED(attend_many)(const Task* task) {
+  const Call* call = task->call;
+  int64_t num_strips = (task->num_queries * call->rows_per_query + STRIP - 1) / STRIP;
+  int64_t num_numbers = num_strips * strip_size(call) + TILE * STRIP;
+  float* memory = scratch(num_numbers + TILE * (call->key_dim + call->value_dim));
+  float* scores = memory + num_strips * strip_size(call);
+  float *keys = memory + num_numbers, *values = keys + TILE * call->key_dim;
+  for (int64_t i = 0; i < num_strips; i++) {
+    Strip strip = strip_of(task, i, memory);
+    NAMED(load_strip)(task, &strip);
+  }
+  const NUMBER *found_keys[TILE], *found_values[TILE];
+  int64_t stop = task->first_position + task->num_queries, end;
+  for (int64_t begin = first_key(task, task->first_position); begin < stop; begin = end) {
+    end = (begin / TILE + 1) * TILE;
+    if (end > stop) end = stop;
+    NAMED(find)(task, begin, end, found_keys, found_values);
+    NAMED(copy_rows)(found_keys, end - begin, call->key_dim, keys);
+    NAMED(copy_rows)(found_values, end - begin, call->value_dim, values);
+    for (int64_t i = 0; i < num_strips; i++) {
+      Strip strip = strip_of(task, i, memory);
+      int64_t seen_end = end <= strip.last_position ? end : strip.last_position + 1;
+      if (seen_end > begin && end > first_key(task, strip.first_position))
+        attend_strip(&strip, call, begin, seen_end - begin, keys, values, scores);
+    }
+  }
+  for (int64_t i = 0; i < num_strips; i++) {
+    Strip strip = strip_of(task, i, memory);
+    NAMED(store_strip)(task, &strip);
+  }
+}
+
+INLINE void NAMED(multiply_few)(const float* q, const NUMBER* const* keys, int num_rows,
+                                int64_t dim, float* scores) {
+  Vector sums[2][4] = {0};
+  for (int64_t d = 0; d < dim; d += LANES) {
+    Vector numbers[4];
+    for (int i = 0; i < 4; i++) numbers[i] = LOAD(keys[i] + d);
+    for (int row = 0; row < num_rows; row++)
+      for (int i = 0; i < 4; i++) sums[row][i] += load(q + row * dim + d) * numbers[i];
+  }
+  for (int row = 0; row < num_rows; row++)
+    *(Vector4*)(scores + row * TILE) = sums_of(sums[row]);
+}
+
+INLINE void NAMED(add_few)(const float* weights, const NUMBER* const* values, int num_keys,
+                           const float* factors, int num_rows, int64_t d, int num_vectors,
+                           int64_t dim, float* o) {
+  Vector sums[2][4];
+  for (int row = 0; row < num_rows; row++)
+    for (int j = 0; j < num_vectors; j++)
+      sums[row][j] = load(o + row * dim + d + j * LANES) * factors[row];
+  for (int key = 0; key < num_keys; key++) {
+    Vector numbers[4];
+    for (int j = 0; j < num_vectors; j++) numbers[j] = LOAD(values[key] + d + j * LANES);
+    for (int row = 0; row < num_rows; row++)
+      for (int j = 0; j < num_vectors; j++)
+        sums[row][j] += numbers[j] * weights[row * TILE + key];
+  }
+  for (int row = 0; row < num_rows; row++)
+    for (int j = 0; j < num_vectors; j++) put(o + row * dim + d + j * LANES, sums[row][j]);
+}
+
+// Attends one or two rows over a tile, whose last key is repeated to a multiple of 4.
+INLINE void NAMED(attend_rows)(const Task* task, int64_t first_row, int num_rows, int64_t begin,
+                               int num_keys, const NUMBER* const* keys,
+                               const NUMBER* const* values, const float* q, float* o,
+                               float* maxima, float* sums) {
+  const Call* call = task->call;
+  float scores[2 * TILE], factors[2];
+  for (int key = 0; key < num_keys; key += 4)
+    NAMED(multiply_few)(q, keys + key, num_rows, call->key_dim, scores + key);
+  for (int row = 0; row < num_rows; row++) {
+    int64_t position = position_of(task, first_row + row), stop = position + 1 - begin;
+    factors[row] = weigh_row(scores + row * TILE, first_key(task, position) - begin,
+                             stop < num_keys ? stop : num_keys, maxima + row, sums + row);
+  }
+  int64_t d = 0, dim = call->value_dim;
+  for (; d + 4 * LANES <= dim; d += 4 * LANES)
+    NAMED(add_few)(scores, values, num_keys, factors, num_rows, d, 4, dim, o);
+  for (; d < dim; d += LANES)
+    NAMED(add_few)(scores, values, num_keys, factors, num_rows, d, 1, dim, o);
+}
+
+static void NAMED(attend_few)(const Task* task) {
+  const Call* call = task->call;
+  int64_t key_dim = call->key_dim, value_dim = call->value_dim;
+  int num_rows = task->num_queries * call->rows_per_query;
+  float* q = scratch(num_rows * (key_dim + value_dim));
+  float* o = q + num_rows * key_dim;
+  float maxima[MAX_FEW_ROWS], sums[MAX_FEW_ROWS] = {0};
+  for (int row = 0; row < num_rows; row++) {
+    const NUMBER* query = (const NUMBER*)call->query + row_place(task, row, call->query_strides);
+    for (int64_t d = 0; d < key_dim; d++)
+      q[row * key_dim + d] = READ(query[d]) * (call->scale * LOG2_E);
+    maxima[row] = NO_MAXIMUM;
+  }
+  memset(o, 0, num_rows * value_dim * sizeof(float));
+  const NUMBER *keys[TILE + 3], *values[TILE];
+  int64_t stop = task->first_position + task->num_queries, end;
+  for (int64_t begin = first_key(task, task->first_position); begin < stop; begin = end) {
+    end = (begin / TILE + 1) * TILE;
+    if (end > stop) end = stop;
+    int num_keys = end - begin, row = 0;
+    NAMED(find)(task, begin, end, keys, values);
+    for (int i = 0; i < 3; i++) keys[num_keys + i] = keys[num_keys - 1];
+    for (; row + 2 <= num_rows; row += 2)
+      NAMED(attend_rows)(task, row, 2, begin, num_keys, keys, values, q + row * key_dim,
+                         o + row * value_dim, maxima + row, sums + row);
+    if (row < num_rows)
+      NAMED(attend_rows)(task, row, 1, begin, num_keys, keys, values, q + row * key_dim,
+                         o + row * value_dim, maxima + row, sums + row);
+  }
+  for (int row = 0; row < num_rows; row++) {
+    NUMBER* out = (NUMBER*)call->out + row_place(task, row, call->out_strides);
+    for (int64_t d = 0; d < value_dim; d++) out[d] = MADE(o[row * value_dim + d] / sums[row]);
+  }
+}
+
+// Writes K and V of all tokens, then attends: a sequence may continue from another one's blocks.
+void NAMED(baton_attend)(const Call* call) {
+  int fills_lanes = call->key_dim % LANES == 0 && call->value_dim % LANES == 0;
+  int64_t num_tasks = call->num_items * call->num_kv_heads;
+#pragma omp parallel num_threads(call->num_threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_tasks; i++) {
+      Task task = task_of(call, i);
+      NAMED(write)(&task);
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_tasks; i++) {
+      Task task = task_of(call, i);
+      if (fills_lanes && task.num_queries * call->rows_per_query <= MAX_FEW_ROWS)
+        NAMED(attend_few)(&task);
+      else
+        NAMED(attend_many)(&task);
+    }
+  }
+}
+
+#undef NUMBER
+#undef NAMED
+#undef LOAD
+#undef READ
+#undef MADE

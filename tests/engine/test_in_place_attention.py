@@ -1,0 +1,165 @@
+"""Attention that reads blocks in place, against a dense reference and against itself in batches."""
+
+import logging
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from baton.engine.attention.in_place_attention import InPlaceAttention, why_not_in_place
+from baton.engine.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
+from baton.engine.backend import TorchBackend
+from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
+from baton.engine.cache.kv_scales import FP8
+from baton_kernels.cpu import library
+from tests.support.engine.paged_attention import (
+    CPU,
+    RAGGED,
+    SCALE,
+    Heads,
+    check,
+    schedules,
+)
+from tests.support.kernels.pending_prefix import check_pending_prefix
+
+PLAIN = LayerAttention(SCALE, MaskRule())
+DIMS = st.sampled_from([1, 5, 8, 16, 24, 32, 40, 64])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    try:
+        library.load()
+    except library.NoLibraryError as error:
+        pytest.skip(str(error))
+
+
+@given(
+    schedules(),
+    st.builds(Heads, st.integers(1, 3), st.integers(1, 8), DIMS, DIMS),
+    st.integers(1, 16),
+    st.none() | st.integers(1, 20),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([(), (KvShape(1, 5, 5),), (KvShape(3, 4, 9), KvShape(2, 8, 8))]),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=100)
+def test_in_place_attention_equals_the_reference(
+    steps, heads, block_size, window, dtype, before, seed
+):
+    layer = LayerAttention(1 / math.sqrt(heads.key_dim), MaskRule(window))
+    how = {"block_size": block_size, "dtype": dtype, "layers_before": before, "seed": seed}
+    check(InPlaceAttention, heads, layer, steps, **how)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_in_place_attention_crosses_tiles(window):
+    steps = [[(0, 300), (1, 130)], [(0, 1), (1, 90)], [(0, 3), (1, 1)]]
+    layer = LayerAttention(SCALE, MaskRule(window))
+    check(InPlaceAttention, Heads(key_dim=32, value_dim=16), layer, steps, block_size=16)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_in_place_attention_reads_what_the_step_writes(window, order):
+    check_pending_prefix(InPlaceAttention, window, order)
+
+
+def test_in_place_attention_ignores_stale_block_content():
+    check(InPlaceAttention, Heads(), PLAIN, RAGGED, old_content=math.nan)
+
+
+def test_in_place_attention_gives_nan_where_scores_are_nan():
+    """As torch does: a broken computation must not look like an answer."""
+    out = _compute(_cache(torch.float32), [(0, 0, 30)], spoilt=True)
+    assert out[7].isnan().all()
+    assert out[:7].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_place_attention_is_bitwise_equal_in_any_batch(dtype):
+    alone = _compute(_cache(dtype), [(0, 0, 200)])
+    batch = _compute(_cache(dtype), [(1, 0, 70), (0, 0, 200)])
+    assert torch.equal(alone, batch[70:])
+    cache = _cache(dtype)
+    chunks = [_compute(cache, [(0, start, 40)]) for start in range(0, 200, 40)]
+    assert torch.equal(alone, torch.cat(chunks))
+
+
+def test_in_place_decodes_are_bitwise_equal_in_any_batch():
+    cache = _cache(torch.float32)
+    _compute(cache, [(0, 0, 199), (1, 0, 69)])
+    both = _compute(cache, [(1, 69, 1), (0, 199, 1)])
+    assert torch.equal(both[1:], _compute(cache, [(0, 199, 1)]))
+
+
+def test_decodes_that_share_a_prefix_attend_in_a_cascade():
+    shape = KvShape(2, 64, 64)
+    pool = KvPool(plan_layout([shape], torch.float32, 16), 100, CPU)
+    attention = InPlaceAttention(KvCache([pool], [], [LayerPlace(0, 0)]))
+    table = np.tile(np.arange(1, 101, dtype=np.int32), (8, 1))
+    shared = RaggedBatch.of_decodes(np.arange(8), np.full(8, 1500), [table])
+    assert isinstance(attention.prepare(shared), TorchBatch)
+    apart = RaggedBatch.of_decodes(np.arange(1), np.full(1, 1500), [table])
+    assert not isinstance(attention.prepare(apart), TorchBatch)
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "why"),
+    [
+        (PLAIN, torch.float32, None),
+        (PLAIN, torch.bfloat16, None),
+        (PLAIN, torch.float16, "the KV cache is float16"),
+        (PLAIN, FP8, "the KV cache is float8_e4m3fn"),
+        (LayerAttention(SCALE, MaskRule(), softcap=1.0), torch.float32, "soft cap"),
+        (LayerAttention(SCALE, MaskRule(), sinks=torch.zeros(4)), torch.float32, "sinks"),
+    ],
+)
+def test_backend_reads_in_place_where_kernels_serve(layer, dtype, why):
+    reason = why_not_in_place(_cache(dtype), [layer])
+    assert reason == why if why is None else why in str(reason)
+    attention = TorchBackend([layer], reads_in_place=True).attention(_cache(dtype))
+    assert isinstance(attention, InPlaceAttention if why is None else TorchAttention)
+
+
+def test_backend_falls_back_to_torch_without_a_compiler(monkeypatch, caplog):
+    def missing():
+        raise library.NoLibraryError("there is no C compiler for this test")
+
+    monkeypatch.setattr("baton.engine.attention.in_place_attention.load", missing)
+    with caplog.at_level(logging.INFO):
+        attention = TorchBackend([PLAIN], reads_in_place=True).attention(_cache(torch.float32))
+    assert isinstance(attention, TorchAttention)
+    assert "there is no C compiler for this test" in caplog.text
+
+
+def _cache(dtype: torch.dtype) -> KvCache:
+    pool = KvPool(plan_layout([KvShape(2, 32, 32)], dtype, 16), 30, CPU)
+    return KvCache([pool], [], [LayerPlace(0, 0)])
+
+
+def _compute(
+    cache: KvCache, ranges: list[tuple[int, int, int]], *, spoilt: bool = False
+) -> torch.Tensor:
+    """Computes ranges (sequence, start, length) of sequences whose tokens depend on the position
+    and the sequence alone."""
+    parts = []
+    for sequence, start, length in ranges:
+        generator = torch.Generator().manual_seed(sequence)
+        drawn = torch.randn(256, 8, 32, generator=generator).to(cache.pools[0].dtype)
+        parts.append(drawn[start : start + length])
+    heads = torch.cat(parts)
+    query, key, value = heads.split([4, 2, 2], dim=1)
+    if spoilt:
+        query[7] = math.nan
+    table = np.array([range(1, 14), range(14, 27)], np.int32)
+    slots, starts, lengths = np.array(ranges, np.int64).T
+    num_decodes = len(ranges) if (lengths == 1).all() else 0
+    attention = InPlaceAttention(cache)
+    batch = attention.prepare(RaggedBatch(slots, starts, lengths, num_decodes, [table]))
+    return attention.forward(0, PLAIN, query, key, value, batch)
