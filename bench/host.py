@@ -154,7 +154,7 @@ def null_engine() -> Engine:
         namespace=PrefixNamespace(bytes(32), bytes(32), "bfloat16", BLOCK_SIZE),
     )
     attention = TritonAttention(cache, [8], torch.bfloat16, MAX_LENGTH, deterministic=False)
-    backend: Backend = NullBackend([])
+    backend: Backend = NullBackend([], reads_in_place=False)
     loaded = LoadedModel(info, NullModel(), backend, attention, cache, CPU, "")
     config = EngineConfig(
         device="cpu",
