@@ -144,7 +144,7 @@ async def test_requests_ended_in_any_state_leave_others_unchanged(checkpoints, e
         for name, p in shapes.items()
     }
     states: set[str] = set()
-    for num_steps in (0, 1, 4, 8, 12, 13, 18, 22, 25):
+    for num_steps in (0, 1, 4, 8, 12, 13, 18, 22, 25, 30, 36):
         engine = make(
             checkpoints,
             **{**TIGHT, **MODES[mode]},
