@@ -431,7 +431,7 @@ class Engine:
         self._work.note_step(plan, seconds)
         progress = self._scheduler.apply(plan, result)
         progress, self._committed = self._with_committed(progress), []
-        updates = list(updates_of(progress, result))
+        updates = updates_of(progress, result)
         for stopped in self._suspend():
             updates += updates_of_one(stopped, result)
         self._flushed = False

@@ -4,34 +4,53 @@ from collections.abc import Iterator
 
 from baton.engine.messages import SequenceUpdate
 from baton.engine.scheduler.scheduling.plan import StepResult, TokenLogprobs
-from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
+from baton.engine.scheduler.scheduling.progress import (
+    DecodeProgress,
+    SequenceProgress,
+    StepProgress,
+)
 
 
-def updates_of(progress: StepProgress, result: StepResult) -> Iterator[SequenceUpdate]:
-    """Yields an update per token, or one without a token for a sequence that chose none yet."""
-    decoded = progress.decoded
-    for sequence, row, token_id, num_tokens in zip(
-        decoded.sequences,
-        decoded.rows.tolist(),
-        decoded.token_ids.tolist(),
-        decoded.num_tokens.tolist(),
-        strict=True,
-    ):
-        request = sequence.request
-        yield SequenceUpdate(
-            request.request_id,
+def updates_of(progress: StepProgress, result: StepResult) -> list[SequenceUpdate]:
+    """Returns an update per token, or one without a token for a sequence that chose none yet."""
+    updates = _decoded(progress.decoded)
+    if result.logprobs is not None:
+        _add_logprobs(updates, progress.decoded, result)
+    for item in progress.others:
+        updates += updates_of_one(item, result)
+    return updates
+
+
+def _decoded(decoded: DecodeProgress) -> list[SequenceUpdate]:
+    return [
+        SequenceUpdate(
+            sequence.request.request_id,
             sequence.index,
             token_id,
-            num_tokens - request.num_prompt_tokens - 1,
-            _logprobs(result, row, request.params.top_logprobs)
-            if request.params.logprobs
-            else None,
+            num_tokens - sequence.request.num_prompt_tokens - 1,
+            None,
             sequence.finish_reason,
             num_tokens - 1,
             sequence.num_cached_tokens or 0,
         )
-    for item in progress.others:
-        yield from updates_of_one(item, result)
+        for sequence, token_id, num_tokens in zip(
+            decoded.sequences,
+            decoded.token_ids.tolist(),
+            decoded.num_tokens.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _add_logprobs(
+    updates: list[SequenceUpdate], decoded: DecodeProgress, result: StepResult
+) -> None:
+    for update, sequence, row in zip(
+        updates, decoded.sequences, decoded.rows.tolist(), strict=True
+    ):
+        params = sequence.request.params
+        if params.logprobs:
+            update.logprobs = _logprobs(result, row, params.top_logprobs)
 
 
 def updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:

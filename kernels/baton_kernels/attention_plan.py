@@ -142,9 +142,10 @@ def plan_splits(
             is a member of at most one, and all its tokens see the whole prefix.
     """
     assert window is None or not shared, "a prefix out of the window is not seen by all"
-    first = [prefix.members for prefix in shared]
-    rest = np.setdiff1d(np.arange(len(ranges)), np.concatenate([*first, np.empty(0, np.int64)]))
-    order = np.concatenate([*first, rest]).astype(np.int64)
+    order = np.arange(len(ranges))
+    if shared:
+        first = np.concatenate([prefix.members for prefix in shared])
+        order = np.concatenate([first, np.setdiff1d(order, first)])
     done = np.zeros(len(ranges), np.int64)  # splits of each range that shared items cover
     for prefix in shared:
         assert prefix.num_tokens % split_tokens == 0, "a shared prefix ends within a split"
@@ -211,6 +212,8 @@ def plan_tiles(ranges: Ranges, tokens_per_tile: int) -> Int32Array:
     """Returns the work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, rows of `PrefillTile`, the
     longest contexts first, so that no long tile runs last.
     """
+    if not len(ranges):
+        return np.empty((0, TILE_FIELDS), np.int32)
     tiles, _ = _cut(ranges, tokens_per_tile)
     tiles = tiles[np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")]
     return _rows(
@@ -225,12 +228,19 @@ def plan_tiles(ranges: Ranges, tokens_per_tile: int) -> Int32Array:
 
 def _rows(fields: SplitItem | PrefillTile) -> Int32Array:
     """Packs columns, of which some may be one number for all rows."""
-    return np.stack(np.broadcast_arrays(*fields), axis=1).astype(np.int32)
+    (num_rows,) = {len(column) for column in fields if isinstance(column, np.ndarray)}
+    rows = np.empty((num_rows, len(fields)), np.int32)
+    for i, column in enumerate(fields):
+        rows[:, i] = column
+    return rows
 
 
 def _cut(ranges: Ranges, num_tokens: int) -> tuple[Ranges, IntArray]:
     """Cuts ranges into pieces of at most `num_tokens`. Returns them, and the range of each."""
-    of, number = _expand(-(-ranges.num_queries // num_tokens))
+    counts = -(-ranges.num_queries // num_tokens)
+    if (counts == 1).all():
+        return ranges, np.arange(len(ranges))
+    of, number = _expand(counts)
     offsets = number * num_tokens
     pieces = Ranges(
         ranges.batch_slots[of],

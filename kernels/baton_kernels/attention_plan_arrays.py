@@ -3,7 +3,8 @@
 Offsets are fixed by a capacity, so that a captured CUDA graph can replay over plans of many sizes.
 """
 
-from dataclasses import astuple, dataclass
+import itertools
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,11 @@ class SplitCapacity:
     @classmethod
     def of(cls, plan: SplitPlan) -> "SplitCapacity":
         return cls(len(plan.items), len(plan.shared_items), len(plan.members))
+
+    def fits(self, other: "SplitCapacity") -> bool:
+        """Returns whether a plan of this capacity fits one of the `other`."""
+        fits_items = self.items <= other.items and self.shared_items <= other.shared_items
+        return fits_items and self.members <= other.members
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -76,19 +82,19 @@ def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
     `len(members)`. Raises `ValueError` if the plan exceeds the capacity.
     """
     needed = SplitCapacity.of(plan)
-    if any(need > has for need, has in zip(astuple(needed), astuple(capacity), strict=True)):
+    if not needed.fits(capacity):
         raise ValueError(f"the plan needs {needed}, more than {capacity}: capture a larger one")
-    nobody = np.arange(needed.members, capacity.members, dtype=np.int32)
-    arrays = (
-        np.array([needed.items], np.int32),
-        np.array([needed.shared_items], np.int32),
-        plan.items.ravel(),
-        plan.shared_items.ravel(),
-        np.concatenate([plan.members, nobody]),
-        plan.positions,
-        np.concatenate([plan.first_slots, np.full_like(nobody, plan.num_slots)]),
-    )
-    sizes = capacity.sizes
-    return np.concatenate(
-        [np.pad(array, (0, size - len(array))) for array, size in zip(arrays, sizes, strict=True)]
-    )
+    num_members, sizes = needed.members, capacity.sizes
+    packed = np.zeros(sum(sizes), np.int32)
+    begins = itertools.accumulate(sizes, initial=0)
+    parts = [packed[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
+    num_items, num_shared_items, items, shared_items, members, positions, first_slots = parts
+    num_items[0], num_shared_items[0] = needed.items, needed.shared_items
+    items[: plan.items.size] = plan.items.ravel()
+    shared_items[: plan.shared_items.size] = plan.shared_items.ravel()
+    members[:num_members] = plan.members
+    members[num_members : capacity.members] = np.arange(num_members, capacity.members)
+    positions[:num_members] = plan.positions
+    first_slots[: num_members + 1] = plan.first_slots
+    first_slots[num_members + 1 : capacity.members + 1] = plan.num_slots
+    return packed

@@ -54,6 +54,8 @@ def shared_prefixes(
     """Yields all shared prefixes, whose lengths are multiples of `split_tokens`."""
     candidates = np.flatnonzero((ranges.starts >= split_tokens) & (ranges.num_queries > 0))
     firsts = tables[ranges.batch_slots[candidates], 0]
+    if len(set(firsts.tolist())) == len(firsts):  # faster than to sort, where nothing is shared
+        return
     found, counts = np.unique(firsts, return_counts=True)
     for first in found[counts > 1]:
         members = candidates[firsts == first]

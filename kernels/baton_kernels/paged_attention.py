@@ -60,9 +60,10 @@ def plan_attention(
         shared: shared prefixes of sequences with few tokens each; not with a window.
     """
     is_few = ranges.num_queries <= tiling.decode.num_tokens(group)
+    few, many = (ranges, ranges[:0]) if is_few.all() else (ranges[is_few], ranges[~is_few])
     number = np.cumsum(is_few) - 1  # index of a range among those with few tokens
     splits = plan_splits(
-        ranges[is_few],
+        few,
         tiling.split_tokens,
         tiling.decode.keys,
         tiling.decode.num_tokens(group),
@@ -70,7 +71,7 @@ def plan_attention(
         [SharedPrefix(number[prefix.members], prefix.num_tokens) for prefix in shared],
         tiling.shared.num_tokens(group),
     )
-    return AttentionPlan(splits, plan_tiles(ranges[~is_few], tiling.prefill.num_tokens(group)))
+    return AttentionPlan(splits, plan_tiles(many, tiling.prefill.num_tokens(group)))
 
 
 def paged_attention(
