@@ -27,16 +27,10 @@ from tests.support.engine.paged_attention import (
 )
 from tests.support.kernels.pending_prefix import check_pending_prefix
 
+pytestmark = pytest.mark.system  # a C compiler
+
 PLAIN = LayerAttention(SCALE, MaskRule())
 DIMS = st.sampled_from([1, 5, 8, 16, 24, 32, 40, 64])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    try:
-        library.load()
-    except library.NoLibraryError as error:
-        pytest.skip(str(error))
 
 
 @given(

@@ -1,16 +1,13 @@
 """C library of the CPU kernels: built once per host and compiler, or refused with the reason."""
 
 import ctypes
-import shutil
 
 import pytest
 
 from baton_kernels.cpu import library
 
-needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
-
-@needs_gcc
+@pytest.mark.system
 def test_library_is_built_once(tmp_path):
     path = library.build(tmp_path / "new")
     built_at = path.stat().st_mtime_ns
@@ -19,7 +16,7 @@ def test_library_is_built_once(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == [path.name], "scratch files were left"
 
 
-@needs_gcc
+@pytest.mark.system
 def test_library_uses_threads_of_torch(tmp_path):
     """With an OpenMP of its own, two sets of threads would compete for the same cores."""
     path = library.build(tmp_path)
