@@ -86,7 +86,7 @@ async def _compare(
     latencies: dict[str, list[float]] = {form: [] for form in workers}
     async with AsyncStubs(workers) as stubs:
         for i in range(repeats + 1):
-            expected = through_engine(engine)
+            expected = await asyncio.to_thread(through_engine, engine)
             for form, stub in stubs.items():
                 found = await _through_worker(stub)
                 assert found.token_ids == expected.token_ids, "served tokens differ"

@@ -1,0 +1,58 @@
+"""Workers with their engines in processes of their own: the death of either is noticed."""
+
+import asyncio
+import re
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client.client import AsyncClient
+from baton.sampling import SamplingParams
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.waiting import until_observed
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(num_decode=2, worker_flags={"engine_process": "yes"}) as running:
+        yield running
+
+
+def engine_of(cluster: LocalCluster, name: str) -> psutil.Process:
+    (child,) = psutil.Process(cluster.process(name).pid).children()
+    return child
+
+
+async def test_requests_survive_the_death_of_an_engine(cluster):
+    prompts = [prompt_of(40, seed=i) for i in range(4)]
+    async with AsyncClient(cluster.address) as client:
+        expected = [await client.generate(p, LONG).token_ids() for p in prompts]
+        generations = [client.generate(p, LONG) for p in prompts]
+        for generation in generations:
+            await anext(generation)
+            await anext(generation)
+        engine_of(cluster, "decode-0").kill()
+        found = [await generation.token_ids() for generation in generations]
+        assert found == expected
+        decode = cluster.process("decode-0")
+        await until_observed(lambda: not decode.is_running, within=20.0)
+        assert re.search(
+            r"decode: the engine failed: its process \d+ was killed by SIGKILL", decode.log_tail()
+        )
+        await asyncio.to_thread(cluster.restart, "decode-0")
+        await until_nothing_is_held(cluster)
+
+
+async def test_engine_ends_with_its_worker_however_that_ends(cluster):
+    for name, signum in (("decode-0", signal.SIGKILL), ("decode-1", signal.SIGTERM)):
+        engine = engine_of(cluster, name)
+        cluster.process(name).signal(signum)
+        await until_observed(lambda one=engine: not one.is_running(), within=20.0)
