@@ -147,7 +147,10 @@ def test_report_codec_keeps_type_and_fields_of_errors(error):
         assert vars(found) == vars(error)
 
 
-@pytest.mark.parametrize("kind", BatonError.__subclasses__())
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in BatonError.__subclasses__() if kind.__module__ == BatonError.__module__],
+)
 def test_report_codec_knows_every_error(kind):
     arguments = ("field", "problem") if kind is InvalidArgumentError else ("message",)
     refused = decode_report(encode_report(reports.Refused("a", kind(*arguments))))

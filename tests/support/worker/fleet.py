@@ -4,11 +4,9 @@ There is no Redis and no discovery: the order of the workers is the order in whi
 preferred.
 """
 
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any
 
 from baton.client.client import Completion
@@ -88,23 +86,19 @@ class FleetMember:
 
     @contextmanager
     def slowed(self, seconds: float = 0.04) -> Iterator[None]:
-        """Makes its engine rest every few steps, so that the event loop keeps up with it."""
-        engine, is_over = self._worker.engine, threading.Event()
+        """Makes its engine rest before each step, so that the event loop keeps up with it."""
+        engine = self._worker.engine.core.engine  # type: ignore[attr-defined]
+        planned = engine.on_planned
 
-        def slow_down() -> None:
-            while not is_over.is_set():
-                engine.submit(partial(time.sleep, seconds))
-                before, deadline = engine.num_steps, time.monotonic() + 3 * seconds
-                while engine.num_steps == before and time.monotonic() < deadline:
-                    time.sleep(0.001)
+        def rest() -> None:
+            planned()
+            time.sleep(seconds)
 
-        thread = threading.Thread(target=slow_down)
-        thread.start()
+        engine.on_planned = rest
         try:
             yield
         finally:
-            is_over.set()
-            thread.join()
+            engine.on_planned = planned
 
     async def kill(self) -> None:
         """Ends all its calls and closes its port at once, as the death of a process does."""
