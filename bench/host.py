@@ -192,7 +192,7 @@ class Load:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        return self._engine.steps_ahead.num_ahead, self._engine.work_done.num_steps
+        return self._engine.stats().num_steps_ahead, self._engine.work_done.num_steps
 
     def _step(self) -> float:
         """Returns the seconds that one step took."""

@@ -9,6 +9,7 @@ their own (`baton.engine.async_engine`).
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -36,7 +37,6 @@ from baton.engine.messages import (
     SequenceUpdate,
     StepOutput,
 )
-from baton.engine.metering.ahead_meter import AheadMeter, StepsAhead
 from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.plugins import drafter_named
@@ -82,6 +82,7 @@ class Engine:
     Attributes:
         facts: the properties of it that never change.
         on_planned: called after a step is planned and before it is computed.
+        num_waits: steps behind which none was launched ahead, by reason.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Engine:
         configured = config.async_scheduling
         self._is_async = stream.is_asynchronous if configured is None else configured
         self._ahead: tuple[StepPlan, Launched] | None = None
-        self._ahead_meter = AheadMeter()
+        self.num_waits: Counter[NotAhead] = Counter()
         self._has_failed = False
 
     @classmethod
@@ -476,8 +477,8 @@ class Engine:
         if not self._is_async:
             return None
         ahead = self._plan_ahead(plan)
-        self._ahead_meter.note(ahead if isinstance(ahead, NotAhead) else None)
         if isinstance(ahead, NotAhead):
+            self.num_waits[ahead] += 1
             return None
         self.on_planned()
         return ahead, self._runner.launch(ahead, launched)
@@ -529,12 +530,6 @@ class Engine:
     def time_spent(self) -> TimeSpent:
         """Seconds of all steps since the start, by phase. From any thread."""
         return self._clock.spent
-
-    @property
-    def steps_ahead(self) -> StepsAhead:
-        """Steps launched before the tokens of the one before were known, since the start, and those
-        that had to wait for them, by reason. From any thread."""
-        return self._ahead_meter.done
 
     @property
     def num_late_compilations(self) -> int:
