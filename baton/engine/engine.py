@@ -82,7 +82,7 @@ class Engine:
     Attributes:
         facts: the properties of it that never change.
         on_planned: called after a step is planned and before it is computed.
-        num_waits: steps behind which none was launched ahead, by reason.
+        num_waits: steps after which none was launched ahead, by reason.
     """
 
     def __init__(
@@ -485,7 +485,7 @@ class Engine:
 
     def _plan_ahead(self, plan: StepPlan) -> StepPlan | NotAhead:
         if self._has_failed:
-            return NotAhead.FAILURE  # a step behind one without a result has none
+            return NotAhead.FAILURE  # a step after one without a result has none
         if any(map(self._is_suspendable, self._leaving)):
             return NotAhead.SUSPENSION  # `_suspend` needs a moment without a step launched ahead
         return self._runner.why_not_ahead(plan) or self._scheduler.schedule_ahead(plan)

@@ -234,13 +234,13 @@ class ModelRunner:
         ragged = RaggedBatch.of_decodes(batch_slots, starts, self._batch_slots.block_tables)
         num_unknown = len(plan.previous_rows)
         given = self._given(batch_slots[num_unknown:], starts[num_unknown:])
-        token_ids = self._behind(plan, previous, given)
+        token_ids = self._tokens_of(plan, previous, given)
         return self._graphs.run(token_ids, self._upload(starts), ragged)
 
     def _forward(
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
     ) -> torch.Tensor:
-        token_ids = self._behind(plan, previous, inputs.token_ids)
+        token_ids = self._tokens_of(plan, previous, inputs.token_ids)
         return self._model.forward(token_ids, inputs.positions, inputs.batch, inputs.logit_rows)
 
     def inputs(self, plan: StepPlan) -> ModelInputs:
@@ -277,7 +277,7 @@ class ModelRunner:
         """Returns the token ids that the batch slots have at these positions."""
         return self._upload(self._batch_slots.token_ids[batch_slots, positions].astype(np.int64))
 
-    def _behind(
+    def _tokens_of(
         self, plan: StepPlan, previous: Launched | None, given: torch.Tensor
     ) -> torch.Tensor:
         """Returns a step's tokens: those that the step before has chosen, and those `given`."""

@@ -27,7 +27,7 @@ class InPlaceBatch:
         self.token_slots, self.positions = ragged.places()
         self._starts, self._num_queries = ragged.starts, ragged.num_queries
         width = int(self.positions.max(initial=0)) // block_size + 1
-        # Copies, since the scheduler changes the block tables behind a launch.
+        # Copies, since the scheduler changes the block tables after a launch.
         self._tables = [
             np.ascontiguousarray(table[ragged.batch_slots, :width], np.int32)
             for table in ragged.block_tables

@@ -109,7 +109,7 @@ class _Prefix:
         num_blocks = prefix.num_tokens // block_size
         self.rows = upload(prefix.members)
         self.num_keys = prefix.num_tokens
-        # A copy of the row, as the scheduler changes the block tables behind a launch.
+        # A copy of the row, as the scheduler changes the block tables after a launch.
         slot = ragged.batch_slots[prefix.members[:1]]
         self.blocks = BlockPlaces(upload(table[slot, :num_blocks]))
 
@@ -151,7 +151,7 @@ class _CacheGroupBatch:
         self.cascade: _Cascade | None = None
         if offsets.device.type == "cpu":
             self.cascade = _cascade(ragged, table, indices, layout, upload)
-        # Made at once: the scheduler changes the block tables behind a launch.
+        # Made at once: the scheduler changes the block tables after a launch.
         self.groups = list(_groups(ragged, table, indices, layout, upload))
 
 
