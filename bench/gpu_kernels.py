@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.triton_attention import TritonAttention, TritonBatch
-from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.cache.kv_layout import KvShape, plan_groups
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton_kernels.block_copy import copy_blocks
 from bench.gpu_timing import Case, copy_bandwidth, rate
 from bench.report import Row, interleaved

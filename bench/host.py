@@ -20,7 +20,8 @@ from baton.engine.attention.interface import Attention
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.backend import Backend, TorchBackend
-from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.cache.kv_layout import KvShape, plan_groups
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.config import EngineConfig
 from baton.engine.device_stream import HostStream
 from baton.engine.engine import Engine

@@ -14,7 +14,8 @@ from typing import NoReturn, Protocol, Self, cast
 import torch
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.cache.kv_layout import KvLayout
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core import commands, reports
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.reports import Answer, Report

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.messages import ModelInfo
 
 

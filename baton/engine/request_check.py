@@ -5,7 +5,7 @@ Any process that has the facts may check. Knows nothing of what the engine holds
 
 from typing import TYPE_CHECKING
 
-from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.facts import EngineFacts
 from baton.engine.memory.pool_size import peak_blocks
 from baton.engine.messages import EngineRequest

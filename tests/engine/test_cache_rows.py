@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 
 from baton.engine.attention.cache_rows import BlockPlaces, LayerRows, TokenPlaces
-from baton.engine.cache.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.cache.kv_layout import KvShape, plan_layout
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.kv_scales import FP8
 
 CPU = torch.device("cpu")

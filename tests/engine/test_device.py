@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda._utils import _get_device_index
 
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.cache.kv_layout import KvLayout
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.engine_thread import EngineThread
 from baton.engine.device import resolve_device, use_device
 from baton.engine.models.loader import resolve_dtype

@@ -8,7 +8,8 @@ import torch
 
 from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.attention.torch_attention import TorchAttention
-from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.cache.kv_layout import KvShape, plan_groups
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool

@@ -14,7 +14,8 @@ from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
 from baton.engine.backend import TorchBackend
-from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
+from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import FP8
 from baton_kernels.cpu import library
 from tests.support.engine.paged_attention import (

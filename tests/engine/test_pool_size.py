@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from baton.engine.cache.kv_pool import KvShape, plan_layout
+from baton.engine.cache.kv_layout import KvShape, plan_layout
 from baton.engine.config import EngineConfig
 from baton.engine.memory.pool_size import (
     GpuMemory,

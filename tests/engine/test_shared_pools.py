@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from baton.engine.cache import block_copy
 from baton.engine.cache.block_copy import as_rows, copy_rows, runs
-from baton.engine.cache.kv_pool import KvLayout, KvPool, KvShape, plan_layout, pool_bytes
+from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import SharedMemory, map_readonly
 
 CPU = torch.device("cpu")

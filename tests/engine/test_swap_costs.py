@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.cache.kv_layout import KvShape, plan_groups
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.swap_costs import CostMeter
 from baton.engine.scheduler.sequences.config import PreemptionCosts
 

@@ -25,7 +25,8 @@ from baton.cluster.events import (
     encode_sequence,
 )
 from baton.cluster.registry import WorkerRecord
-from baton.engine.cache.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.cache.kv_layout import KvShape, plan_layout
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import BatonError

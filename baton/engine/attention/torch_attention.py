@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from baton.engine.attention.cache_rows import BlockPlaces, LayerRows, TokenPlaces
 from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.cache.kv_pool import KvCache, KvLayout
+from baton.engine.cache.kv_layout import KvLayout
+from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_plan import Ranges, SharedPrefix

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.cache.kv_pool import KvCache, LayerPlace
+from baton.engine.cache.kv_layout import LayerPlace
+from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_inputs import PagedKv, ScoreRule

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from baton.engine.backend import Backend
-from baton.engine.cache.kv_pool import KvCache, pool_bytes, share_memory
+from baton.engine.cache.kv_layout import pool_bytes, share_memory
+from baton.engine.cache.kv_pool import KvCache
 from baton.engine.config import EngineConfig
 from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.memory.gpu_lock import gpu_lock

@@ -6,14 +6,8 @@ from typing import Self
 
 import torch
 
-from baton.engine.cache.kv_pool import (
-    KvCache,
-    KvLayout,
-    KvPool,
-    LayerPlace,
-    plan_groups,
-    pool_bytes,
-)
+from baton.engine.cache.kv_layout import KvLayout, LayerPlace, plan_groups, pool_bytes
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import KvScales
 from baton.engine.cache.shared_memory import SharedMemory
 from baton.engine.models.transformers_model import ProbedLayer

@@ -5,7 +5,7 @@ Knows nothing of tensors beyond their sizes; the caller measures the memory of a
 
 from dataclasses import dataclass
 
-from baton.engine.cache.kv_pool import KvLayout, share_memory
+from baton.engine.cache.kv_layout import KvLayout, share_memory
 from baton.engine.config import EngineConfig
 from baton.errors import InvalidArgumentError
 

@@ -15,7 +15,7 @@ import torch
 
 from baton.engine.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.attention.mask_rule import MaskRule, recognise
-from baton.engine.cache.kv_pool import KvShape
+from baton.engine.cache.kv_layout import KvShape
 from baton.engine.device import is_out_of_memory
 from baton.engine.models.hf import (
     AttentionInterface,

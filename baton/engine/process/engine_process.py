@@ -7,7 +7,8 @@ import logging
 import torch
 
 from baton.engine.assembly import LoadProgress, OnLoadedBytes
-from baton.engine.cache.kv_pool import KvPool, pool_bytes
+from baton.engine.cache.kv_layout import pool_bytes
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import SharedMemory
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import Command

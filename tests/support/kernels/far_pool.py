@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache.kv_pool import KvLayout, KvPool, KvShape, plan_layout
+from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout
+from baton.engine.cache.kv_pool import KvPool
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, offer
 

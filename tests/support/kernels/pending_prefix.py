@@ -7,7 +7,8 @@ import torch
 
 from baton.engine.attention.interface import Attention, LayerAttention, RaggedBatch
 from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.cache.kv_layout import KvShape, plan_groups
+from baton.engine.cache.kv_pool import KvCache, KvPool
 
 SHAPE = KvShape(2, 64, 64)
 NUM_HEADS = 4

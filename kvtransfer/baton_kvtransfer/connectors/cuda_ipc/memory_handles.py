@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
+from baton.engine.cache.kv_layout import KvLayout, pool_bytes
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.cache.kv_layout import KvLayout
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
 

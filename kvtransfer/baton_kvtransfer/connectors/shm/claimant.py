@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from baton.engine.cache.block_copy import Rows, as_rows
-from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
+from baton.engine.cache.kv_layout import KvLayout, pool_bytes
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import map_readonly
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.errors import UnavailableError
