@@ -2,8 +2,10 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import hypothesis.strategies as st
 import numpy as np
@@ -74,7 +76,7 @@ def ragged_batch(step: list[tuple[int, int, int]], table: np.ndarray) -> RaggedB
 
 
 class Tables:
-    """Block tables as the engine keeps them: blocks in no order, none behind a window, and a block
+    """Block tables as the engine keeps them: blocks in no order, none before a window, and a block
     that is not yet full was cleared when its first tokens came."""
 
     def __init__(
@@ -128,56 +130,68 @@ def check(
         scales: of an fp8 cache; what it holds is what the reference attends over.
     """
     generator = torch.Generator().manual_seed(seed)
-    totals: dict[int, int] = {}
-    for step in steps:
-        for sequence, count in step:
-            totals[sequence] = totals.get(sequence, 0) + count
-
-    def rand(length: int, num: int, dim: int) -> torch.Tensor:
-        return torch.randn(length, num, dim, generator=generator).to(dtype)
-
-    tensors = {
-        sequence: (
-            rand(length, heads.num_heads, heads.key_dim),
-            rand(length, heads.num_kv_heads, heads.key_dim),
-            rand(length, heads.num_kv_heads, heads.value_dim),
-        )
-        for sequence, length in totals.items()
-    }
+    totals: Counter[int] = Counter()
+    for sequence, count in chain(*steps):
+        totals[sequence] += count
+    tensors = {s: _drawn(heads, length, dtype, generator) for s, length in totals.items()}
     expected = {s: dense(layer, *seen(scales, *tensors[s])) for s in totals}
     # Blocks in no order, one more than needed, and old content everywhere.
     num_blocks = sum(-(-length // block_size) + 1 for length in totals.values()) + 1
     cache_dtype = dtype if scales is None else FP8
     layout = plan_layout([*layers_before, heads.shape], cache_dtype, block_size, layer.rule.window)
     pool = KvPool(layout, num_blocks, CPU)
-    for cache in pool.layers:
-        for blocks in (cache.keys[1:], cache.values[1:]):
-            blocks.copy_(old_content * torch.randn(blocks.shape, generator=generator))
+    for blocks in _contents(pool):
+        blocks[1:] = old_content * torch.randn(blocks[1:].shape, generator=generator)
     tables = Tables(totals, pool, has_lookahead=math.isfinite(old_content), seed=seed)
     of_layers = None if scales is None else [scales]
     paged = attention_of(KvCache([pool], [], [LayerPlace(0, len(layers_before))], of_layers))
     done = dict.fromkeys(totals, 0)
     for step in steps:
-        spans, parts, ranges = [], [], []
-        for sequence, count in step:
-            start, end = done[sequence], done[sequence] + count
-            tables.grow(sequence, start, end)
-            spans.append((tables.slot_of[sequence], start, count))
-            parts.append([t[start:end] for t in tensors[sequence]])
-            ranges.append((sequence, start, end))
-            done[sequence] = end
-        table = tables.table.copy()
-        batch = paged.prepare(ragged_batch(spans, table))
-        table.fill(NULL_BLOCK)  # the scheduler changes it before the step is computed
-        query, key, value = (torch.cat(column) for column in zip(*parts, strict=True))
-        out = paged.forward(0, layer, query, key, value, batch)
-        assert out.shape == (len(query), heads.num_heads, heads.value_dim)
+        ranges = [(s, done[s], done[s] + count) for s, count in step]
+        done |= {sequence: end for sequence, _, end in ranges}
+        out = _attend(paged, layer, ranges, tensors, tables)
         wanted = torch.cat([expected[s][start:end] for s, start, end in ranges])
+        assert out.shape == wanted.shape
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
-    for cache in pool.layers:
-        for blocks in (cache.keys, cache.values):
-            assert not blocks[NULL_BLOCK].float().any(), "the null block was written"
+    for blocks in _contents(pool):
+        assert not blocks[NULL_BLOCK].float().any(), "the null block was written"
+
+
+def _drawn(
+    heads: Heads, length: int, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns random queries, K and V of one sequence."""
+    shapes = (
+        (length, heads.num_heads, heads.key_dim),
+        (length, heads.num_kv_heads, heads.key_dim),
+        (length, heads.num_kv_heads, heads.value_dim),
+    )
+    query, key, value = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return query, key, value
+
+
+def _contents(pool: KvPool) -> list[torch.Tensor]:
+    return [blocks for layer in pool.layers for blocks in (layer.keys, layer.values)]
+
+
+def _attend(
+    paged: Attention,
+    layer: LayerAttention,
+    ranges: list[tuple[int, int, int]],
+    tensors: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+    tables: Tables,
+) -> torch.Tensor:
+    """Attends one step of ranges (sequence, start, end)."""
+    for sequence_range in ranges:
+        tables.grow(*sequence_range)
+    spans = [(tables.slot_of[s], start, end - start) for s, start, end in ranges]
+    parts = [[tensor[start:end] for tensor in tensors[s]] for s, start, end in ranges]
+    table = tables.table.copy()
+    batch = paged.prepare(ragged_batch(spans, table))
+    table.fill(NULL_BLOCK)  # the scheduler changes it before the step is computed
+    query, key, value = (torch.cat(column) for column in zip(*parts, strict=True))
+    return paged.forward(0, layer, query, key, value, batch)
 
 
 def seen(
