@@ -7,7 +7,6 @@ import torch
 
 from baton.engine.process.engine_child import EngineChild, fork_engine
 from baton.errors import InvalidArgumentError
-from baton.worker.memory import bound_primitive_caches, keep_freed_memory
 from baton.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -24,9 +23,6 @@ def child_for(settings: WorkerSettings) -> EngineChild | None:
     if problem:
         logger.info("the engine steps in a thread: %s", problem)
         return None
-    # Of this process, and so of its fork.
-    keep_freed_memory()
-    bound_primitive_caches()
     return fork_engine()
 
 

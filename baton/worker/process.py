@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 
 from baton.cluster.registry import Role
@@ -10,12 +11,18 @@ from baton.serving import process
 from baton.v1 import admin_pb2_grpc
 from baton.worker.admin import WorkerAdmin
 from baton.worker.engine_process import child_for
+from baton.worker.memory import bound_primitive_caches, keep_freed_memory
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.roles import roles, settings_class
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+# The engine's thread needs the interpreter some hundred times a step. At Python's 5 ms it would
+# stall whenever another thread has it, such as one that sends a step's tokens; shorter still costs
+# more than it gains.
+SWITCH_INTERVAL = 0.0005
 
 
 def assemble(role: Role, settings: WorkerSettings, child: EngineChild | None = None) -> Worker:
@@ -35,6 +42,10 @@ def main(role: Role, arguments: Sequence[str], program: str) -> None:
 
     def prepare(settings: WorkerSettings) -> None:
         nonlocal child
+        # A child for the engine inherits all of it.
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        keep_freed_memory()
+        bound_primitive_caches()
         child = child_for(settings)
 
     async def serve(settings: WorkerSettings) -> None:

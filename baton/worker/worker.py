@@ -8,7 +8,6 @@ available once `engine` no longer raises.
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import NoReturn, TypeVar, cast
@@ -40,7 +39,6 @@ from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton.version import version
 from baton.worker.layout_wire import serialize_layouts
-from baton.worker.memory import bound_primitive_caches, keep_freed_memory
 from baton.worker.pairing import Pairing
 from baton.worker.settings import WorkerSettings
 
@@ -48,9 +46,6 @@ logger = logging.getLogger(__name__)
 
 _Component = TypeVar("_Component")
 
-# The engine's thread needs the interpreter some hundred times a step. At Python's 5 ms it would
-# stall whenever the event loop sends a step's tokens; shorter still costs more than it gains.
-SWITCH_INTERVAL = 0.0005
 # Seconds after which the channel to a worker closes that no blocks were fetched from.
 _CHANNEL_IDLE_SECONDS = 600.0
 
@@ -279,9 +274,6 @@ class Worker:
 
     async def run(self) -> None:
         """Serves until a signal, drains and stops. Raises what prevented it from serving."""
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        keep_freed_memory()
-        bound_primitive_caches()
         async with AsyncExitStack() as stack:
             await self.listen(stack)
             self.server.on_drain(self.drain)
