@@ -103,6 +103,7 @@ _DECODE_FP8: Final = {
     256: Tiling(16, 32, 4, 5),
 }
 _PREFILL_FP8: Final = {**_PREFILL, 256: Tiling(64, 32, 8, 5)}
+_PREFILL_FP8_WARP_MMA: Final = {**_PREFILL_WARP_MMA, 256: Tiling(64, 32, 8, 3)}
 _UNIFORM_FP8: Final = {**_UNIFORM, 256: Tiling(32, 32, 8, 5)}
 # Without matrix instructions; float32 is for checking models.
 _FLOAT32: Final = {
@@ -144,7 +145,7 @@ def choose_tiling(
     decode = (_DECODE_FP8 if is_fp8 else _DECODE)[dim]
     prefill = (_PREFILL_FP8 if is_fp8 else _PREFILL)[dim]
     if not gpu.accumulates_in_groups:
-        prefill = _PREFILL_WARP_MMA[dim]
+        prefill = (_PREFILL_FP8_WARP_MMA if is_fp8 else _PREFILL_WARP_MMA)[dim]
     return AttentionTiling(
         _fitting(decode, dim, dtype, cache_dtype, gpu),
         uniform,
