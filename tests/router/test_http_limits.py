@@ -134,8 +134,8 @@ async def test_http_front_times_out_missing_request_head():
 
 async def test_http_front_times_out_dripping_request_head():
     async with front(head_seconds=0.5) as running:
+        began = asyncio.get_running_loop().time()  # the timeout begins with the connection
         client = await running.connect()
-        began = asyncio.get_running_loop().time()
         answer = asyncio.create_task(client.answer())
         for byte in WHOLE[:15]:
             await client.send(bytes([byte]))
