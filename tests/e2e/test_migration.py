@@ -23,7 +23,7 @@ from tests.support.cluster.sampling_modes import CODE, SEEDED, THREE_WAYS, answe
 from tests.support.cluster.scraped import scrape
 from tests.support.cluster.watch import load_of, until_nothing_is_held
 from tests.support.cluster.wide import listed, name_of, restored
-from tests.support.waiting import until_observed
+from tests.support.waiting import until_none_is_left, until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -332,7 +332,7 @@ async def test_router_closes_connections_to_dead_workers(client, pair):
         remote = [c for c in router.net_connections() if c.raddr and c.raddr.port != redis_port]
         counts = Counter(c.raddr.port for c in remote)
         return [
-            f"{c.raddr.port} ({c.status})"
+            f"{c.laddr.port} to {c.raddr.port} ({c.status})"
             for c in remote
             if c.status == psutil.CONN_CLOSE_WAIT or counts[c.raddr.port] > 1
         ]
@@ -342,7 +342,7 @@ async def test_router_closes_connections_to_dead_workers(client, pair):
     assert seen.token_ids == undisturbed
     restored(pair)
     await until_nothing_is_held(pair)
-    await until_observed(lambda: not in_excess(), within=30.0, what="that all are closed")
+    await until_none_is_left(in_excess, within=30.0, what="connections")
 
 
 @pytest.mark.slow

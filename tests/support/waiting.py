@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def wait_until(
@@ -34,6 +34,17 @@ async def until(
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {within} s"
         await asyncio.sleep(0.002)
+
+
+async def until_none_is_left(
+    found: Callable[[], Collection[str]], within: float = 10.0, what: str = "things"
+) -> None:
+    """Waits until `found()`, which may block, is empty; fails after `within` seconds with what it
+    is then."""
+    deadline = time.monotonic() + within
+    while left := await asyncio.to_thread(found):
+        assert time.monotonic() < deadline, f"{what} left after {within} s: {', '.join(left)}"
+        await asyncio.sleep(0.01)
 
 
 async def settled() -> None:
