@@ -158,6 +158,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
     groups = list(map(_cache_group, cache.pools, hosts))
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=config.tokens_per_step(loaded.device.type),
+        max_num_tokens_with_decodes=config.tokens_with_decodes(loaded.device.type),
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
         max_model_len=info.max_model_len,

@@ -63,8 +63,15 @@ class EngineConfig:
     max_num_seqs: int = _setting(64, "Maximum sequences that run at once.", ge=1)
     max_num_batched_tokens: int | None = _setting(
         None,
-        "Maximum tokens of one step; longer prompts are computed in chunks. Unset: 128 on a CPU, "
+        "Maximum tokens of one step; longer prompts are computed in chunks. Unset: 512 on a CPU, "
         "2048 on a GPU.",
+        ge=1,
+    )
+    max_num_tokens_with_decodes: int | None = _setting(
+        None,
+        "Maximum tokens of a step in which sequences decode, so that long prompts delay their "
+        "tokens less. Unset: max_num_batched_tokens if that is set, else 128 on a CPU, 2048 on a "
+        "GPU.",
         ge=1,
     )
     prefix_caching: bool = _setting(True, "Reuse the KV blocks of equal prefixes.")
@@ -165,19 +172,35 @@ class EngineConfig:
             raise InvalidArgumentError(
                 "deterministic", "is set, which needs kernels to be triton or auto, not torch"
             )
-        given = self.max_num_batched_tokens
-        if given is not None and given < self.max_num_seqs:
+        for name in ("max_num_batched_tokens", "max_num_tokens_with_decodes"):
+            given = getattr(self, name)
+            if given is not None and given < self.max_num_seqs:
+                raise InvalidArgumentError(
+                    name,
+                    f"is {given}, less than max_num_seqs ({self.max_num_seqs}): every running "
+                    "sequence needs a token of each step",
+                )
+        most, given = self.max_num_batched_tokens, self.max_num_tokens_with_decodes
+        if most is not None and given is not None and given > most:
             raise InvalidArgumentError(
-                "max_num_batched_tokens",
-                f"is {given}, less than max_num_seqs ({self.max_num_seqs}): every running sequence "
-                "needs a token of each step",
+                "max_num_tokens_with_decodes",
+                f"is {given}, more than max_num_batched_tokens ({most})",
             )
 
     def tokens_per_step(self, device_type: str) -> int:
-        """Returns `max_num_batched_tokens`, or a default for the device and `max_num_seqs`."""
+        """Returns `max_num_batched_tokens`, or a default for the device and the other limits."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
-        return max(self.max_num_seqs, 128 if device_type == "cpu" else 2048)
+        least = max(self.max_num_seqs, self.max_num_tokens_with_decodes or 0)
+        return max(least, 512 if device_type == "cpu" else 2048)
+
+    def tokens_with_decodes(self, device_type: str) -> int:
+        """Returns `max_num_tokens_with_decodes`, or its default."""
+        if self.max_num_tokens_with_decodes is not None:
+            return self.max_num_tokens_with_decodes
+        if self.max_num_batched_tokens is not None or device_type != "cpu":
+            return self.tokens_per_step(device_type)
+        return max(self.max_num_seqs, 128)
 
 
 def _check(setting: Field[Any], value: Any) -> None:

@@ -125,8 +125,9 @@ class WorkerSettings(_EngineSettings):
     def engine_config(self) -> EngineConfig:
         """Returns the engine's configuration, with a token in each step for every sequence."""
         given = {each.name: getattr(self, each.name) for each in dataclasses.fields(EngineConfig)}
-        if given["max_num_batched_tokens"] is not None:
-            given["max_num_seqs"] = min(given["max_num_seqs"], given["max_num_batched_tokens"])
+        for limit in (given["max_num_batched_tokens"], given["max_num_tokens_with_decodes"]):
+            if limit is not None:
+                given["max_num_seqs"] = min(given["max_num_seqs"], limit)
         return EngineConfig(**given)
 
     @property

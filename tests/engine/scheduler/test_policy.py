@@ -232,6 +232,18 @@ def test_long_prefill_threshold_leaves_tokens_for_others():
     harness.run()
 
 
+def test_steps_with_decodes_leave_prompts_fewer_tokens():
+    harness = Harness(40, max_num_batched_tokens=16, max_num_tokens_with_decodes=6)
+    harness.add(request("short", [1] * 3, max_tokens=2))
+    harness.step()
+    harness.add(request("long", [2] * 30))
+    harness.step()
+    assert harness.computed == {"short": (3, 4), "long": (0, 5)}
+    harness.step()
+    assert harness.computed == {"long": (5, 21)}
+    harness.run()
+
+
 def test_max_cache_reads_bounds_all_but_a_single_sequence():
     harness = Harness(40, max_cache_reads=20, max_num_batched_tokens=64)
     harness.add(request("a", [1] * 9), request("b", [2] * 9))

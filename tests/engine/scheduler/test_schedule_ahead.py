@@ -56,6 +56,22 @@ def test_schedule_ahead_continues_chunks_and_starts_decodes():
     harness.check_empty()
 
 
+def test_schedule_ahead_of_decode_leaves_prompts_fewer_tokens():
+    harness = Harness(40, max_num_batched_tokens=16, max_num_tokens_with_decodes=6)
+    harness.add(request("short", [1] * 3, max_tokens=9), request("long", [2] * 30, max_tokens=9))
+    plan = harness.schedule()
+    assert spans_of(plan) == [("short", 0, 3), ("long", 0, 13)]
+    result = harness.runner.run(plan)
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert isinstance(ahead, StepPlan)
+    assert ahead.decode_starts.tolist() == [3]
+    assert spans_of(ahead) == [("long", 13, 18)]
+    harness.apply(plan, result)
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
+
+
 def test_schedule_ahead_decodes_no_prefill_only_request():
     harness = Harness(40)
     harness.add(request("p", [1] * 6, max_tokens=9, purpose=Purpose.PREFILL))

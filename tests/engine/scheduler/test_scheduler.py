@@ -39,6 +39,7 @@ configs = st.fixed_dictionaries(
     }
 )
 extra_tokens = st.sampled_from([40, 8, 3, 1, 0])
+extra_with_decodes = st.sampled_from([None, None, 3, 0])
 spare_blocks = st.sampled_from([0, 0, 0, 0, 1, 2, 5, 12])
 windows = st.sampled_from([[None]] * 4 + [[None, 3], [3], [6, 2], [None, 30, 4]])
 host_blocks = st.sampled_from([30, 30, 0, 5])
@@ -54,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         config=configs,
         extra_tokens=extra_tokens,
+        extra_with_decodes=extra_with_decodes,
         spare_blocks=spare_blocks,
         windows=windows,
         host_blocks=host_blocks,
@@ -67,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self,
         config: dict[str, Any],
         extra_tokens: int,
+        extra_with_decodes: int | None,
         spare_blocks: int,
         windows: list[int | None],
         host_blocks: int,
@@ -77,6 +80,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         data: st.DataObject,
     ) -> None:
         chunk = config["max_num_seqs"] + extra_tokens
+        with_decodes = None
+        if extra_with_decodes is not None:
+            with_decodes = config["max_num_seqs"] + min(extra_tokens, extra_with_decodes)
         self.may_speculate = may_speculate
         self.beam_width = width if width <= config["max_num_seqs"] else 0
 
@@ -91,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness = Harness(
             [cache_group(num_blocks(window), window, host_blocks) for window in windows],
             max_num_batched_tokens=chunk,
+            max_num_tokens_with_decodes=with_decodes,
             max_model_len=MAX_PROMPT + MAX_TOKENS,
             encoder_budget=encoder[0],
             encoder_cache_tokens=encoder[1],

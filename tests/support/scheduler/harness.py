@@ -576,6 +576,8 @@ class Harness:
         assert len(batch_slots) == len(set(batch_slots)) <= config.max_num_seqs
         counted = len(plan.decode_slots) + sum(s.end - s.start for s in plan.chunks)
         assert plan.num_tokens == counted <= config.max_num_batched_tokens
+        if len(plan.decode_slots) and config.max_num_tokens_with_decodes is not None:
+            assert counted <= config.max_num_tokens_with_decodes
         assert plan.is_pure_decode == (not plan.chunks)
         decodes = zip(plan.decode_starts, plan.decode_starts + 1, strict=True)
         reads = sum(

@@ -49,8 +49,9 @@ class AheadPlanner:
         reason = self._why_not(running)
         if reason is not None:
             return reason
-        step = self._planner.new_step()
-        batch_slots, starts, step.previous_rows = self._decodes_after(plan, running)
+        batch_slots, starts, previous_rows = self._decodes_after(plan, running)
+        step = self._planner.new_step(bool(len(batch_slots)) or self._planner.is_decoding_any)
+        step.previous_rows = previous_rows
         step.add_decodes(batch_slots, starts, self._batch_slots.sequence_index[batch_slots])
         if min(step.token_budget_left, step.cache_reads_left) < 0:
             return NotAhead.BUDGET

@@ -52,7 +52,7 @@ class Planner:
 
     def fill(self) -> Step:
         """Returns the next step. Acquires slots and blocks, and preempts, as needed."""
-        step = self.new_step()
+        step = self.new_step(self.is_decoding_any)
         self._add_overdue(step)
         match self._policy.decode_order:
             case DecodeOrder.FIRST:
@@ -75,11 +75,14 @@ class Planner:
         self.count_passed_over(step)
         return step
 
-    def new_step(self) -> Step:
-        """Returns an empty step with the budgets of `config`."""
+    def new_step(self, has_decodes: bool) -> Step:
+        """Returns an empty step with the budgets of `config` for one with or without decodes."""
         config = self._config
+        tokens = config.max_num_batched_tokens
+        if has_decodes and config.max_num_tokens_with_decodes is not None:
+            tokens = config.max_num_tokens_with_decodes
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
-        return Step(config.max_num_batched_tokens, reads, self._cache_reads)
+        return Step(tokens, reads, self._cache_reads)
 
     # Sequences passed over for their cache reads.
 
@@ -222,6 +225,11 @@ class Planner:
             return True
         if step.may_use_margin:
             return False
+        return self.is_decoding_any
+
+    @property
+    def is_decoding_any(self) -> bool:
+        """True if the next token of any running sequence can be computed."""
         return bool(self._batch_slots.is_decoding.any()) or any(
             map(_is_level, self._states.special)
         )

@@ -55,6 +55,8 @@ class SchedulerConfig:
 
     Attributes:
         max_num_batched_tokens: tokens computed in one step.
+        max_num_tokens_with_decodes: the same, of a step in which sequences decode. None: no other
+            limit.
         max_num_seqs: sequences that have a batch slot at once.
         max_cache_reads: cache reads of one step, summed over its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
@@ -73,6 +75,7 @@ class SchedulerConfig:
     block_size: int
     max_model_len: int
     vocab_size: int
+    max_num_tokens_with_decodes: int | None = None
     prefix_caching: bool = True
     max_cache_reads: int | None = None
     long_prefill_threshold: int | None = None
