@@ -18,11 +18,17 @@ from tests.support.router.bodies import parsed_body
 BOUNDS = bounds_of(16, max_elements=1000, max_messages=5, max_tools=4)
 HEADERS = {"content-type": "application/json; charset=utf-8"}
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
+
+def json_of(floats: st.SearchStrategy[float]) -> st.SearchStrategy[object]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | floats | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=20,
+    )
+
+
+json_values = json_of(st.floats())
+finite_values = json_of(st.floats(allow_nan=False, allow_infinity=False))
 fields = st.sampled_from([*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__])
 
 
@@ -84,6 +90,9 @@ BEYOND = {
     "keys": (b"{" + b",".join([b'"k":1'] * (MAX_KEYS + 1)) + b"}", "body", "keys"),
     "depth": (b'{"stop":' + b"[" * MAX_DEPTH + b"]}", "body", "64 levels"),
     "elements": (b'{"metadata":[' + b'"",' * 600 + b"1]}", "metadata", "at most 1000"),
+    "invalid UTF-8": (b'{"user":"\xc3\xa4\xff', "body", "UTF-8"),
+    "NaN between strings": (b'{"user":"N","seed":NaN', "body", "has N"),
+    "Infinity in a list": (b'{"a":["I",{"b":1},-Infinity', "body", "I"),
     "elements of several fields": (
         b'{"a":[' + b"[]," * 300 + b'1],"b":[' + b"[]," * 300 + b"1]}",
         "b",
@@ -107,7 +116,7 @@ def test_structure_refuses_body_beyond_bound_by_field(body, field, problem, piec
     assert problem in error.problem
 
 
-@given(json_values, st.integers(1, 50))
+@given(finite_values, st.integers(1, 50))
 def test_structure_counts_as_json_parser_does(content, piece):
     body = json.dumps({"a": content}, ensure_ascii=False).encode()
     structure = Structure(bounds_of(16))

@@ -1,9 +1,11 @@
 """Structure scanner for JSON bodies: counts elements, keys and depth while the bytes arrive.
 
 It makes no object of what it counts, so that a body is refused before it costs memory. It finds
-what a JSON parser would find up to the first error of the syntax, and does not look for errors.
+what a JSON parser would find up to the first error of the syntax, and looks only for two errors:
+invalid UTF-8, and NaN and Infinity, which a parser would find after megabytes.
 """
 
+import codecs
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +37,8 @@ _TOKEN = re.compile(rb'["\[\]{}]')
 _REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING_REST = re.compile(_REST, re.DOTALL)
 _STRING = rb'"' + _REST + rb'"'
+# With an N or I outside of strings, as in NaN and -Infinity.
+_NO_NUMBER = re.compile(rb"-?\w*[NI]\w*")
 # What begins and ends within an open list or object; `_NESTED`: also lists and objects in it.
 _ITEMS = rb'[^"\[\]{}]++|' + _STRING
 _FLAT = re.compile(rb"(?:%b)*+" % _ITEMS, re.DOTALL)
@@ -43,7 +47,7 @@ _INNER = re.compile(rb"[\[{][^\[\]{}]*+[\]}]")
 
 
 class StructureError(InvalidArgumentError):
-    """Body with too many elements. Its client may still be sending it."""
+    """Body with too many elements or one of the errors. Its client may still be sending it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,15 @@ def _without_escapes(data: bytes) -> bytes:
     return data.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in data else data
 
 
+def _check_numbers(data: bytes, begin: int, end: int) -> None:
+    """Raises `StructureError` for NaN and Infinity between strings."""
+    if data.find(b"N", begin, end) >= 0 or data.find(b"I", begin, end) >= 0:
+        found = _NO_NUMBER.search(data, begin, end)
+        assert found is not None, "the pattern does not match its letters"
+        shown = found[0][:_SHOWN_BYTES].decode(errors="replace")
+        raise StructureError("body", f"is not JSON: has {shown}; expected numbers that are finite")
+
+
 class Structure:
     """Structure of one body, of which pieces are fed in order.
 
@@ -121,9 +134,15 @@ class Structure:
         self._expects_key = False
         self._in_string = False
         self._carried = b""  # a backslash, if the piece before ended with it
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, piece: bytes) -> None:
-        """Counts the elements of the next piece. Raises `StructureError` beyond a bound."""
+        """Counts the elements of the next piece. Raises `StructureError` beyond a bound and for
+        the errors that are looked for."""
+        try:
+            self._decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise StructureError("body", "is not valid UTF-8; text must be") from None
         data, self._carried = self._carried + piece, b""
         at = self._skip_string(data, 0) if self._in_string else 0
         if not any(character in data for character in _STRUCTURAL):
@@ -151,6 +170,7 @@ class Structure:
 
     def _count_separators(self, data: bytes, begin: int, end: int) -> None:
         """Counts commas and keys between two strings or brackets."""
+        _check_numbers(data, begin, end)
         self.num_keys += data.count(b":", begin, end)
         self._count_commas(data.count(b",", begin, end))
 
@@ -170,6 +190,7 @@ class Structure:
                 end -= len(between.pop()) + 1
         if end > begin:
             text = b"".join(between[::2])
+            _check_numbers(text, 0, len(text))
             num_commas = text.count(b",")
             num_inner = text.count(b"[") + text.count(b"{")
             num_own_commas = _INNER.sub(b"", text).count(b",") if num_inner else num_commas
