@@ -171,6 +171,6 @@ def test_worker_extra_alone_runs_demo(wheel, bare, run_in):
     assert "a Python file to continue" in done.stdout
     planned = run_in(bare, "baton", "up", "--dry-run")
     assert planned.returncode == 0
-    modules = "httptools, msgspec, starlette and uvicorn"
+    modules = "httptools, starlette and uvicorn"  # msgspec is the worker's, too
     needed = f"it needs {modules}; pip install 'baton-serve[http]'"
     assert planned.stderr == f"baton: no HTTP: {needed}\n"
