@@ -419,6 +419,7 @@ class Engine:
         before it waits for this one's tokens, so that the device is not idle."""
         start = time.perf_counter()
         plan, launched = self._ahead or self._launch()
+        launched.choose()
         self._ahead = self._launch_ahead(plan, launched)
         try:
             with self._clock.sample():
@@ -488,7 +489,7 @@ class Engine:
             return NotAhead.FAILURE  # a step after one without a result has none
         if any(map(self._is_suspendable, self._leaving)):
             return NotAhead.SUSPENSION  # `_suspend` needs a moment without a step launched ahead
-        return self._runner.why_not_ahead(plan) or self._scheduler.schedule_ahead(plan)
+        return self._scheduler.schedule_ahead(plan)
 
     def _is_suspendable(self, request_id: str) -> bool:
         """Returns whether a request runs and the KV of all but its last token is computed."""

@@ -13,14 +13,13 @@ from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.device import is_out_of_memory
 from baton.engine.device_stream import DeviceStream, Launch, stream_of, uploader
-from baton.engine.grammar.masks import GrammarMasks
+from baton.engine.grammar.masks import Allowed, GrammarMasks
 from baton.engine.metering.step_times import StepClock
 from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.pooling import Pooler
 from baton.engine.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import (
-    NotAhead,
     StepPlan,
     StepResult,
     TokenLogprobs,
@@ -76,6 +75,7 @@ class _Computed:
     """Results of a step, all but `token_ids` on their way to the host.
 
     Attributes:
+        logits: `[num_logits, vocab_size]` on the device, if later work chooses tokens of them.
         token_ids: `[num_rows]` on the device, for the step behind; None if the step chooses none.
         has_grammar: whether a grammar restricted any of the tokens.
         beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
@@ -84,6 +84,7 @@ class _Computed:
         failure: why there are no results: the device had too little memory.
     """
 
+    logits: torch.Tensor | None = None
     token_ids: torch.Tensor | None = None
     choice: Choice | None = None
     has_grammar: bool = False
@@ -98,13 +99,25 @@ class StepMemoryError(Exception):
 
 
 class Launched:
-    """Step that is launched on the device, without waiting for its tokens."""
+    """Step that is launched on the device, without waiting for its tokens.
+
+    Of a step whose choice reads earlier tokens on the host, only the forward is, until `choose`.
+    """
 
     def __init__(
-        self, launch: Launch[_Computed], result: Callable[[_Computed], StepResult]
+        self,
+        launch: Launch[_Computed],
+        result: Callable[[_Computed], StepResult],
+        choice: Callable[[Launch[_Computed]], Launch[_Computed]] | None,
     ) -> None:
         self._launch = launch
         self._result = result
+        self._choice = choice
+
+    def choose(self) -> None:
+        """Launches the choice of tokens, once those of the step before are applied. Idempotent."""
+        if self._choice is not None:
+            self._launch, self._choice = self._choice(self._launch), None
 
     @property
     def failure(self) -> str | None:
@@ -113,7 +126,7 @@ class Launched:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """The tokens on the device, `[num_rows]`, for work that is launched behind the step."""
+        """The tokens on the device, `[num_rows]`, for work that is launched behind `choose`."""
         token_ids = self._launch.value.token_ids
         assert token_ids is not None, "a step behind one without tokens"
         return token_ids
@@ -123,6 +136,7 @@ class Launched:
 
         Raises `StepMemoryError`; then the step has no result, nor has one behind it.
         """
+        self.choose()
         return self._result(self._launch.wait())
 
 
@@ -164,12 +178,6 @@ class ModelRunner:
         """Computes a plan and returns its result."""
         return self.launch(plan).fetch()
 
-    def why_not_ahead(self, plan: StepPlan) -> NotAhead | None:
-        """Returns why the next step must wait for this one's tokens; None: it need not."""
-        if self._grammars.applies(plan.sample_slots):
-            return NotAhead.GRAMMAR
-        return NotAhead.HISTORY if self._sampler.needs_history(plan.sample_slots) else None
-
     def launch(self, plan: StepPlan, previous: Launched | None = None) -> Launched:
         """Launches a plan on the device, without waiting for it.
 
@@ -187,8 +195,34 @@ class ModelRunner:
                     inputs = self.inputs(plan)
         except RuntimeError as error:
             failure = _memory_failure(error)
-        launch = self._stream.launch(partial(self._compute, plan, inputs, previous, failure))
-        return Launched(launch, partial(self._result, plan))
+        chooses_later = self._reads_tokens(plan.sample_slots)
+        compute = partial(self._compute, plan, inputs, previous, failure, chooses_later)
+        choice = partial(self._launch_choice, plan) if chooses_later else None
+        return Launched(self._stream.launch(compute), partial(self._result, plan), choice)
+
+    def _reads_tokens(self, batch_slots: Int64Array) -> bool:
+        """Returns whether the choice for any of these slots reads all earlier tokens on the host:
+        because of a grammar, or of a penalty that the device has no history for."""
+        return self._grammars.applies(batch_slots) or self._sampler.needs_history(batch_slots)
+
+    def _launch_choice(self, plan: StepPlan, forward: Launch[_Computed]) -> Launch[_Computed]:
+        slots, lengths = plan.sample_slots, plan.sample_lengths
+        allowed = self._grammars.fill(slots, lengths, self._batch_slots.token_ids)
+        return self._stream.launch(partial(self._choose_of, plan, forward, allowed))
+
+    @torch.inference_mode()
+    def _choose_of(
+        self, plan: StepPlan, forward: Launch[_Computed], allowed: Allowed | None
+    ) -> _Computed:
+        """Chooses the tokens of a step whose forward was launched alone."""
+        computed = forward.value
+        if computed.logits is None:
+            return computed
+        try:
+            with self._clock.sample():
+                return self._choose(plan, computed.logits, allowed)
+        except RuntimeError as error:
+            return _Computed(failure=_memory_failure(error))
 
     @torch.inference_mode()
     def _compute(
@@ -197,6 +231,7 @@ class ModelRunner:
         inputs: ModelInputs | None,
         previous: Launched | None,
         failure: str | None,
+        chooses_later: bool,
     ) -> _Computed:
         """Runs a plan on the device: its work in the order of the stream; of a plan whose inputs
         have a `failure`, what later steps rely on."""
@@ -207,12 +242,16 @@ class ModelRunner:
             if failure is not None or not plan.num_tokens:
                 return _Computed(failure=failure)
         try:
-            return self._generate(plan, inputs, previous)
+            return self._generate(plan, inputs, previous, chooses_later)
         except RuntimeError as error:
             return _Computed(failure=_memory_failure(error))
 
     def _generate(
-        self, plan: StepPlan, inputs: ModelInputs | None, previous: Launched | None
+        self,
+        plan: StepPlan,
+        inputs: ModelInputs | None,
+        previous: Launched | None,
+        chooses_later: bool,
     ) -> _Computed:
         if previous is not None and previous.failure is not None:
             return _Computed(failure=previous.failure)
@@ -221,6 +260,8 @@ class ModelRunner:
             if logits is None:
                 inputs = inputs or self.inputs(plan)
                 logits = self._forward(plan, inputs, previous)
+        if chooses_later:
+            return _Computed(logits=logits)
         with self._clock.sample():
             return self._choose(plan, logits)
 
@@ -310,7 +351,9 @@ class ModelRunner:
         for request_id, encoder_input in plan.encoder.to_compute:
             _with_memory(partial(self._encoder.encode, request_id, encoder_input))
 
-    def _choose(self, plan: StepPlan, logits: torch.Tensor) -> _Computed:
+    def _choose(
+        self, plan: StepPlan, logits: torch.Tensor, allowed: Allowed | None = None
+    ) -> _Computed:
         """Computes what the plan asks of its logits: tokens, beam candidates and prompt scores."""
         if self._pooler is not None:
             return self._pool(self._pooler, plan, logits)
@@ -318,17 +361,19 @@ class ModelRunner:
         first_scored, to_host = num_sampled + num_beams, self._stream.to_host
         computed = _Computed()
         if num_sampled:
-            columns = self._batch_slots.token_ids
-            allowed = self._grammars.fill(plan.sample_slots, plan.sample_lengths, columns)
             choice = self._sampler.choose(
                 logits[:num_sampled],
                 plan.sample_slots,
                 plan.sample_indices,
                 plan.sample_lengths,
-                columns,
+                self._batch_slots.token_ids,
                 allowed,
             )
-            computed = _Computed(choice.token_ids, choice.copied(to_host), allowed is not None)
+            computed = _Computed(
+                token_ids=choice.token_ids,
+                choice=choice.copied(to_host),
+                has_grammar=allowed is not None,
+            )
         if num_beams:
             beams = self._beam_candidates(plan, logits[num_sampled:first_scored])
             computed = replace(computed, beams=tuple(map(to_host, beams)))
@@ -344,7 +389,8 @@ class ModelRunner:
         tokens = torch.zeros(num_sampled, dtype=torch.int64, device=hidden.device)
         parts = pooler.parts(plan.chunks, hidden, num_sampled)
         pooled = (tuple(parts), to_host(torch.stack(list(parts.values())))) if parts else None
-        return _Computed(tokens, Choice(tokens).copied(to_host), pooled=pooled)
+        choice = Choice(tokens).copied(to_host)
+        return _Computed(token_ids=tokens, choice=choice, pooled=pooled)
 
     def _beam_candidates(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[torch.Tensor]:
         token_ids, scores = self._sampler.beam_candidates(

@@ -14,6 +14,8 @@ from baton.engine.scheduler.scheduling.progress import (
 def updates_of(progress: StepProgress, result: StepResult) -> list[SequenceUpdate]:
     """Returns an update per token, or one without a token for a sequence that chose none yet."""
     updates = _decoded(progress.decoded)
+    for i, failure in progress.decoded.failures.items():
+        updates[i].failure = failure
     if result.logprobs is not None:
         _add_logprobs(updates, progress.decoded, result)
     for item in progress.others:

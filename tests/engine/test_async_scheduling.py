@@ -1,6 +1,7 @@
 """Steps that are launched before the tokens of the step before them are known change nothing."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ KINDS = {
         max_tokens=40, temperature=1.5, seed=1, stop_token_ids=(*range(40),)
     ),
     "short": SamplingParams(max_tokens=2, ignore_eos=True),
+    "penalised": SamplingParams(
+        max_tokens=14, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.5
+    ),
 }
 
 
@@ -189,22 +193,28 @@ def test_suspend_before_last_token_spares_the_next_of_that_id(checkpoints, num_s
     assert_idle(engine.engine)
 
 
-@pytest.mark.parametrize(
-    ("params", "reason"),
-    [
-        (SamplingParams(max_tokens=9, repetition_penalty=1.3), NotAhead.HISTORY),
-        (SamplingParams(max_tokens=9, frequency_penalty=0.5), NotAhead.HISTORY),
-        (SamplingParams(max_tokens=9, bad_token_ids=((3, 4),)), NotAhead.HISTORY),
-        (SamplingParams(max_tokens=9, beam_width=2), NotAhead.BEAMS),
-    ],
-)
-def test_async_scheduling_waits_where_tokens_are_needed(checkpoints, params, reason):
+def test_async_scheduling_waits_for_tokens_of_beams(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True)
-    engine.add_request(request("a", random_prompt(9), params))
+    engine.add_request(request("a", random_prompt(9), SamplingParams(max_tokens=9, beam_width=2)))
     drain(engine)
     assert engine.num_behind == 0
-    assert engine.num_waits.keys() - {NotAhead.NOTHING} == {reason}
+    assert engine.num_waits.keys() - {NotAhead.NOTHING} == {NotAhead.BEAMS}
     assert engine.stats().num_steps_ahead == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"repetition_penalty": 1.3}, {"frequency_penalty": 0.5}, {"bad_token_ids": ((3, 4),)}],
+)
+def test_steps_ahead_choose_after_earlier_tokens_are_applied(checkpoints, changes):
+    params = replace(KINDS["greedy"], **changes)
+    waiting, engine = (
+        counting(checkpoints["llama"], async_scheduling=way) for way in (False, True)
+    )
+    for each in (waiting, engine):
+        each.add_request(request("a", random_prompt(9), params))
+    assert output_of(drain(engine)["a"]) == output_of(drain(waiting)["a"])
+    assert engine.stats().num_steps_ahead == engine.work_done.num_steps - 1
 
 
 def test_steps_are_launched_ahead_amid_arrivals_and_endings(checkpoints):

@@ -12,6 +12,7 @@ import torch
 
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.plan import NotAhead
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
 from baton.errors import InvalidArgumentError
@@ -193,6 +194,18 @@ def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, 
     if "preemption" in WAYS[way]:
         assert stats.num_preemptions > 0
     assert (stats.num_swaps > 0) == (way == "swapped")
+    assert_idle(engine)
+
+
+def test_constrained_requests_are_launched_ahead(checkpoints, expected):
+    engine = load(checkpoints["tiny"], **ROOM, async_scheduling=True)
+    prompts = prompts_of(engine)
+    for key, prompt in prompts.items():
+        engine.add_request(request(key, prompt, params_of(key)))
+    updates = drain(engine)
+    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+    assert engine.num_waits.keys() <= {NotAhead.NOTHING}
+    assert engine.stats().num_steps_ahead >= engine.work_done.num_steps - 2
     assert_idle(engine)
 
 

@@ -10,6 +10,8 @@ from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton.engine.scheduler.sequences.sequence import Request
 
 Mask = npt.NDArray[np.int32]
+Allowed = tuple[Int64Array, Mask]
+"""Rows with a grammar, and the bitmask of the tokens that it allows for each."""
 
 
 class State(Protocol):
@@ -58,7 +60,7 @@ class GrammarMasks:
 
     def fill(
         self, batch_slots: Int64Array, lengths: Int64Array, token_ids: TokenArray
-    ) -> tuple[Int64Array, Mask] | None:
+    ) -> Allowed | None:
         """Returns the rows with a grammar and their bitmasks; None if no row has one.
 
         Args:

@@ -34,6 +34,19 @@ def test_schedule_ahead_changes_no_output(groups, budget):
     harness.check_empty()
 
 
+def test_schedule_ahead_decodes_sequences_with_grammars():
+    harness = Harness(60)
+    names = [f"{i}" for i in range(6)]
+    harness.add(*(request(n, [int(n)] * 5, max_tokens=20, grammar=FakeGrammar(9)) for n in names))
+    num_steps, num_ahead = 0, 0
+    while harness.scheduler.has_work:
+        num_steps += 1
+        num_ahead += harness.step_ahead() is not None
+    assert not harness.live
+    assert num_ahead >= num_steps - 1 > 4
+    harness.check_empty()
+
+
 def test_schedule_ahead_continues_chunks_and_starts_decodes():
     harness = Harness(40, max_num_batched_tokens=8)
     harness.add(request("short", [1] * 3, max_tokens=9), request("long", [2] * 14, max_tokens=9))
@@ -112,7 +125,6 @@ def test_schedule_ahead_skips_a_prompt_without_a_free_block():
     ("other", "reason"),
     [
         (request("other", [3] * 6, temperature=1.0, n=2), NotAhead.FORK),
-        (request("other", [3] * 6, grammar=FakeGrammar(5)), NotAhead.GRAMMAR),
         (request("other", [3] * 6, beam_width=2), NotAhead.BEAMS),
         (request("other", [3] * 6, speculates=True), NotAhead.SPECULATION),
     ],

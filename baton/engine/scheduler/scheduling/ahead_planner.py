@@ -145,9 +145,8 @@ def _why_not_after(chunk: ScheduledRange) -> NotAhead | None:
     """Returns why what follows a range depends on its token."""
     if not chunk.num_samples or not _generates(chunk.sequence):
         return None
-    if chunk.sequence.request.awaits_fork:
-        return NotAhead.FORK
-    return None if chunk.sequence.is_plain else NotAhead.GRAMMAR
+    is_forking = chunk.sequence.request.awaits_fork or not chunk.sequence.is_plain
+    return NotAhead.FORK if is_forking else None
 
 
 def _generates(sequence: Sequence) -> bool:

@@ -11,6 +11,7 @@ from baton.engine.scheduler.scheduling.plan import (
 )
 from baton.engine.scheduler.scheduling.progress import DecodeProgress, SequenceProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.sequence import (
     FinishReason,
     Purpose,
@@ -54,16 +55,29 @@ class OutputProcessor:
         columns.num_tokens[batch_slots] = lengths
         owners = columns.owners
         sequences: list[Sequence] = [owners[s] for s in batch_slots.tolist()]
-        progress = DecodeProgress(sequences, rows, tokens, lengths)
         for i in (ends % self._block_size == 0).nonzero()[0].tolist():
             self._kv.prefixes.commit(sequences[i])
+        failures = self._end_by_grammar(sequences, rows, result)
         may_end = self._may_end[tokens] | (lengths >= columns.length_limit[batch_slots])
         for i in may_end.nonzero()[0].tolist():
             sequence = sequences[i]
             reason = sequence.request.reason_to_end(int(tokens[i]), int(lengths[i]))
-            if reason is not None:
+            if reason is not None and sequence.status is SequenceStatus.RUNNING:
                 self._states.finish(sequence, reason)
-        return progress
+        return DecodeProgress(sequences, rows, tokens, lengths, failures)
+
+    def _end_by_grammar(
+        self, sequences: list[Sequence], rows: Int64Array, result: StepResult
+    ) -> dict[int, str]:
+        """Ends the sequences whose rows of the result do; returns failures by index."""
+        failures: dict[int, str] = {}
+        for i, row in enumerate(rows.tolist()) if result.endings else ():
+            if row in result.endings:
+                failure = result.endings[row]
+                self._states.finish(sequences[i], _reason_of_ending(failure))
+                if failure is not None:
+                    failures[i] = failure
+        return failures
 
     # Scheduled ranges, one by one.
 
@@ -140,8 +154,7 @@ class OutputProcessor:
             sequence.append(token_id)
             if row in result.endings:
                 failure = result.endings[row]
-                ended = FinishReason.FAILED if failure else FinishReason.END_OF_SEQUENCE
-                sequence.finish_reason = ended
+                sequence.finish_reason = _reason_of_ending(failure)
             if sequence.finish_reason is not None:
                 break
         rows = tuple(range(first_row, row + 1))
@@ -262,6 +275,10 @@ class OutputProcessor:
             for place in range(len(found), request.params.n)
         ]
         return progress
+
+
+def _reason_of_ending(failure: str | None) -> FinishReason:
+    return FinishReason.END_OF_SEQUENCE if failure is None else FinishReason.FAILED
 
 
 def _num_equal(one: list[int], other: list[int]) -> int:

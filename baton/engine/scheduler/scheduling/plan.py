@@ -120,16 +120,13 @@ class StepPlan:
 class NotAhead(StrEnum):
     """Reason why no step is planned before the tokens of the one before it are known.
 
-    `GRAMMAR`, `HISTORY`: a grammar, or a penalty that the device has no history for, needs the
-    tokens. `FORK`, `BEAMS`, `SPECULATION`: the next step depends on them. `ENCODER`: an encoder
-    input is due. `BLOCKS`: a sequence lacks blocks, so that another may be preempted. `BUDGET`: not
+    `FORK`, `BEAMS`, `SPECULATION`: the next step depends on the tokens. `ENCODER`: an encoder input
+    is due. `BLOCKS`: a sequence lacks blocks, so that another may be preempted. `BUDGET`: not
     all sequences fit the step, so that they are ordered by rank. `POLICY`: prompts come before
     decodes. `SUSPENSION`: a sequence is to be suspended between two steps. `FAILURE`: the step
     before has no result. `NOTHING`: nothing is left to compute.
     """
 
-    GRAMMAR = "grammar"
-    HISTORY = "history"
     FORK = "fork"
     BEAMS = "beams"
     SPECULATION = "speculation"

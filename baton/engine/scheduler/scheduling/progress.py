@@ -1,6 +1,7 @@
 """Progress of sequences in one step. Plain data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,14 @@ class DecodeProgress:
         rows: `[num_decodes]`, rows of the step's result.
         token_ids: `[num_decodes]`.
         num_tokens: `[num_decodes]`, tokens of each sequence, its new token included.
+        failures: by index of the arrays, reasons why sequences `FAILED`.
     """
 
     sequences: list[Sequence]
     rows: Int64Array
     token_ids: npt.NDArray[np.int64]
     num_tokens: Int64Array
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,11 +300,8 @@ class Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """True if its next step only chooses one token: no beams, grammar, drafts or shared
-        tail."""
-        request = self.request
-        is_simple = request.beams is None and request.grammar is None
-        return is_simple and self.drafts is None and not self.shares_tail
+        """True if its next step only chooses one token: no beams, drafts or shared tail."""
+        return self.request.beams is None and self.drafts is None and not self.shares_tail
 
     @property
     def num_drafts_allowed(self) -> int:
