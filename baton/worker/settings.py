@@ -54,9 +54,9 @@ class WorkerSettings(_EngineSettings):
         "checkpoint's path otherwise. Routers find the workers of a model by its name.",
     )
     engine_process: Literal["auto", "yes", "no"] = Field(
-        "no",
+        "auto",
         description="Step the engine in a process of its own, so that neither clients nor Python's "
-        "interpreter lock delay a step. auto: on a CPU. yes: refuse to start where it cannot. no: "
+        "interpreter lock delay a step. auto: on a CPU under Linux. yes: refuse to start where it cannot. no: "
         "in a thread of the worker.",
     )
     kv_port: int | None = Field(

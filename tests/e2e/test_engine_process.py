@@ -31,6 +31,19 @@ def engine_of(cluster: LocalCluster, name: str) -> psutil.Process:
     return child
 
 
+async def test_engines_in_threads_and_processes_answer_alike(cluster):
+    prompts = [prompt_of(40, seed=i) for i in range(4)]
+    answers = []
+    with LocalCluster(worker_flags={"engine_process": "no"}) as threads:
+        assert not psutil.Process(threads.process("decode-0").pid).children()
+        for address in (cluster.address, threads.address):
+            async with AsyncClient(address) as client:
+                generations = [client.generate(p, LONG) for p in prompts]
+                answers.append([await generation.token_ids() for generation in generations])
+        await until_nothing_is_held(threads)
+    assert answers[0] == answers[1]
+
+
 async def test_requests_survive_the_death_of_an_engine(cluster):
     prompts = [prompt_of(40, seed=i) for i in range(4)]
     async with AsyncClient(cluster.address) as client:

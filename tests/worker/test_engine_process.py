@@ -13,9 +13,16 @@ def settings(**changes: object) -> WorkerSettings:
     return WorkerSettings(redis_url=None, **changes)
 
 
-def test_engine_has_no_process_unless_asked():
+def test_engine_steps_in_a_thread_where_the_settings_say_so():
     assert child_for(settings(device="cpu", engine_process="no")) is None
-    assert WorkerSettings.model_fields["engine_process"].default == "no"
+
+
+def test_engine_on_a_cpu_has_a_process_by_default():
+    child = child_for(settings(device="cpu"))
+    assert child is not None
+    child.kill()
+    child.reap()
+    child.close()
 
 
 def test_engine_process_on_a_gpu_is_refused_by_name():
