@@ -13,15 +13,12 @@ second whose TTFT and longest gap both keep an objective.
 
 import asyncio
 import json
-import os
 import random
-import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import truediv
@@ -30,7 +27,7 @@ from pathlib import Path
 import httpx
 
 from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import HOST, free_port
+from bench import vllm_cpu
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
 
@@ -55,7 +52,6 @@ _SIZES = {
     "num_key_value_heads": 4,
 }
 _WORKER_FLAGS = {"prefix_caching": False, "num_blocks": 1024, "device": "cpu", "dtype": "float32"}
-_START_SECONDS = 300.0
 _ANSWER_SECONDS = 120.0
 
 
@@ -99,43 +95,10 @@ def _contenders(folder: Path, stack: ExitStack) -> Iterator[tuple[str, str]]:
             worker_flags=_WORKER_FLAGS,
         )
         yield name, stack.enter_context(cluster).http_address
-    if shutil.which("vllm"):
-        yield "vLLM", stack.enter_context(_vllm(folder))
+    if vllm_cpu.is_installed():
+        yield "vLLM", stack.enter_context(vllm_cpu.server(folder))
         steps = ["--max-num-batched-tokens", "128"]
-        yield "vLLM, steps of 128", stack.enter_context(_vllm(folder, *steps))
-
-
-@contextmanager
-def _vllm(folder: Path, *options: str) -> Iterator[str]:
-    """Runs a server of vLLM for the block; yields its HTTP address."""
-    port = free_port(set())
-    where = ["--host", HOST, "--port", str(port), "--served-model-name", "model"]
-    how = ["--dtype", "float32", "--max-model-len", "2048", "--no-enable-prefix-caching", *options]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with (folder / f"vllm-{port}.log").open("wb") as log:
-        server = subprocess.Popen(
-            ["vllm", "serve", folder, *where, *how], env=environment, stdout=log, stderr=log
-        )
-    try:
-        _await_models(f"http://{HOST}:{port}", server, Path(log.name))
-        yield f"http://{HOST}:{port}"
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _await_models(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    expires = time.monotonic() + _START_SECONDS
-    while time.monotonic() < expires and server.poll() is None:
-        try:
-            httpx.get(f"{address}/v1/models").raise_for_status()
-        except httpx.HTTPError:
-            time.sleep(0.5)
-        else:
-            return
-    end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-    why = "ended" if server.poll() is not None else f"was not ready in {_START_SECONDS:g} s"
-    raise RuntimeError(f"vLLM {why}; the end of its log:\n{end}")
+        yield "vLLM, steps of 128", stack.enter_context(vllm_cpu.server(folder, *steps))
 
 
 async def _compare(contenders: dict[str, str], repeats: int) -> list[Row]:
