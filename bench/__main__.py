@@ -11,6 +11,7 @@ MISSED = 2  # exit status of a strict run that missed an aim
 
 NAMES = (
     "engine",
+    "peers",
     "serve",
     "worker",
     "pools",

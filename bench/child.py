@@ -1,16 +1,26 @@
 """A process of a benchmark that is told lines and answers each with one."""
 
 import asyncio
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 
 class Child:
     """`python -m module arguments`, until `close`, which ends its standard input."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Adds `environment` to that of this process."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -46,8 +46,8 @@ def save_model(folder: Path, **sizes: int) -> None:
         (folder / file.name).write_bytes(file.read_bytes())
 
 
-def prompts() -> list[list[int]]:
-    """16 prompts of 32 to 128 random tokens."""
+def prompts(shortest: int = 32, longest: int = 128) -> list[list[int]]:
+    """16 prompts of `shortest` to `longest` random tokens."""
     source = random.Random(1)
-    lengths = [source.randint(32, 128) for _ in range(NUM_PROMPTS)]
+    lengths = [source.randint(shortest, longest) for _ in range(NUM_PROMPTS)]
     return [[source.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in lengths]
