@@ -24,3 +24,16 @@ def test_bfloat16_rows_equal_the_exact_product(rows, has_bias, monkeypatch):
     residual = torch.randn(rows, 23, generator=generator).bfloat16()
     added = linear.Linear(weight, bias).plus(x, residual)
     torch.testing.assert_close(added.double(), exact + residual.double(), rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_bfloat16_rows_equal_those_of_torch(rows):
+    """In the form that this CPU gets, packed where it has instructions for bfloat16."""
+    generator = torch.Generator().manual_seed(rows)
+    weight, x, residual = (
+        torch.randn(n, m, generator=generator).bfloat16()
+        for n, m in ((64, 96), (rows, 96), (rows, 64))
+    )
+    layer, expected = linear.Linear(weight), torch.nn.functional.linear(x, weight)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer.plus(x, residual), expected + residual)
