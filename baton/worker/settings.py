@@ -56,8 +56,8 @@ class WorkerSettings(_EngineSettings):
     engine_process: Literal["auto", "yes", "no"] = Field(
         "auto",
         description="Step the engine in a process of its own, so that neither clients nor Python's "
-        "interpreter lock delay a step. auto: on a CPU under Linux. yes: refuse to start where it cannot. no: "
-        "in a thread of the worker.",
+        "interpreter lock delay a step. auto: on a CPU under Linux. yes: refuse to start where it "
+        "cannot. no: in a thread of the worker.",
     )
     kv_port: int | None = Field(
         None,
