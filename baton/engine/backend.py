@@ -8,8 +8,10 @@ import torch
 
 from baton.engine.attention.in_place_attention import InPlaceAttention, why_not_in_place
 from baton.engine.attention.interface import Attention, LayerAttention
+from baton.engine.attention.library_choice import LIBRARIES, Library, LibraryModel
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_pool import KvCache
+from baton.engine.cache.kv_scales import FP8
 from baton.engine.config import EngineConfig
 from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.models.fused_model import FusedModel
@@ -115,17 +117,17 @@ def choose_backend(
 ) -> Backend:
     """Chooses the backend. Raises `InvalidArgumentError`, with the setting to change, if the config
     requires Triton kernels that cannot run."""
-    wanted = config.kernels == "triton" or config.deterministic
-    if config.kernels != "torch" and (wanted or model.device.type == "cuda"):
+    wanted = _named(config)
+    if config.kernels != "torch" and (wanted is not None or model.device.type == "cuda"):
         why_not = _why_no_kernels(config, model, layers)
         if why_not is None:
             from baton.engine.triton_backend import TritonBackend
 
-            return TritonBackend(config, layers, model.dtype, max_len)
-        if wanted:
-            field = "deterministic" if config.deterministic else "kernels"
+            library = _library(config, model, layers)
+            return TritonBackend(config, layers, model.dtype, max_len, library)
+        if wanted is not None:
             raise InvalidArgumentError(
-                field, f"is {getattr(config, field)!r}, which needs Triton's kernels; {why_not}"
+                wanted, f"is {getattr(config, wanted)!r}, which needs Triton's kernels; {why_not}"
             )
         logger.warning("torch computes attention, which is slower: %s", why_not)
     reads_in_place = config.kernels == "auto" and model.device.type == "cpu"
@@ -136,6 +138,40 @@ def choose_backend(
 def _report(choice: str) -> None:
     """Logs a choice once per process: attention is made for the self-check and again to serve."""
     logger.info("%s", choice)
+
+
+def _named(config: EngineConfig) -> str | None:
+    """Returns the setting that requires Triton kernels; None: none does."""
+    if config.deterministic:
+        return "deterministic"
+    if config.attention_backend != "auto":
+        return "attention_backend"
+    return "kernels" if config.kernels == "triton" else None
+
+
+def _library(
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer]
+) -> Library | None:
+    """Returns the library that attends; None: Triton's kernels do. Raises `InvalidArgumentError` if
+    the config names one that cannot."""
+    name = config.attention_backend
+    if name not in LIBRARIES:
+        why = " (attention_backend is auto, which chooses no library)" if name == "auto" else ""
+        logger.info("Triton's kernels compute attention%s", why)
+        return None
+    described = LibraryModel(
+        dtype=model.dtype,
+        kv_dtype=FP8 if config.kv_cache_dtype == "fp8_e4m3" else model.dtype,
+        head_dims=frozenset(layer.shape.key_head_dim for layer in layers),
+        layers=[layer.attention for layer in layers],
+        deterministic=config.deterministic,
+    )
+    why_not = LIBRARIES[name].why_not(described, model.device)
+    if why_not is not None:
+        raise InvalidArgumentError("attention_backend", f"is {name!r}, but {why_not}")
+    recorded = "; in decode steps replayed from CUDA graphs Triton's do" * config.cuda_graphs
+    logger.info("%s computes attention, as attention_backend says%s", name, recorded)
+    return LIBRARIES[name]
 
 
 def _why_no_kernels(

@@ -148,6 +148,14 @@ class EngineConfig:
         "the model's heads; on a CPU torch's, and for attention kernels in C, if there is a C "
         "compiler to build them at the first start. torch: torch's alone.",
     )
+    attention_backend: Literal["auto", "triton", "flashinfer", "flash-attn"] = _setting(
+        "auto",
+        "Attention on a GPU. triton: Baton's kernels. flashinfer: FlashInfer's "
+        "(baton-serve[flashinfer]). flash-attn: FlashAttention 3's, on Hopper "
+        "(baton-serve[flash-attn]). auto: triton. A library needs float16 or bfloat16, with a KV "
+        "cache of the same dtype, and no attention sinks; decode steps replayed from CUDA graphs "
+        "are triton's.",
+    )
     deterministic: bool = _setting(
         False,
         "Batch-invariant logits: bitwise equal in any batch, with any chunks, on any worker with "
@@ -171,6 +179,12 @@ class EngineConfig:
         if self.deterministic and self.kernels == "torch":
             raise InvalidArgumentError(
                 "deterministic", "is set, which needs kernels to be triton or auto, not torch"
+            )
+        if self.attention_backend != "auto" and self.kernels == "torch":
+            raise InvalidArgumentError(
+                "attention_backend",
+                f"is {self.attention_backend!r}, which needs kernels to be triton or auto, not "
+                "torch",
             )
         for name in ("max_num_batched_tokens", "max_num_tokens_with_decodes"):
             given = getattr(self, name)

@@ -7,6 +7,8 @@ from functools import partial
 import torch
 
 from baton.engine.attention.interface import Attention
+from baton.engine.attention.library_attention import LibraryAttention
+from baton.engine.attention.library_choice import Library
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_pool import KvCache
@@ -34,15 +36,22 @@ logger = logging.getLogger(__name__)
 
 
 class TritonBackend:
-    """Backend of Triton kernels, as `Backend`."""
+    """Backend of Triton kernels, as `Backend`. With a `library`, that one attends in steps which
+    are not recorded."""
 
     def __init__(
-        self, config: EngineConfig, layers: list[ProbedLayer], dtype: torch.dtype, max_len: int
+        self,
+        config: EngineConfig,
+        layers: list[ProbedLayer],
+        dtype: torch.dtype,
+        max_len: int,
+        library: Library | None = None,
     ) -> None:
         self._config = config
         self._layers = layers
         self._dtype = dtype
         self._max_len = max_len
+        self._library = library
         self._compilations = CompilationMeter()
         self._recorder: CudaRecorder | None = None
 
@@ -57,11 +66,17 @@ class TritonBackend:
         attentions = [layer.attention for layer in self._layers]
         return TritonModel(model, attentions, self._max_len, product)
 
-    def attention(self, cache: KvCache) -> TritonAttention:
+    def attention(self, cache: KvCache) -> TritonAttention | LibraryAttention:
         num_heads = [layer.num_heads for layer in self._layers]
-        return TritonAttention(
+        attention = TritonAttention(
             cache, num_heads, self._dtype, self._max_len, deterministic=self._config.deterministic
         )
+        if self._library is None:
+            return attention
+        layers = [layer.attention for layer in self._layers]
+        caches = [cache.pools[place.group].layers[place.index] for place in cache.places]
+        library = self._library.kernels(attention.device, self._dtype)
+        return LibraryAttention(attention, layers, caches, library)
 
     def sampler(
         self,
@@ -74,7 +89,7 @@ class TritonBackend:
         return Sampler(num_batch_slots, vocab_size, device, eos_token_ids, chooser)
 
     def graph_bytes(self, model: DecoderModel, attention: Attention) -> int:
-        attention = _own(attention)
+        attention = _recorded(attention)
         if not self._has_graphs(attention):
             return 0
         device = attention.device
@@ -88,11 +103,12 @@ class TritonBackend:
     def warm_up(
         self, model: DecoderModel, attention: Attention, sampler: Sampler, cache: KvCache
     ) -> None:
-        attention, config = _own(attention), self._config
-        if attention.device.type == "cuda":  # Triton's interpreter compiles nothing
+        config, recorded = self._config, _recorded(attention)
+        if recorded.device.type == "cuda":  # Triton's interpreter compiles nothing
             warm_up(
                 model,
                 attention,
+                recorded,
                 sampler,
                 cache,
                 num_tokens=config.tokens_per_step("cuda"),
@@ -101,7 +117,7 @@ class TritonBackend:
             )
 
     def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs | None:
-        attention, graphs = _own(attention), None
+        attention, graphs = _recorded(attention), None
         if self._has_graphs(attention):
             graphs = self._record(model, attention, self._sizes)
         self._compilations.start()
@@ -126,7 +142,10 @@ class TritonBackend:
         return record_decodes(model.forward, batch, sizes, attention.device, self._recorder)
 
 
-def _own(attention: Attention) -> TritonAttention:
+def _recorded(attention: Attention) -> TritonAttention:
+    """Returns the attention of recorded steps."""
+    if isinstance(attention, LibraryAttention):
+        return attention.recorded
     assert isinstance(attention, TritonAttention), "another backend's attention"
     return attention
 

@@ -7,13 +7,14 @@ sizes that vary between steps are arguments that the kernels are not specialised
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import RaggedBatch
+from baton.engine.attention.interface import Attention, RaggedBatch
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import uploader
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.sampling import SamplingParams
 
 # Rules of sampling, each set with kernels that the sets before it do not launch.
@@ -33,7 +34,8 @@ _SAMPLED = (
 @torch.inference_mode()
 def warm_up(
     model: DecoderModel,
-    attention: TritonAttention,
+    attention: Attention,
+    recorded: TritonAttention,
     sampler: Sampler,
     cache: KvCache,
     *,
@@ -45,33 +47,48 @@ def warm_up(
     and the sampler's first slot, which no sequence has yet.
 
     Args:
+        recorded: the attention of recorded steps.
         num_tokens: tokens of the largest step.
         max_len: tokens of the longest sequence.
         num_rows: most rows of a step that are sampled.
     """
-    logits = _compute_prompts(model, attention, num_tokens, max_len, min(num_rows, num_tokens))
+    device = recorded.device
+    zeros, lengths = _prompts(num_tokens, max_len)
+    table = np.zeros((1, -(-max_len // recorded.block_size)), np.int32)
+    tables = [table] * recorded.num_groups
+    prompts = RaggedBatch(zeros, zeros, lengths, 0, tables)
+    logits = _compute(model, attention, prompts, min(num_rows, num_tokens), device)
+    if attention is not recorded:
+        _compute(model, attention, RaggedBatch.of_decodes(zeros[:1], zeros[:1], tables), 1, device)
     # Its plan has room for prefixes that sequences share, unlike that of a step without any.
-    padding = StaticTritonBatch(attention, 1, 1)
-    token = torch.zeros(1, dtype=torch.int64, device=attention.device)
+    padding = StaticTritonBatch(recorded, 1, 1)
+    token = torch.zeros(1, dtype=torch.int64, device=device)
     model.forward(token, token, padding.rows(1), token)
     _sample(sampler, logits[:1])
     for pool in cache.pools:
         pool.copy_blocks([0], [1], pool)
-    if attention.device.type == "cuda":
-        torch.cuda.synchronize(attention.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
-def _compute_prompts(
-    model: DecoderModel, attention: TritonAttention, num_tokens: int, max_len: int, num_rows: int
-) -> torch.Tensor:
-    """Computes prompts whose blocks are all the null block, to which nothing is written."""
+def _prompts(num_tokens: int, max_len: int) -> tuple[Int64Array, Int64Array]:
+    """Returns slots and starts, which are 0, and lengths of prompts of `num_tokens` tokens. All of
+    their blocks are the null block, to which nothing is written."""
     lengths = np.diff([*range(0, num_tokens, max_len), num_tokens])
-    zeros = np.zeros(len(lengths), np.int64)
-    table = np.zeros((1, -(-max_len // attention.block_size)), np.int32)
-    tables = [table] * attention.num_groups
-    batch = attention.prepare(RaggedBatch(zeros, zeros, lengths, 0, tables))
-    positions = uploader(attention.device)(batch.positions)
-    rows = torch.arange(num_rows, device=attention.device)
+    return np.zeros(len(lengths), np.int64), lengths
+
+
+def _compute(
+    model: DecoderModel,
+    attention: Attention,
+    ragged: RaggedBatch,
+    num_rows: int,
+    device: torch.device,
+) -> torch.Tensor:
+    """Computes a step, and returns the logits of its first `num_rows` tokens."""
+    batch = attention.prepare(ragged)
+    positions = uploader(device)(batch.positions)
+    rows = torch.arange(num_rows, device=device)
     return model.forward(torch.zeros_like(positions), positions, batch, rows)
 
 

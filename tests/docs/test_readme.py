@@ -26,5 +26,5 @@ def test_every_command_exists():
 
 def test_every_extra_is_listed():
     extras = METADATA["optional-dependencies"].keys() - {"test", "dev"}
-    assert set(re.findall(r"`baton-serve\[(\w+)\]`", README)) == extras
+    assert set(re.findall(r"`baton-serve\[([\w-]+)\]`", README)) == extras
     assert f"`pip install {METADATA['name']}`" in README

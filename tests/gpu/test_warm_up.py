@@ -62,6 +62,7 @@ def test_warm_up_launches_all_that_serving_launches(
         warm_up(
             runner._model,
             runner._attention,
+            runner._attention,
             runner._sampler,
             engine.cache,
             num_tokens=SIZES["max_num_batched_tokens"],
