@@ -2,36 +2,39 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
-from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.attention.triton_attention import TritonAttention, TritonBatch
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton_kernels.block_copy import copy_blocks
-from bench.gpu_timing import Case, copy_bandwidth, rate
+from baton_kernels.cache_write import write_kv
+from bench.gpu_attention import (
+    AttentionShape,
+    LayeredAttention,
+    Step,
+    decodes,
+    libraries,
+    library_prompt,
+    prompt,
+    prompt_batch,
+)
+from bench.gpu_timing import Case, copy_bandwidth, rate, recorded
 from bench.report import Row, interleaved
 
 _GPU = torch.device("cuda")
-_DTYPE = torch.bfloat16
-_NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
-_TOKEN_BYTES = 2 * _NUM_KV_HEADS * _HEAD_DIM * 2
-_BLOCK_SIZE = 16
-_LAYER = LayerAttention(_HEAD_DIM**-0.5, MaskRule())
+_SHAPE = AttentionShape()
 
-# Contexts of the sequences of a batch: at least 1 GiB of KV together, but for the last.
+# Contexts of the sequences of a batch: 16 GiB of KV together over all layers, so that each finds
+# its 512 MiB uncached, but for the last.
 _DECODES: dict[str, list[int]] = {
-    "decode attention, 64 contexts of 8k": [8192] * 64,
-    "decode attention, 256 contexts of 2k": [2048] * 256,
-    "decode attention, 128 ragged contexts of 128 to 16k": np.linspace(128, 16384, 128)
+    "decode attention, 64 contexts of 2k": [2048] * 64,
+    "decode attention, 256 contexts of 512": [512] * 256,
+    "decode attention, 64 ragged contexts of 128 to 4k": np.linspace(128, 4096, 64)
     .astype(int)
     .tolist(),
-    "decode attention, 1 context of 256k": [2**18],
+    "decode attention, 1 context of 128k": [2**17],
     "decode attention, 1 context of 32k": [2**15],
 }
 _PREFILLS = (2048, 8192, 32768)
@@ -48,6 +51,8 @@ def cases(repeats: int) -> Iterator[Case]:
         yield against_copy(case, 0.85, partial(_decode, contexts))
     for length in _PREFILLS:
         yield f"prefill attention, {length // 1024}k tokens", partial(_prefill, length, repeats)
+    for library in libraries(_SHAPE, "cuda"):
+        yield f"attention of {library}", partial(_against_library, library, repeats)
     yield against_copy("cache write, 8k tokens", 0.9, partial(_cache_write, 8192))
     for block_bytes in (2**16, 2**20):
         case = f"block copy, blocks of {block_bytes // 1024} KiB"
@@ -67,51 +72,19 @@ def _against_copy(
     return Row(case, value, "GB/s", "device copy", reference, value / reference, aim)
 
 
-def _attention(num_tokens: int, max_context: int) -> tuple[TritonAttention, int]:
-    """Over a pool of random K and V with blocks for so many tokens."""
-    num_blocks = -(-num_tokens // _BLOCK_SIZE) + 1
-    shape = KvShape(_NUM_KV_HEADS, _HEAD_DIM, _HEAD_DIM)
-    layouts, places = plan_groups([shape], [None], _DTYPE, _BLOCK_SIZE)
-    pool = KvPool(layouts[0], num_blocks, _GPU)
-    pool.layers[0].keys.normal_()
-    pool.layers[0].values.normal_()
-    cache = KvCache([pool], [], places)
-    attention = TritonAttention(cache, [_NUM_HEADS], _DTYPE, max_context, deterministic=False)
-    return attention, num_blocks
-
-
 def _decode(contexts: list[int]) -> Callable[[], float]:
-    counts = [-(-context // _BLOCK_SIZE) for context in contexts]
-    attention, num_blocks = _attention(sum(counts) * _BLOCK_SIZE, max(contexts))
-    table = np.zeros((len(contexts), max(counts)), np.int32)
-    block_ids = 1 + np.random.default_rng(0).permutation(num_blocks - 1).astype(np.int32)
-    taken = 0
-    for row, count in zip(table, counts, strict=True):
-        row[:count] = block_ids[taken : taken + count]
-        taken += count
-    batch_slots, starts = np.arange(len(contexts)), np.array(contexts) - 1
-    batch = attention.prepare(RaggedBatch.of_decodes(batch_slots, starts, [table]))
-    query = torch.randn(len(contexts), _NUM_HEADS, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
-    num_bytes = sum(contexts) * _TOKEN_BYTES
-    return rate(lambda: attention.attend(0, _LAYER, query, batch), num_bytes)
-
-
-def _prefill_batch(length: int) -> tuple[TritonAttention, TritonBatch]:
-    attention, num_blocks = _attention(length, length)
-    table = np.arange(1, num_blocks, dtype=np.int32)[None]
-    one = np.ones(1, np.int64)
-    return attention, attention.prepare(RaggedBatch(0 * one, 0 * one, length * one, 0, [table]))
+    step = decodes(_SHAPE, contexts, "cuda")
+    return rate(recorded(step), sum(contexts) * _SHAPE.token_bytes)
 
 
 def _prefill(length: int, repeats: int) -> list[Row]:
-    attention, batch = _prefill_batch(length)
-    query = torch.randn(length, _NUM_HEADS, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
-    num_operations = 4 * _NUM_HEADS * _HEAD_DIM * length * (length + 1) / 2
-    contenders = {
-        "ours": rate(lambda: attention.attend(0, _LAYER, query, batch), num_operations),
-        "SDPA, cuDNN": _library(length, SDPBackend.CUDNN_ATTENTION, num_operations),
-        "SDPA, flash": _library(length, SDPBackend.FLASH_ATTENTION, num_operations),
+    steps = {
+        "ours": prompt(_SHAPE, length, "cuda"),
+        "SDPA, cuDNN": library_prompt(_SHAPE, length, SDPBackend.CUDNN_ATTENTION, "cuda"),
+        "SDPA, flash": library_prompt(_SHAPE, length, SDPBackend.FLASH_ATTENTION, "cuda"),
     }
+    operations = _SHAPE.operations(length)
+    contenders = {name: rate(recorded(step), operations, 1) for name, step in steps.items()}
     rates = interleaved(contenders, repeats)
     ours = rates.pop("ours") / 1e12
     aims = {"SDPA, cuDNN": 0.8, "SDPA, flash": 1.0}
@@ -124,29 +97,38 @@ def _prefill(length: int, repeats: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def _library(length: int, backend: SDPBackend, num_operations: float) -> Callable[[], float]:
-    query, key, value = (
-        torch.randn(1, heads, length, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
-        for heads in (_NUM_HEADS, _NUM_HEADS, _NUM_HEADS)
-    )
-
-    def attend() -> None:
-        with sdpa_kernel(backend):
-            F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-    return rate(attend, num_operations)
+def _against_library(library: str, repeats: int) -> list[Row]:
+    makes: dict[str, Callable[..., Step]] = {
+        "decode attention, 64 contexts of 1k": partial(decodes, _SHAPE, [1024] * 64, "cuda"),
+        "prefill attention, 8k tokens": partial(prompt, _SHAPE, 8192, "cuda"),
+    }
+    rows = []
+    for case, make in makes.items():
+        steps = {"ours": make(), library: make(library)}
+        contenders = {name: rate(recorded(step), 1, 3) for name, step in steps.items()}
+        rates = interleaved(contenders, repeats)
+        ours, theirs = rates["ours"], rates[library]
+        rows.append(Row(case, ours, "steps/s", library, theirs, ours / theirs, None))
+    return rows
 
 
 def _cache_write(num_tokens: int) -> Callable[[], float]:
-    attention, batch = _prefill_batch(num_tokens)
+    layers = LayeredAttention(_SHAPE, num_tokens, num_tokens, "cuda")
+    attention = layers.attention
+    batch: Any = attention.prepare(prompt_batch(num_tokens, layers.num_blocks))
     key, value = (
-        torch.randn(num_tokens, _NUM_KV_HEADS, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
+        torch.randn(
+            num_tokens, _SHAPE.num_kv_heads, _SHAPE.head_dim, dtype=_SHAPE.dtype, device=_GPU
+        )
         for _ in range(2)
     )
-    from baton_kernels.cache_write import write_kv
 
-    blocks, slots = attention.blocks(0), attention.slots(0, batch)
-    return rate(lambda: write_kv(key, value, blocks, slots), 2 * num_tokens * _TOKEN_BYTES, 50)
+    def write() -> torch.Tensor:
+        for index in range(_SHAPE.num_layers):
+            write_kv(key, value, attention.blocks(index), attention.slots(index, batch))
+        return key
+
+    return rate(recorded(write), 2 * num_tokens * _SHAPE.token_bytes)
 
 
 def _block_copy(block_bytes: int) -> Callable[[], float]:
@@ -168,7 +150,7 @@ def _sampling() -> Callable[[], float]:
     params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     for batch_slot in range(num_rows):
         sampler.assign(batch_slot, params, 1)
-    logits = torch.randn(num_rows, vocab_size, dtype=_DTYPE, device=_GPU)
+    logits = torch.randn(num_rows, vocab_size, dtype=_SHAPE.dtype, device=_GPU)
     batch_slots = np.arange(num_rows)
     history = np.zeros((num_rows, 1), np.int32)
     ones = np.ones(num_rows, np.int64)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from baton.engine.models.cuda_graphs import CudaRecorder
 from bench.report import Row
 
 Work = Callable[[], object]
@@ -31,6 +32,17 @@ def warmed_up(work: Work) -> Work:
         work()
     torch.cuda.synchronize()
     return work
+
+
+def recorded(work: Callable[[], torch.Tensor]) -> Work:
+    """The work as a CUDA graph, which the host launches at once."""
+    replay = CudaRecorder().record(work)
+
+    def launch() -> object:
+        replay()
+        return work  # keeps the memory that the graph uses
+
+    return launch
 
 
 def rate(work: Work, amount: float, num_times: int = 10) -> Callable[[], float]:
