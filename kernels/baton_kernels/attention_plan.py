@@ -77,6 +77,11 @@ class Ranges:
         """Returns all sequences of a batch, whose tokens are contiguous in this order."""
         return cls(batch_slots, starts, num_queries, np.cumsum(num_queries) - num_queries)
 
+    @property
+    def are_decodes(self) -> bool:
+        """Whether every sequence has one token."""
+        return bool((self.num_queries == 1).all())
+
     def __getitem__(self, at: Any) -> "Ranges":
         return Ranges(
             self.batch_slots[at], self.starts[at], self.num_queries[at], self.first_tokens[at]
@@ -142,6 +147,8 @@ def plan_splits(
             is a member of at most one, and all its tokens see the whole prefix.
     """
     assert window is None or not shared, "a prefix out of the window is not seen by all"
+    if not shared and ranges.are_decodes:
+        return _plan_decodes(ranges, split_tokens, tile_keys, window)
     order = np.arange(len(ranges))
     if shared:
         first = np.concatenate([prefix.members for prefix in shared])
@@ -181,6 +188,39 @@ def plan_splits(
         (units.first_tokens[of] + number).astype(np.int32),
         (units.starts[of] + number).astype(np.int32),
         np.concatenate([[0], np.cumsum(slot_counts)]).astype(np.int32),
+    )
+
+
+def _plan_decodes(
+    ranges: Ranges, split_tokens: int, tile_keys: int, window: int | None
+) -> SplitPlan:
+    """Returns what `plan_splits` does for one token of each sequence, without shared prefixes: the
+    plan of nearly all steps, in fewer operations."""
+    numbers = np.arange(len(ranges), dtype=np.int32)
+    ends = ranges.starts + 1
+    seen_begins = 0 if window is None else ends - window
+    begins = np.maximum(seen_begins, 0)
+    first_splits = begins // split_tokens
+    num_splits = ranges.starts // split_tokens + 1 - first_splits
+    of_each = SplitItem(numbers, 1, ranges.batch_slots, 0, ends, seen_begins, ends, 0)
+    first_slots = np.zeros(len(ranges) + 1, np.int32)
+    np.cumsum(num_splits, out=first_slots[1:])
+    of = np.repeat(numbers, num_splits)
+    items = _rows(of_each)[of]
+    _, _, _, item_begins, item_ends, _, _, slots = items.T
+    np.subtract(np.arange(len(of), dtype=np.int32), first_slots[of], out=slots)
+    edges = slots * split_tokens
+    item_begins[:] = edges
+    if window is not None:
+        edges += (first_splits * split_tokens)[of]
+        item_begins[:] = np.maximum(edges, (begins // tile_keys * tile_keys)[of])
+    np.minimum(item_ends, edges + split_tokens, out=item_ends)
+    return SplitPlan(
+        items,
+        np.empty((0, ITEM_FIELDS), np.int32),
+        ranges.first_tokens.astype(np.int32),
+        ranges.starts.astype(np.int32),
+        first_slots,
     )
 
 

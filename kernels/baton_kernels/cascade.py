@@ -36,11 +36,14 @@ def find_shared(
     members_per_tile: int,
     token_bytes: int,
 ) -> list[SharedPrefix]:
-    """Returns the shared prefixes of decoding sequences that pay, at most one per sequence.
+    """Returns the shared prefixes of decodes that pay, at most one per sequence.
 
     Args:
         tables: `[num_batch_slots, max_blocks]`. Sequences with the same first block are compared.
     """
+    # No sequence shares more than it has computed.
+    if int(ranges.starts.sum()) * token_bytes <= _LAUNCH_BYTES:
+        return []
     return [
         prefix
         for prefix in shared_prefixes(ranges, tables, block_size, split_tokens)
@@ -51,8 +54,9 @@ def find_shared(
 def shared_prefixes(
     ranges: Ranges, tables: IntArray, block_size: int, split_tokens: int
 ) -> Iterator[SharedPrefix]:
-    """Yields all shared prefixes, whose lengths are multiples of `split_tokens`."""
-    candidates = np.flatnonzero((ranges.starts >= split_tokens) & (ranges.num_queries > 0))
+    """Yields all shared prefixes of the sequences with one token, whose lengths are multiples of
+    `split_tokens`."""
+    candidates = ((ranges.starts >= split_tokens) & (ranges.num_queries == 1)).nonzero()[0]
     firsts = tables[ranges.batch_slots[candidates], 0]
     if len(set(firsts.tolist())) == len(firsts):  # faster than to sort, where nothing is shared
         return

@@ -61,14 +61,16 @@ def plan_attention(
     """
     is_few = ranges.num_queries <= tiling.decode.num_tokens(group)
     few, many = (ranges, ranges[:0]) if is_few.all() else (ranges[is_few], ranges[~is_few])
-    number = np.cumsum(is_few) - 1  # index of a range among those with few tokens
+    if shared:
+        number = np.cumsum(is_few) - 1  # index of a range among those with few tokens
+        shared = [SharedPrefix(number[prefix.members], prefix.num_tokens) for prefix in shared]
     splits = plan_splits(
         few,
         tiling.split_tokens,
         tiling.decode.keys,
         tiling.decode.num_tokens(group),
         window,
-        [SharedPrefix(number[prefix.members], prefix.num_tokens) for prefix in shared],
+        shared,
         tiling.shared.num_tokens(group),
     )
     return AttentionPlan(splits, plan_tiles(many, tiling.prefill.num_tokens(group)))

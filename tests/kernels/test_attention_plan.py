@@ -1,6 +1,7 @@
 """Plans of attention: every token's keys exactly once, whatever the batch; when sharing pays."""
 
 import itertools
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from baton_kernels.cascade import find_shared, is_faster
 
 SPLIT, KEYS = 64, 16
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=8)
+DECODES = st.lists(st.tuples(st.integers(0, 300), st.just(1)), min_size=1, max_size=8)
 
 
 def batch(ranges: list[tuple[int, int]]) -> Ranges:
@@ -22,7 +24,7 @@ def batch(ranges: list[tuple[int, int]]) -> Ranges:
     return Ranges.of_batch(np.arange(len(ranges)) + 3, starts, counts)
 
 
-@given(SPANS, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2))
+@given(SPANS | DECODES, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2))
 def test_plan_splits_covers_keys_of_token_once_in_order(
     ranges: list[tuple[int, int]], tokens_per_item: int, window: int | None, num_shared: int
 ) -> None:
@@ -50,6 +52,19 @@ def test_plan_splits_covers_keys_of_token_once_in_order(
         assert parts[0][0] <= first
         assert parts[-1][1] > position
         assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
+
+
+@given(DECODES, st.none() | st.integers(1, 200))
+def test_plan_splits_of_decodes_equals_that_of_any_ranges(
+    ranges: list[tuple[int, int]], window: int | None
+) -> None:
+    """A sequence without a token adds no work, but keeps all others out of the plan of decodes."""
+    got = plan_splits(batch(ranges), SPLIT, KEYS, 4, window)
+    expected = plan_splits(batch([*ranges, (0, 0)]), SPLIT, KEYS, 4, window)
+    for field in fields(got):
+        one, other = getattr(got, field.name), getattr(expected, field.name)
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
 
 
 @given(SPANS, st.integers(1, 16))

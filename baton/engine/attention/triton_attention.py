@@ -64,15 +64,8 @@ class LayerKind:
         """
         shared = []
         if self.window is None and len(ranges) > 1:
-            is_decode = ranges.num_queries == 1
-            decodes = Ranges(
-                ranges.batch_slots,
-                ranges.starts,
-                is_decode.astype(np.int64),  # 0 for all others
-                ranges.first_tokens,
-            )
             shared = find_shared(
-                decodes,
+                ranges,
                 table,
                 block_size,
                 tiling.split_tokens,
