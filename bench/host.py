@@ -42,9 +42,13 @@ STOP = 7
 # Steps in which one row of so many gets the stop token.
 STOP_EVERY = 400
 NUM_STEPS = 512
+NUM_BLOCKS = NUM_SEQUENCES * (PROMPT_TOKENS + NUM_TOKENS) // BLOCK_SIZE * 2
 CPU = torch.device("cpu")
 AIM_SHARE = 0.95
 AIM_MILLISECONDS = 0.4
+
+Windows = list[int | None]
+FULL: Windows = [None]
 
 
 def run(repeats: int) -> list[Row]:
@@ -122,8 +126,13 @@ class NullModel:
 class NullGraphs(DecodeGraphs):
     """Recorded decode steps whose inputs are filled, and that compute nothing."""
 
-    def __init__(self, model: NullModel, attention: TritonAttention) -> None:
-        batch = StaticTritonBatch(attention, NUM_SEQUENCES, MAX_LENGTH // BLOCK_SIZE + 1)
+    def __init__(
+        self,
+        model: NullModel,
+        attention: TritonAttention,
+        make_batch: type[StaticTritonBatch] = StaticTritonBatch,
+    ) -> None:
+        batch = make_batch(attention, NUM_SEQUENCES, MAX_LENGTH // BLOCK_SIZE + 1)
         sizes = capture_sizes(NUM_SEQUENCES)
         super().__init__(model.forward, batch, sizes, CPU, NullRecorder())
         self._model = model
@@ -140,10 +149,12 @@ class NullBackend(TorchBackend):
         return NullGraphs(cast("NullModel", model), cast("TritonAttention", attention))
 
 
-def null_engine() -> Engine:
-    """Returns an engine that computes nothing."""
-    layouts, places = plan_groups([KvShape(1, 64, 64)], [None], torch.bfloat16, BLOCK_SIZE)
-    num_blocks = NUM_SEQUENCES * (PROMPT_TOKENS + NUM_TOKENS) // BLOCK_SIZE * 2
+def null_engine(
+    backend: Backend | None = None, num_blocks: int = NUM_BLOCKS, windows: Windows = FULL
+) -> Engine:
+    """Returns an engine that computes nothing, with one layer for each of `windows`."""
+    shapes = [KvShape(1, 64, 64)] * len(windows)
+    layouts, places = plan_groups(shapes, windows, torch.bfloat16, BLOCK_SIZE)
     cache = KvCache([KvPool(layout, num_blocks, CPU) for layout in layouts], [], places)
     info = ModelInfo(
         name="null",
@@ -154,8 +165,10 @@ def null_engine() -> Engine:
         fingerprint=bytes(32),
         namespace=PrefixNamespace(bytes(32), bytes(32), "bfloat16", BLOCK_SIZE),
     )
-    attention = TritonAttention(cache, [8], torch.bfloat16, MAX_LENGTH, deterministic=False)
-    backend: Backend = NullBackend([], reads_in_place=False)
+    attention = TritonAttention(
+        cache, [8] * len(windows), torch.bfloat16, MAX_LENGTH, deterministic=False
+    )
+    backend = backend or NullBackend([], reads_in_place=False)
     loaded = LoadedModel(info, NullModel(), backend, attention, cache, CPU, "")
     config = EngineConfig(
         device="cpu",

@@ -272,11 +272,14 @@ class ModelRunner:
         """Returns the logits of decodes from a CUDA graph; None if none fits."""
         assert self._graphs is not None, "a replay without graphs"
         batch_slots, starts = plan.decode_slots, plan.decode_starts
-        ragged = RaggedBatch.of_decodes(batch_slots, starts, self._batch_slots.block_tables)
+        columns = self._batch_slots
+        ragged = RaggedBatch.of_decodes(
+            batch_slots, starts, columns.block_tables, columns.table_versions
+        )
         num_unknown = len(plan.previous_rows)
         given = self._given(batch_slots[num_unknown:], starts[num_unknown:])
         token_ids = self._tokens_of(plan, previous, given)
-        return self._graphs.run(token_ids, self._upload(starts), ragged)
+        return self._graphs.run(token_ids, ragged)
 
     def _forward(
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None

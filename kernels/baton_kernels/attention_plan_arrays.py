@@ -39,11 +39,11 @@ class SplitCapacity:
         lengths = (
             1,
             1,
-            self.items * ITEM_FIELDS,
-            self.shared_items * ITEM_FIELDS,
             self.members,
             self.members,
             self.members + 1,
+            self.items * ITEM_FIELDS,
+            self.shared_items * ITEM_FIELDS,
         )
         return tuple(-(-length // _ALIGNED) * _ALIGNED for length in lengths)
 
@@ -55,11 +55,11 @@ class SplitArrays:
     capacity: SplitCapacity
     num_items: torch.Tensor
     num_shared_items: torch.Tensor
-    items: torch.Tensor
-    shared_items: torch.Tensor
     members: torch.Tensor
     positions: torch.Tensor
     first_slots: torch.Tensor
+    items: torch.Tensor
+    shared_items: torch.Tensor
 
     @classmethod
     def view(cls, packed: torch.Tensor, capacity: SplitCapacity) -> "SplitArrays":
@@ -75,7 +75,15 @@ class SplitArrays:
 
 
 def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
-    """Packs the plan into one array of `sum(capacity.sizes)`.
+    """Packs the plan into one array of `sum(capacity.sizes)`; see `pack_into`."""
+    packed = np.zeros(sum(capacity.sizes), np.int32)
+    pack_into(packed, plan, capacity)
+    return packed
+
+
+def pack_into(packed: Int32Array, plan: SplitPlan, capacity: SplitCapacity) -> int:
+    """Packs the plan into `packed`, of `sum(capacity.sizes)`. Returns the end of what kernels read:
+    the rest is not written, and need not be copied to the device.
 
     Members beyond the plan's are the tokens of their own index, without partial results: their
     output is zero. So if the capacity exceeds the members, these must be tokens 0 to
@@ -84,11 +92,10 @@ def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
     needed = SplitCapacity.of(plan)
     if not needed.fits(capacity):
         raise ValueError(f"the plan needs {needed}, more than {capacity}: capture a larger one")
-    num_members, sizes = needed.members, capacity.sizes
-    packed = np.zeros(sum(sizes), np.int32)
-    begins = itertools.accumulate(sizes, initial=0)
-    parts = [packed[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
-    num_items, num_shared_items, items, shared_items, members, positions, first_slots = parts
+    num_members = needed.members
+    edges = list(itertools.accumulate(capacity.sizes, initial=0))
+    parts = [packed[begin:end] for begin, end in itertools.pairwise(edges)]
+    num_items, num_shared_items, members, positions, first_slots, items, shared_items = parts
     num_items[0], num_shared_items[0] = needed.items, needed.shared_items
     items[: plan.items.size] = plan.items.ravel()
     shared_items[: plan.shared_items.size] = plan.shared_items.ravel()
@@ -97,4 +104,6 @@ def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
     positions[:num_members] = plan.positions
     first_slots[: num_members + 1] = plan.first_slots
     first_slots[num_members + 1 : capacity.members + 1] = plan.num_slots
-    return packed
+    if needed.shared_items:
+        return edges[-2] + plan.shared_items.size
+    return edges[-3] + plan.items.size

@@ -31,6 +31,7 @@ class FakeBatch:
 
     def __init__(self, max_rows: int) -> None:
         self.batch_slots = torch.full((max_rows,), -1)
+        self.positions = torch.zeros(max_rows, dtype=torch.int64)
         self.has_room = True
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
@@ -38,6 +39,7 @@ class FakeBatch:
             return False
         self.batch_slots[: len(ragged.batch_slots)] = torch.from_numpy(ragged.batch_slots)
         self.batch_slots[len(ragged.batch_slots) : num_rows] = -1
+        self.positions[: len(ragged.batch_slots)] = torch.from_numpy(ragged.starts)
         return True
 
     def rows(self, num_rows: int) -> torch.Tensor:
@@ -77,11 +79,7 @@ def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
     for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
         batch_slots = np.random.default_rng(number).permutation(max_rows)[:size]
         ragged = RaggedBatch.of_decodes(batch_slots, batch_slots + 7, [])
-        token_ids, positions = (
-            torch.from_numpy(batch_slots + 100),
-            torch.from_numpy(batch_slots + 7),
-        )
-        got = graphs.run(token_ids, positions, ragged)
+        got = graphs.run(torch.from_numpy(batch_slots + 100), ragged)
         assert got is not None
         expected = torch.from_numpy(batch_slots)[:, None] + torch.tensor([100, 7, 0, 0])
         expected[:, 3] = torch.arange(size)
@@ -94,11 +92,7 @@ def test_decode_graphs_pad_rows_left_by_a_larger_batch():
     graphs = DecodeGraphs(forward, batch, capture_sizes(8), CPU, FakeRecorder())
     for size in (8, 3):
         batch_slots = np.arange(size)
-        graphs.run(
-            torch.zeros(size),
-            torch.zeros(size),
-            RaggedBatch.of_decodes(batch_slots, batch_slots, []),
-        )
+        graphs.run(torch.zeros(size), RaggedBatch.of_decodes(batch_slots, batch_slots, []))
     assert batch.rows(4).tolist() == [0, 1, 2, -1]
 
 
@@ -107,7 +101,7 @@ def test_decode_graphs_decline_a_batch_without_room():
     graphs = DecodeGraphs(forward, batch, [1, 2], CPU, recorder)
     batch.has_room = False
     ragged = RaggedBatch.of_decodes(batch_slots, batch_slots, [])
-    assert graphs.run(torch.zeros(2), torch.zeros(2), ragged) is None
+    assert graphs.run(torch.zeros(2), ragged) is None
     assert recorder.num_repeated == 0
 
 

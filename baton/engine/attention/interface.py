@@ -27,6 +27,8 @@ class RaggedBatch:
         num_decodes: the leading sequences that have one token each.
         block_tables: per cache group, `[num_batch_slots, blocks]`, all of one shape; they cover all
             tokens of the step.
+        table_versions: `[num_batch_slots]`, the number of changes of each row of `block_tables`;
+            None: any row may have changed.
     """
 
     batch_slots: Int64Array
@@ -34,15 +36,19 @@ class RaggedBatch:
     num_queries: Int64Array
     num_decodes: int
     block_tables: Sequence[TokenArray]
+    table_versions: Int64Array | None = None
 
     @classmethod
     def of_decodes(
-        cls, batch_slots: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
+        cls,
+        batch_slots: Int64Array,
+        starts: Int64Array,
+        block_tables: Sequence[TokenArray],
+        table_versions: Int64Array | None = None,
     ) -> "RaggedBatch":
         """Returns a batch of one token per slot."""
-        return cls(
-            batch_slots, starts, np.ones(len(batch_slots), np.int64), len(batch_slots), block_tables
-        )
+        num_queries = np.ones(len(batch_slots), np.int64)
+        return cls(batch_slots, starts, num_queries, len(batch_slots), block_tables, table_versions)
 
     def places(self) -> tuple[Int64Array, Int64Array]:
         """Returns slot and position of each token of the flat batch, `[num_tokens]` each."""

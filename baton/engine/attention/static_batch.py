@@ -1,36 +1,44 @@
-"""Static attention batch of decode steps, at fixed addresses for CUDA graph replay."""
+"""Static attention batch of decode steps, at fixed addresses for CUDA graph replay.
 
-from dataclasses import dataclass
+A step fills a pinned array, which one transfer copies to the same places on the device:
+
+    positions | cache slots, per cache group | packed plans, per kind of layer
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from baton.engine.attention.device_tables import DeviceTables
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.triton_attention import (
     KindWork,
     LayerKind,
     TritonAttention,
     TritonBatch,
-    slots_of,
-    visible_tables,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.attention_plan import TILE_FIELDS, Ranges, SplitPlan, plan_splits
-from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention_plan import TILE_FIELDS, Int32Array, Ranges, SplitPlan, plan_splits
+from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack_into
 from baton_kernels.paged_attention import AttentionArrays
 from baton_kernels.paged_decode import Workspace
 
 _NO_SLOTS: Int64Array = np.zeros(0, np.int64)
 _NOTHING = plan_splits(Ranges.of_batch(_NO_SLOTS, _NO_SLOTS, _NO_SLOTS), 1, 1, 1)
+# The inputs are int32 numbers, and begin at multiples of 16 bytes: kernels are compiled for that.
+_ALIGNED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work of one kind of layer in steps of one size: its packed plan on the device."""
+    """Work of one kind of layer: the place of its packed plan in the inputs, and views of it."""
 
-    packed: torch.Tensor
+    place: slice
     capacity: SplitCapacity
+    splits: SplitArrays
     workspace: Workspace
 
 
@@ -38,23 +46,37 @@ class StaticTritonBatch:
     """Static batch of decodes of up to `max_rows` sequences; initially all rows are padding.
 
     A padded row's slot is in block 0, where nothing is written, and no plan contains it.
+
+    Attributes:
+        positions: `[max_rows]`, of the decodes; 0 in padded rows.
     """
 
     def __init__(self, attention: TritonAttention, max_rows: int, max_blocks: int) -> None:
-        """Allocates the batch; the longest sequence has `max_blocks` blocks."""
+        """Allocates the batch; batch slots are below `max_rows`, and the longest sequence has
+        `max_blocks` blocks."""
         self._attention = attention
-        device, groups = attention.device, range(attention.num_groups)
-        self._slots = [torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in groups]
-        self._tables = [
-            torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device) for _ in groups
-        ]
-        self._workspaces = {
-            kind: Workspace.allocate(
-                attention.capacity(kind, max_rows).items, kind.num_heads, kind.head_dim, device
+        device, num_groups = attention.device, attention.num_groups
+        self._tables = DeviceTables(num_groups, max_rows, max_blocks, device)
+        num_words = -(-2 * max_rows // _ALIGNED) * _ALIGNED
+        self._header = (1 + num_groups, num_words)
+        capacities = {kind: attention.capacity(kind, max_rows) for kind in attention.tilings}
+        sizes = [math.prod(self._header), *(sum(c.sizes) for c in capacities.values())]
+        places = [slice(*pair) for pair in itertools.pairwise(itertools.accumulate(sizes))]
+        staged = np.zeros(sum(sizes), np.int32)
+        for place, capacity in zip(places, capacities.values(), strict=True):
+            pack_into(staged[place], _NOTHING, capacity)
+        self._inputs = torch.from_numpy(staged).to(device, copy=True)
+        self._work = {
+            kind: _Work(
+                place,
+                capacity,
+                SplitArrays.view(self._inputs[place], capacity),
+                Workspace.allocate(capacity.items, kind.num_heads, kind.head_dim, device),
             )
-            for kind in attention.tilings
+            for place, (kind, capacity) in zip(places, capacities.items(), strict=True)
         }
-        self._work: dict[int, dict[LayerKind, _Work]] = {}
+        header = self._inputs[: sizes[0]].view(self._header).view(torch.int64)
+        self.positions, *self._slots = header[:, :max_rows]
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
         """Copies a step's decodes; rows from their number to `num_rows` become padding.
@@ -62,21 +84,36 @@ class StaticTritonBatch:
         Returns False, and must not be replayed, if the plan exceeds its capacity: contexts that
         share most of their blocks may add up to more than the pool.
         """
-        attention, num_decodes = self._attention, len(ragged.batch_slots)
-        batch_slots, positions = ragged.places()
-        tables = visible_tables(ragged, positions, attention.block_size)
-        plans = attention.plans(ragged, tables)
-        work = self._of_size(num_rows)
-        if any(not _fits(plan.splits, work[kind].capacity) for kind, plan in plans.items()):
+        ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
+        plans = self._attention.plans(ranges, ragged.block_tables)
+        if not all(_fits(plan.splits, self._work[kind].capacity) for kind, plan in plans.items()):
             return False
+        self._tables.update(ragged)
+        # Torch gives pinned memory to nobody else before the device has read it.
+        pinned = torch.empty_like(self._inputs, device="cpu", pin_memory=self._inputs.is_cuda)
+        staged = pinned.numpy()
+        self._write_header(staged, ragged, num_rows)
+        end = 0
         for kind, plan in plans.items():
-            self._copy(work[kind].packed, pack(plan.splits, work[kind].capacity))
-        slots = slots_of(ragged, batch_slots, positions, attention.block_size)
-        for target, places in zip(self._slots, slots, strict=True):
-            self._copy(target[:num_rows], np.pad(places, (0, num_rows - num_decodes)))
-        for table, rows in zip(self._tables, tables, strict=True):
-            self._copy(table[:num_decodes, : rows.shape[1]], rows)
+            work = self._work[kind]
+            num_used = pack_into(staged[work.place], plan.splits, work.capacity)
+            end = work.place.start + num_used
+        self._inputs[:end].copy_(pinned[:end], non_blocking=True)
         return True
+
+    def _write_header(self, staged: Int32Array, ragged: RaggedBatch, num_rows: int) -> None:
+        batch_slots, starts = ragged.batch_slots, ragged.starts
+        num_decodes, block_size = len(batch_slots), self._attention.block_size
+        header = staged[: math.prod(self._header)].reshape(self._header).view(np.int64)
+        header[:, num_decodes:num_rows] = 0
+        positions, *slots = header[:, :num_decodes]
+        positions[:] = starts
+        indices = starts // block_size
+        offsets = starts - indices * block_size
+        for places, table in zip(slots, ragged.block_tables, strict=True):
+            places[:] = table[batch_slots, indices]
+            places *= block_size
+            places += offsets
 
     def rows(self, num_rows: int) -> TritonBatch:
         """Returns the first `num_rows` rows as the model's attention batch."""
@@ -84,39 +121,16 @@ class StaticTritonBatch:
             _NO_SLOTS,
             _NO_SLOTS,
             tuple(slots[:num_rows] for slots in self._slots),
-            tuple(table[:num_rows] for table in self._tables),
-            {
-                kind: KindWork(
-                    AttentionArrays(
-                        SplitArrays.view(work.packed, work.capacity),
-                        work.packed.new_empty(0, TILE_FIELDS),
-                    ),
-                    work.workspace,
-                )
-                for kind, work in self._of_size(num_rows).items()
-            },
+            self._tables.tensors,
+            {kind: self._work_of(kind, num_rows) for kind in self._work},
         )
 
-    def _of_size(self, num_rows: int) -> dict[LayerKind, _Work]:
-        if num_rows not in self._work:
-            self._work[num_rows] = {
-                kind: self._new_work(kind, num_rows) for kind in self._attention.tilings
-            }
-        return self._work[num_rows]
-
-    def _new_work(self, kind: LayerKind, num_rows: int) -> _Work:
-        capacity = self._attention.capacity(kind, num_rows)
-        packed = torch.from_numpy(pack(_NOTHING, capacity)).to(self._attention.device)
-        return _Work(packed, capacity, self._workspaces[kind])
-
-    def _copy(self, target: torch.Tensor, source: "npt.NDArray[np.generic]") -> None:
-        tensor = torch.from_numpy(source)
-        if target.is_cuda:
-            tensor = tensor.pin_memory()
-        target.copy_(tensor, non_blocking=True)
+    def _work_of(self, kind: LayerKind, num_rows: int) -> KindWork:
+        work, capacity = self._work[kind], self._attention.capacity(kind, num_rows)
+        splits = replace(work.splits, capacity=capacity)
+        tiles = self._inputs.new_empty(0, TILE_FIELDS)
+        return KindWork(AttentionArrays(splits, tiles), work.workspace)
 
 
 def _fits(plan: SplitPlan, capacity: SplitCapacity) -> bool:
-    needed = SplitCapacity.of(plan)
-    has_room = needed.items <= capacity.items and needed.shared_items <= capacity.shared_items
-    return has_room and plan.num_slots <= capacity.items
+    return SplitCapacity.of(plan).fits(capacity) and plan.num_slots <= capacity.items

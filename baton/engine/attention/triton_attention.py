@@ -89,7 +89,7 @@ class TritonBatch:
 
     Attributes:
         slots: per cache group, the cache slot of each token's K and V: `[num_tokens]`.
-        tables: per cache group, the blocks of each range: `[num_ranges, blocks]`.
+        tables: per cache group, block tables, of which plans name rows: `[num_rows, blocks]`.
         work: per kind of layer.
     """
 
@@ -150,8 +150,10 @@ class TritonAttention:
         """Implements `Attention.prepare`."""
         batch_slots, positions = ragged.places()
         tables = visible_tables(ragged, positions, self.block_size)
+        numbers = np.arange(len(ragged.batch_slots))
+        ranges = Ranges.of_batch(numbers, ragged.starts, ragged.num_queries)
         work = {}
-        for kind, plan in self.plans(ragged, tables).items():
+        for kind, plan in self.plans(ranges, tables).items():
             arrays = AttentionArrays.of(plan, self.device)
             workspace = Workspace.allocate(
                 plan.splits.num_slots, kind.num_heads, kind.head_dim, self.device
@@ -166,12 +168,8 @@ class TritonAttention:
             work,
         )
 
-    def plans(
-        self, ragged: RaggedBatch, tables: Sequence[TokenArray]
-    ) -> dict[LayerKind, AttentionPlan]:
-        """Returns the plan of each kind of layer; the sequences are rows of `tables`."""
-        numbers = np.arange(len(ragged.batch_slots))
-        ranges = Ranges.of_batch(numbers, ragged.starts, ragged.num_queries)
+    def plans(self, ranges: Ranges, tables: Sequence[TokenArray]) -> dict[LayerKind, AttentionPlan]:
+        """Returns the plan of each kind of layer; `tables` are per cache group."""
         return {
             kind: kind.plan(ranges, tables[kind.cache_group], self.block_size, tiling)
             for kind, tiling in self.tilings.items()

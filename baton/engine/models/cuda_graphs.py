@@ -31,7 +31,13 @@ class Recorder(Protocol):
 
 
 class StaticBatch(Protocol):
-    """Attention inputs of decode steps in static memory; initially all rows are padding."""
+    """Attention inputs of decode steps in static memory; initially all rows are padding.
+
+    Attributes:
+        positions: `[max_rows]`, of the decodes; valid positions in padded rows too.
+    """
+
+    positions: torch.Tensor
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
         """Writes a step's decodes; the following rows, up to `num_rows`, become padding. Returns
@@ -92,12 +98,11 @@ class DecodeGraphs:
         max_rows = sizes[-1]
         self._batch = batch
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         rows = torch.arange(max_rows, device=device)
         self.sizes = sizes
 
         def step(size: int) -> Step:
-            inputs = (self._token_ids[:size], self._positions[:size])
+            inputs = (self._token_ids[:size], batch.positions[:size])
             return lambda: forward(*inputs, batch.rows(size), rows[:size])
 
         # The largest first, so that the others reuse its memory in the pool.
@@ -109,20 +114,17 @@ class DecodeGraphs:
         (step, *_) = self._steps.values()
         return step()[0].nbytes
 
-    def run(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, ragged: RaggedBatch
-    ) -> torch.Tensor | None:
+    def run(self, token_ids: torch.Tensor, ragged: RaggedBatch) -> torch.Tensor | None:
         """Returns logits `[num_decodes, vocab_size]`, valid until the next run; None if no graph
         fits and the caller has to compute the step without one.
 
         Args:
-            token_ids, positions: `[num_decodes]`, at most `max_rows`.
+            token_ids: `[num_decodes]`, at most `max_rows`.
             ragged: batch of only decodes.
         """
-        num_decodes = len(token_ids)
+        num_decodes = len(ragged.batch_slots)
         size = self.sizes[bisect_left(self.sizes, num_decodes)]
         self._token_ids[:num_decodes].copy_(token_ids, non_blocking=True)
-        self._positions[:num_decodes].copy_(positions, non_blocking=True)
         if not self._batch.fill(ragged, size):
             return None
         return self._steps[size]()[:num_decodes]

@@ -166,7 +166,7 @@ class Sampler:
         """Returns whether sampling for any of these slots reads all previous tokens on the host."""
         if self._chooser.keeps_history:
             return False
-        return bool(np.any(self._columns.uses[batch_slots] & HISTORY))
+        return bool((self._columns.uses[batch_slots] & HISTORY).any())
 
     def choose(
         self,

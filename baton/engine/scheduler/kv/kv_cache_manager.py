@@ -105,7 +105,7 @@ class KvCacheManager:
         for i, begin in enumerate(begins):
             table = self._first_table(i, hit, begin, num_blocks)
             sequence.block_ids.append(table)
-            self._batch_slots.block_tables[i][sequence.batch_slot, :num_blocks] = table
+            self._batch_slots.set_blocks(i, sequence.batch_slot, 0, table)
         sequence.num_trimmed = begins
         sequence.num_committed_blocks = hit.num_committed
         sequence.num_computed_tokens = hit.num_tokens
@@ -131,7 +131,7 @@ class KvCacheManager:
             table = parent.block_ids[i][:num_blocks]
             group.pool.hold(b for b in table if b != NULL_BLOCK)
             child.block_ids.append(table)
-            self._batch_slots.block_tables[i][child.batch_slot, :num_blocks] = table
+            self._batch_slots.set_blocks(i, child.batch_slot, 0, table)
         child.num_trimmed = list(parent.num_trimmed)
         child.block_hashes = parent.block_hashes[:]
         child.num_committed_blocks = parent.num_committed_blocks
@@ -165,7 +165,7 @@ class KvCacheManager:
             for i, group in enumerate(self.groups):
                 new = group.pool.allocate(missing)
                 sequence.block_ids[i] += new
-                self._batch_slots.block_tables[i][sequence.batch_slot, have:num_blocks] = new
+                self._batch_slots.set_blocks(i, sequence.batch_slot, have, new)
             self._batch_slots.num_covered[sequence.batch_slot] = num_blocks * self.block_size
             self.clear_tail(sequence, num_tokens)
         if own:
@@ -199,6 +199,7 @@ class KvCacheManager:
                 sequence.block_ids[i].append(block_id)
                 cleared[i, block_id] = None
         columns.num_covered[batch_slots] = covered + self.block_size
+        columns.table_versions[batch_slots] += 1
         return True
 
     def clear_tail(self, sequence: Sequence, num_tokens: int) -> None:
@@ -227,7 +228,7 @@ class KvCacheManager:
         self.operations.copy(group_index, table[index], target)
         pool.release([table[index]])
         table[index] = target
-        self._batch_slots.block_tables[group_index][sequence.batch_slot, index] = target
+        self._batch_slots.set_blocks(group_index, sequence.batch_slot, index, [target])
 
     # Release.
 
@@ -237,8 +238,8 @@ class KvCacheManager:
         if first > begin:
             table = sequence.block_ids[index]
             group.pool.release(table[begin:first])
-            table[begin:first] = [NULL_BLOCK] * (first - begin)
-            self._batch_slots.block_tables[index][sequence.batch_slot, begin:first] = NULL_BLOCK
+            table[begin:first] = trimmed = [NULL_BLOCK] * (first - begin)
+            self._batch_slots.set_blocks(index, sequence.batch_slot, begin, trimmed)
             sequence.num_trimmed[index] = first
 
     def free(self, sequence: Sequence) -> None:

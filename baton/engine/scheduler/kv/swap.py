@@ -146,7 +146,7 @@ class Swap:
             table = [blocks[p] for p in places]
             sequence.block_ids.append(table)
             sequence.num_trimmed.append(table.count(NULL_BLOCK))
-            self._batch_slots.block_tables[index][sequence.batch_slot, : len(table)] = table
+            self._batch_slots.set_blocks(index, sequence.batch_slot, 0, table)
             self._releases.append((index, [p for p in places if p != NULL_BLOCK]))
 
     # Cleanup.

@@ -8,6 +8,7 @@ it is a row of theirs, whose result is dropped.
 """
 
 from collections import deque
+from collections.abc import Sequence as SequenceOf
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ class BatchSlots(Generic[Owner]):
         is_decoding: the sequence is a plain decode: one token behind, the only holder of its last
             block, and advanced by array operations alone.
         block_tables: per cache group, `[num_batch_slots, blocks]`; `NULL_BLOCK` in unused entries.
+        table_versions: the number of changes of each slot's block tables, `[num_batch_slots]`.
         owners: the sequence that has each slot; None if it is free.
     """
 
@@ -54,6 +56,7 @@ class BatchSlots(Generic[Owner]):
         self.block_tables: tuple[TokenArray, ...] = tuple(
             np.zeros((num_batch_slots, num_blocks), np.int32) for _ in range(num_groups)
         )
+        self.table_versions: Int64Array = np.zeros(num_batch_slots, np.int64)
         self.owners: list[Owner | None] = [None] * num_batch_slots
         self._free = list(reversed(range(num_batch_slots)))
         self._num_planned = self._num_applied = 0
@@ -72,10 +75,18 @@ class BatchSlots(Generic[Owner]):
         """Takes a free slot. The caller has checked `num_free` and fills the row."""
         return self._free.pop()
 
+    def set_blocks(
+        self, group: int, batch_slot: int, first: int, block_ids: SequenceOf[int]
+    ) -> None:
+        """Writes entries of a slot's block table, from `first` on."""
+        self.block_tables[group][batch_slot, first : first + len(block_ids)] = block_ids
+        self.table_versions[batch_slot] += 1
+
     def release(self, batch_slot: int, num_blocks: int) -> None:
         """Releases a slot; clears the first `num_blocks` entries of its block tables."""
         for table in self.block_tables:
             table[batch_slot, :num_blocks] = NULL_BLOCK
+        self.table_versions[batch_slot] += 1
         self.num_covered[batch_slot] = 0
         self.is_decoding[batch_slot] = False
         self.owners[batch_slot] = None

@@ -1,0 +1,138 @@
+"""Recorded decode steps: what a step sends adds up to the inputs made from nothing."""
+
+from typing import cast
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from baton.engine.attention.device_tables import DeviceTables
+from baton.engine.attention.interface import Attention, RaggedBatch
+from baton.engine.attention.static_batch import StaticTritonBatch
+from baton.engine.attention.triton_attention import TritonAttention
+from baton.engine.messages import EngineRequest
+from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.runner import DecoderModel
+from baton.engine.scheduler.sequences.batch_slots import BatchSlots
+from baton.sampling import SamplingParams
+from baton_kernels.attention_plan import Ranges
+from baton_kernels.attention_plan_arrays import pack
+from bench import host
+
+CPU = torch.device("cpu")
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "release", "send"]),
+        st.integers(0, 3),
+        st.integers(0, 5),
+        st.lists(st.integers(1, 99), max_size=3),
+    ),
+    max_size=30,
+)
+
+
+@given(CHANGES)
+def test_device_tables_equal_those_of_host_for_slots_of_step(
+    changes: list[tuple[str, int, int, list[int]]],
+) -> None:
+    columns = BatchSlots[None](4, 8, 1, 2)
+    tables = DeviceTables(2, 4, 9, CPU)
+    for change, batch_slot, first, block_ids in changes:
+        if change == "write":
+            columns.set_blocks(first % 2, batch_slot, first, block_ids)
+        elif change == "release":
+            columns.release(batch_slot, 8)
+        else:
+            batch_slots = np.unique([batch_slot, first % 4])
+            tables.update(
+                RaggedBatch.of_decodes(
+                    batch_slots, batch_slots, columns.block_tables, columns.table_versions
+                )
+            )
+            for sent, table in zip(tables.tensors, columns.block_tables, strict=True):
+                assert np.array_equal(sent[batch_slots, :8].numpy(), table[batch_slots])
+
+
+def test_device_tables_send_rows_of_unknown_versions_again() -> None:
+    tables, slots = DeviceTables(1, 2, 2, CPU), np.arange(2)
+    for content in ([[1, 2], [3, 4]], [[1, 5], [0, 4]]):
+        table = np.array(content, np.int32)
+        tables.update(RaggedBatch.of_decodes(slots, slots, [table]))
+        assert np.array_equal(tables.tensors[0].numpy(), table)
+
+
+class CheckedBatch(StaticTritonBatch):
+    """Static batch that compares the inputs of each step with those made from nothing."""
+
+    num_checked = 0
+
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
+        assert super().fill(ragged, num_rows)
+        CheckedBatch.num_checked += 1
+        batch, slots, starts = self.rows(num_rows), ragged.batch_slots, ragged.starts
+        num_decodes, size = len(slots), host.BLOCK_SIZE
+        padding = num_rows - num_decodes
+        assert self.positions[:num_rows].tolist() == [*starts.tolist(), *[0] * padding]
+        for sent, places, table in zip(batch.tables, batch.slots, ragged.block_tables, strict=True):
+            assert np.array_equal(sent[slots, : table.shape[1]].numpy(), table[slots])
+            expected = table[slots, starts // size] * size + starts % size
+            assert places.tolist() == [*expected.tolist(), *[0] * padding]
+        ranges = Ranges.of_batch(slots, starts, ragged.num_queries)
+        for kind, plan in self._attention.plans(ranges, ragged.block_tables).items():
+            self._check_plan(batch.work[kind].arrays.splits, plan.splits)
+        return True
+
+    def _check_plan(self, arrays, plan) -> None:  # type: ignore[no-untyped-def]
+        capacity = arrays.capacity
+        expected = arrays.view(torch.from_numpy(pack(plan, capacity)), capacity)
+        assert arrays.num_items[0] == expected.num_items[0] == len(plan.items)
+        assert arrays.num_shared_items[0] == expected.num_shared_items[0]
+        for name, length in (
+            ("items", plan.items.size),
+            ("shared_items", plan.shared_items.size),
+            ("members", capacity.members),
+            ("positions", len(plan.members)),
+            ("first_slots", capacity.members + 1),
+        ):
+            got = getattr(arrays, name)[:length]
+            assert torch.equal(got, getattr(expected, name)[:length]), name
+
+
+class CheckedBackend(host.NullBackend):
+    """Backend whose recorded steps check their inputs."""
+
+    def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs:
+        return host.NullGraphs(
+            cast("host.NullModel", model), cast("TritonAttention", attention), CheckedBatch
+        )
+
+
+@pytest.mark.parametrize("windows", [[None], [None, 40]])
+@pytest.mark.parametrize("num_blocks", [80, 300])
+def test_static_batch_equals_one_made_from_nothing(windows: host.Windows, num_blocks: int) -> None:
+    """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
+    backend = CheckedBackend([], reads_in_place=False)
+    before = CheckedBatch.num_checked
+    random = np.random.default_rng(num_blocks)
+    prefix = tuple(random.integers(8, 64, 300).tolist())
+    num_preempted = 0
+    with host.null_engine(backend, num_blocks, windows) as engine:
+        for number in range(40):
+            own = tuple(random.integers(8, 64, random.integers(1, 40)).tolist())
+            tokens = prefix + own if number % 3 == 0 else own
+            params = SamplingParams(
+                max_tokens=int(random.integers(1, 80)),
+                stop_token_ids=(host.STOP,) if number % 2 else (),
+                n=2 if number % 7 == 0 else 1,
+                temperature=1.0 if number % 7 == 0 else 0.0,
+            )
+            engine.add_request(EngineRequest(str(number), tokens, params, len(tokens)))
+            for _ in range(random.integers(0, 6)):
+                num_preempted += len(engine.step().preempted)
+        while engine.has_work:
+            num_preempted += len(engine.step().preempted)
+        engine.check_integrity()
+    assert CheckedBatch.num_checked - before > 50
+    assert bool(num_preempted) == (num_blocks == 80)
