@@ -515,7 +515,7 @@ class Engine:
             self._scheduler.set_drafts(sequence, drafts)
 
     def _with_committed(self, progress: StepProgress) -> StepProgress:
-        return replace(progress, others=self._committed + progress.others)
+        return StepProgress(progress.decoded, self._committed + progress.others)
 
     @property
     def max_num_batched_tokens(self) -> int:

@@ -277,9 +277,10 @@ class ModelRunner:
             batch_slots, starts, columns.block_tables, columns.table_versions
         )
         num_unknown = len(plan.previous_rows)
-        given = self._given(batch_slots[num_unknown:], starts[num_unknown:])
-        token_ids = self._tokens_of(plan, previous, given)
-        return self._graphs.run(token_ids, ragged)
+        parts = [self._chosen(plan, previous)] if num_unknown else []
+        if num_unknown < len(batch_slots):
+            parts.append(self._given(batch_slots[num_unknown:], starts[num_unknown:]))
+        return self._graphs.run(parts, ragged)
 
     def _forward(
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
@@ -325,14 +326,16 @@ class ModelRunner:
         self, plan: StepPlan, previous: Launched | None, given: torch.Tensor
     ) -> torch.Tensor:
         """Returns a step's tokens: those that the step before has chosen, and those `given`."""
-        rows = plan.previous_rows  # ascending
-        if not len(rows):
+        if not len(plan.previous_rows):
             return given
-        assert previous is not None, "tokens of a step before, without one"
-        chosen = previous.token_ids
-        if len(rows) < len(chosen):
-            chosen = chosen[self._upload(rows)]
+        chosen = self._chosen(plan, previous)
         return torch.cat([chosen, given]) if len(given) else chosen
+
+    def _chosen(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor:
+        """Returns the tokens that the step before has chosen for this one's first decodes."""
+        assert previous is not None, "tokens of a step before, without one"
+        rows, chosen = plan.previous_rows, previous.token_ids  # rows ascend
+        return chosen[self._upload(rows)] if len(rows) < len(chosen) else chosen
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Swaps out, copies, clears, swaps in: nothing is overwritten before it was read."""

@@ -79,7 +79,7 @@ def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
     for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
         batch_slots = np.random.default_rng(number).permutation(max_rows)[:size]
         ragged = RaggedBatch.of_decodes(batch_slots, batch_slots + 7, [])
-        got = graphs.run(torch.from_numpy(batch_slots + 100), ragged)
+        got = graphs.run(torch.from_numpy(batch_slots + 100).split(7), ragged)
         assert got is not None
         expected = torch.from_numpy(batch_slots)[:, None] + torch.tensor([100, 7, 0, 0])
         expected[:, 3] = torch.arange(size)
@@ -92,7 +92,7 @@ def test_decode_graphs_pad_rows_left_by_a_larger_batch():
     graphs = DecodeGraphs(forward, batch, capture_sizes(8), CPU, FakeRecorder())
     for size in (8, 3):
         batch_slots = np.arange(size)
-        graphs.run(torch.zeros(size), RaggedBatch.of_decodes(batch_slots, batch_slots, []))
+        graphs.run([torch.zeros(size)], RaggedBatch.of_decodes(batch_slots, batch_slots, []))
     assert batch.rows(4).tolist() == [0, 1, 2, -1]
 
 
@@ -101,7 +101,7 @@ def test_decode_graphs_decline_a_batch_without_room():
     graphs = DecodeGraphs(forward, batch, [1, 2], CPU, recorder)
     batch.has_room = False
     ragged = RaggedBatch.of_decodes(batch_slots, batch_slots, [])
-    assert graphs.run(torch.zeros(2), ragged) is None
+    assert graphs.run([torch.zeros(2)], ragged) is None
     assert recorder.num_repeated == 0
 
 

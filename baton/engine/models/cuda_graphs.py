@@ -114,17 +114,21 @@ class DecodeGraphs:
         (step, *_) = self._steps.values()
         return step()[0].nbytes
 
-    def run(self, token_ids: torch.Tensor, ragged: RaggedBatch) -> torch.Tensor | None:
+    def run(self, token_ids: Sequence[torch.Tensor], ragged: RaggedBatch) -> torch.Tensor | None:
         """Returns logits `[num_decodes, vocab_size]`, valid until the next run; None if no graph
         fits and the caller has to compute the step without one.
 
         Args:
-            token_ids: `[num_decodes]`, at most `max_rows`.
+            token_ids: parts of `[num_decodes]`, one after the other; at most `max_rows`.
             ragged: batch of only decodes.
         """
         num_decodes = len(ragged.batch_slots)
         size = self.sizes[bisect_left(self.sizes, num_decodes)]
-        self._token_ids[:num_decodes].copy_(token_ids, non_blocking=True)
+        begin = 0
+        for part in token_ids:
+            end = begin + len(part)
+            self._token_ids[begin:end].copy_(part, non_blocking=True)
+            begin = end
         if not self._batch.fill(ragged, size):
             return None
         return self._steps[size]()[:num_decodes]
