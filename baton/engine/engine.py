@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -170,7 +171,8 @@ class Engine:
         params: SamplingParams | SequenceOf[SamplingParams] | None = None,
     ) -> list[GenerationResult]:
         """Continues every prompt and returns the results in order. Runs requests of `add_request`
-        too, as far as they get meanwhile; their updates of these steps are dropped.
+        too, as far as they get meanwhile; their updates of these steps are dropped. Steps are the
+        largest, unless `max_num_tokens_with_decodes` is set.
 
         Args:
             prompts: texts or lists of token ids.
@@ -188,11 +190,16 @@ class Engine:
             for request in requests:
                 self.add_request(request)
                 added.append(request.request_id)
-            self._run_to_end(collected)
+            with self._largest_steps():
+                self._run_to_end(collected)
         except BaseException:
             self.abort(*added)
             raise
         return [self._result(r, collected[r.request_id], prompts) for r in requests]
+
+    def _largest_steps(self) -> AbstractContextManager[None]:
+        is_limited = self.config.max_num_tokens_with_decodes is not None
+        return nullcontext() if is_limited else self._scheduler.largest_steps()
 
     def pool(self, prompts: SequenceOf[Prompt]) -> list[Float32Array]:
         """Returns the pooled output of every prompt, in order: embeddings, or outputs of the

@@ -1,5 +1,7 @@
 """Work meter of the engine, against the work that was done."""
 
+import pytest
+
 from baton.engine.metering.work_meter import WorkDone
 from baton.models import locate
 from baton.sampling import SamplingParams
@@ -21,4 +23,16 @@ def test_work_meter_counts_each_token_as_prefill_or_decode():
     assert both.num_prompt_tokens - done.num_prompt_tokens == 90
     assert both.num_decode_tokens - done.num_decode_tokens == 12
     assert both.seconds > done.seconds > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_steps"), [({}, 3), ({"max_num_tokens_with_decodes": 8}, 4)]
+)
+def test_generate_takes_the_largest_steps_unless_limited(limits, num_steps):
+    """40 tokens of the long prompt are computed in the first step, beside the short one."""
+    engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, **limits)
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1)]
+    engine.generate([random_prompt(8, seed=1), random_prompt(40 + 46 + 7, seed=2)], params)
+    assert engine.work_done.num_steps == num_steps
     assert_idle(engine)

@@ -27,7 +27,10 @@ READ_PATIENCE = 16
 
 
 class Planner:
-    """Planner: turns the request states into a step, under the budgets of `config`."""
+    """Planner: turns the request states into a step, under the budgets of `config`.
+
+    `protects_decodes`: whether steps with decodes keep to `max_num_tokens_with_decodes`.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Planner:
         self._chunker = chunker
         self._admission = admission
         self._preemptor = preemptor
+        self.protects_decodes = True
         self._config = config
         self._policy = policy
         self._states = states
@@ -79,8 +83,9 @@ class Planner:
         """Returns an empty step with the budgets of `config` for one with or without decodes."""
         config = self._config
         tokens = config.max_num_batched_tokens
-        if has_decodes and config.max_num_tokens_with_decodes is not None:
-            tokens = config.max_num_tokens_with_decodes
+        limit = config.max_num_tokens_with_decodes
+        if has_decodes and self.protects_decodes and limit is not None:
+            tokens = limit
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
         return Step(tokens, reads, self._cache_reads)
 

@@ -10,7 +10,9 @@ advance by array operations over `BatchSlots`; every other sequence has a `Sched
 that is not applied yet; `OutputProcessor` applies the results.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -151,6 +153,16 @@ class Scheduler:
     def release(self, request_id: str) -> None:
         """Frees the blocks of a finished request that kept them. Idempotent."""
         self._states.release(request_id)
+
+    @contextmanager
+    def largest_steps(self) -> Iterator[None]:
+        """Fills steps with decodes up to `max_num_batched_tokens`, too, until the block ends: for
+        throughput where no client waits for single tokens."""
+        self._planner.protects_decodes = False
+        try:
+            yield
+        finally:
+            self._planner.protects_decodes = True
 
     def pause(self) -> None:
         """Admits no new request from now on; requests that have begun continue."""
