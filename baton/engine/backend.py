@@ -182,7 +182,7 @@ def _why_no_kernels(
     from baton_kernels.attention_inputs import check_model
 
     if model.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        return "they run on a GPU and the device is a CPU: use kernels=torch there"
+        return "they run on a GPU and the device is a CPU: unset it there"
     if config.deterministic and (reason := why_unknown(model)) is not None:
         return reason
     for layer in layers:
