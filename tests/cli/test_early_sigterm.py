@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,6 +59,12 @@ class FirstProcess:
         status = Path(f"/proc/{self.pid}/status").read_text()
         caught = int(status.split("SigCgt:")[1].split()[0], 16)
         return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    def maps(self, file: str) -> bool:
+        """Returns whether it or a child of it, such as its engine, has mapped the file."""
+        process = psutil.Process(self.pid)
+        pids = [self.pid, *(child.pid for child in process.children())]
+        return any(file in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
 
     def says(self, text: str) -> bool:
         return text in self.log.read_text()
@@ -133,8 +140,7 @@ def test_worker_ends_at_sigterm_while_it_loads_its_model(tmp_path):
     large.to_empty(device="cpu").save_pretrained(model)
     with first_process([*PROCESSES["decode"], "--model", str(model)], tmp_path) as process:
         # Its signal handlers are set after it has said where it listens.
-        maps = Path(f"/proc/{process.pid}/maps")
-        wait_until(lambda: "model.safetensors" in maps.read_text(), 120.0)
+        wait_until(lambda: process.maps("model.safetensors"), 120.0)
         assert process.terminate() == 0
         assert process.says("ended while the model was being loaded")
         assert not process.says(READY)
