@@ -76,7 +76,7 @@ class _Computed:
 
     Attributes:
         logits: `[num_logits, vocab_size]` on the device, if later work chooses tokens of them.
-        token_ids: `[num_rows]` on the device, for the step behind; None if the step chooses none.
+        token_ids: `[num_rows]` on the device, for the step after; None if the step chooses none.
         has_grammar: whether a grammar restricted any of the tokens.
         beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
         scores: of prompt tokens, by the index of their chunk.
@@ -101,7 +101,7 @@ class StepMemoryError(Exception):
 class Launched:
     """Step that is launched on the device, without waiting for its tokens.
 
-    Of a step whose choice reads earlier tokens on the host, only the forward is, until `choose`.
+    If its choice of tokens reads earlier ones on the host, only the forward is, until `choose`.
     """
 
     def __init__(
@@ -121,20 +121,20 @@ class Launched:
 
     @property
     def failure(self) -> str | None:
-        """Reason why the step has no result, for work that is launched behind it."""
+        """Reason why the step has no result, for work that is launched after it."""
         return self._launch.value.failure
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """The tokens on the device, `[num_rows]`, for work that is launched behind `choose`."""
+        """The tokens on the device, `[num_rows]`, for work that is launched after `choose`."""
         token_ids = self._launch.value.token_ids
-        assert token_ids is not None, "a step behind one without tokens"
+        assert token_ids is not None, "a step after one without tokens"
         return token_ids
 
     def fetch(self) -> StepResult:
         """Waits until the device has done the step, and returns its result. Call once.
 
-        Raises `StepMemoryError`; then the step has no result, nor has one behind it.
+        Raises `StepMemoryError`; then the step has no result, nor has one after it.
         """
         self.choose()
         return self._result(self._launch.wait())
@@ -208,10 +208,10 @@ class ModelRunner:
     def _launch_choice(self, plan: StepPlan, forward: Launch[_Computed]) -> Launch[_Computed]:
         slots, lengths = plan.sample_slots, plan.sample_lengths
         allowed = self._grammars.fill(slots, lengths, self._batch_slots.token_ids)
-        return self._stream.launch(partial(self._choose_of, plan, forward, allowed))
+        return self._stream.launch(partial(self._choose_later, plan, forward, allowed))
 
     @torch.inference_mode()
-    def _choose_of(
+    def _choose_later(
         self, plan: StepPlan, forward: Launch[_Computed], allowed: Allowed | None
     ) -> _Computed:
         """Chooses the tokens of a step whose forward was launched alone."""

@@ -27,8 +27,8 @@ class DeviceTables:
         self._upload = uploader(device)
 
     def update(self, ragged: RaggedBatch) -> None:
-        """Sends the rows of a step's sequences that have changed since they were sent, behind all
-        that was launched before."""
+        """Sends the rows of a step's sequences that have changed since they were sent, in the order
+        of the device's stream."""
         batch_slots, versions = ragged.batch_slots, ragged.table_versions
         if versions is not None:
             batch_slots = batch_slots[versions[batch_slots] != self._versions[batch_slots]]

@@ -1,4 +1,4 @@
-"""Choice of a library for attention, by what is installed, the device, the model and the engine.
+"""Attention backend selection: libraries, and why one cannot serve a model on a device.
 
 Knows the limits of each library, and nothing of how it is called.
 """

@@ -89,7 +89,7 @@ class StaticTritonBatch:
         if not all(_fits(plan.splits, self._work[kind].capacity) for kind, plan in plans.items()):
             return False
         self._tables.update(ragged)
-        # Torch gives pinned memory to nobody else before the device has read it.
+        # Torch reuses pinned memory only after the device has read it.
         pinned = torch.empty_like(self._inputs, device="cpu", pin_memory=self._inputs.is_cuda)
         staged = pinned.numpy()
         self._write_header(staged, ragged, num_rows)
