@@ -168,7 +168,7 @@ def null_engine(
     attention = TritonAttention(
         cache, [8] * len(windows), torch.bfloat16, MAX_LENGTH, deterministic=False
     )
-    backend = backend or NullBackend([], reads_in_place=False)
+    backend = backend or NullBackend([], uses_c_kernels=False)
     loaded = LoadedModel(info, NullModel(), backend, attention, cache, CPU, "")
     config = EngineConfig(
         device="cpu",

@@ -17,10 +17,13 @@ from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.models.fused_model import FusedModel
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.llama_shaped import is_dense, why_unknown
+from baton.engine.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, TransformersModel
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
+from baton_kernels.cpu.library import NoLibraryError
+from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
 
 logger = logging.getLogger(__name__)
 
@@ -65,20 +68,30 @@ class Backend(Protocol):
 class TorchBackend:
     """Backend of torch operations, for any torch device; the backend for CPUs.
 
-    `reads_in_place`: attention reads blocks in place, by kernels in C, where they are available.
+    `uses_c_kernels`: kernels in C, where they are available, read blocks in place for attention
+    and compute row-wise operations.
     """
 
-    def __init__(self, layers: list[LayerAttention], *, reads_in_place: bool) -> None:
+    def __init__(self, layers: list[LayerAttention], *, uses_c_kernels: bool) -> None:
         self._layers = layers
-        self._reads_in_place = reads_in_place
+        self._uses_c_kernels = uses_c_kernels
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if is_dense(model):
-            return FusedModel(model, self._layers, hook.max_len)
+            return FusedModel(model, self._layers, hook.max_len, self._rowwise(model.dtype))
         return TransformersModel(model, hook)
 
+    def _rowwise(self, dtype: torch.dtype) -> Rowwise:
+        if not self._uses_c_kernels or dtype not in DTYPES:
+            return TorchRowwise()
+        try:
+            return RowwiseKernels(dtype)
+        except NoLibraryError as error:
+            _report(f"torch computes norms, activations and rotations: {error}")
+            return TorchRowwise()
+
     def attention(self, cache: KvCache) -> Attention:
-        if not self._reads_in_place:
+        if not self._uses_c_kernels:
             return TorchAttention(cache)
         why_not = why_not_in_place(cache, self._layers)
         if why_not is not None:
@@ -130,8 +143,8 @@ def choose_backend(
                 wanted, f"is {getattr(config, wanted)!r}, which needs Triton's kernels; {why_not}"
             )
         logger.warning("torch computes attention, which is slower: %s", why_not)
-    reads_in_place = config.kernels == "auto" and model.device.type == "cpu"
-    return TorchBackend([layer.attention for layer in layers], reads_in_place=reads_in_place)
+    uses_c_kernels = config.kernels == "auto" and model.device.type == "cpu"
+    return TorchBackend([layer.attention for layer in layers], uses_c_kernels=uses_c_kernels)
 
 
 @functools.cache

@@ -145,8 +145,9 @@ class EngineConfig:
     kernels: Literal["auto", "triton", "torch"] = _setting(
         "auto",
         "Kernels of attention and other operations. auto: Triton's on a GPU, if there is one for "
-        "the model's heads; on a CPU torch's, and for attention kernels in C, if there is a C "
-        "compiler to build them at the first start. torch: torch's alone.",
+        "the model's heads; on a CPU torch's, and for attention, norms, activations and rotations "
+        "kernels in C, if there is a C compiler to build them at the first start. torch: torch's "
+        "alone.",
     )
     attention_backend: Literal["auto", "triton", "flashinfer", "flash-attn"] = _setting(
         "auto",

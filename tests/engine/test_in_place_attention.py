@@ -115,10 +115,10 @@ def test_decodes_that_share_a_prefix_attend_in_a_cascade():
         (LayerAttention(SCALE, MaskRule(), sinks=torch.zeros(4)), torch.float32, "sinks"),
     ],
 )
-def test_backend_reads_in_place_where_kernels_serve(layer, dtype, why):
+def test_backend_uses_c_kernels_where_kernels_serve(layer, dtype, why):
     reason = why_not_in_place(_cache(dtype), [layer])
     assert reason == why if why is None else why in str(reason)
-    attention = TorchBackend([layer], reads_in_place=True).attention(_cache(dtype))
+    attention = TorchBackend([layer], uses_c_kernels=True).attention(_cache(dtype))
     assert isinstance(attention, InPlaceAttention if why is None else TorchAttention)
 
 
@@ -128,7 +128,7 @@ def test_backend_falls_back_to_torch_without_a_compiler(monkeypatch, caplog):
 
     monkeypatch.setattr("baton.engine.attention.in_place_attention.load", missing)
     with caplog.at_level(logging.INFO):
-        attention = TorchBackend([PLAIN], reads_in_place=True).attention(_cache(torch.float32))
+        attention = TorchBackend([PLAIN], uses_c_kernels=True).attention(_cache(torch.float32))
     assert isinstance(attention, TorchAttention)
     assert "there is no C compiler for this test" in caplog.text
 

@@ -113,7 +113,7 @@ class CheckedBackend(host.NullBackend):
 @pytest.mark.parametrize("num_blocks", [80, 300])
 def test_static_batch_equals_one_made_from_nothing(windows: host.Windows, num_blocks: int) -> None:
     """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
-    backend = CheckedBackend([], reads_in_place=False)
+    backend = CheckedBackend([], uses_c_kernels=False)
     before = CheckedBatch.num_checked
     random = np.random.default_rng(num_blocks)
     prefix = tuple(random.integers(8, 64, 300).tolist())

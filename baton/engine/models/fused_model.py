@@ -1,10 +1,11 @@
 """Llama-shaped decoders (Llama, Mistral, Qwen 2, Qwen 3) with fused projections.
 
 The same arithmetic as transformers' modules in fewer, larger calls: one projection for Q, K and V,
-one for gate and up, packed weights, residual adds fused into matrix products, and, in float32, the
-rotary embedding as one complex multiplication. For that, the rows of the Q and K projections are
-reordered so that rotated pairs are adjacent; scores do not change, but keys are cached in that
-order, so `execution` names it and workers that differ do not pair.
+one for gate and up, packed weights, residual adds fused into matrix products, and row-wise
+operations in C where they are available. In float32 the rows of the Q and K projections are
+reordered so that rotated pairs are adjacent, for torch's complex multiplication; scores do not
+change, but keys are cached in that order, so `execution` names it and workers that differ do not
+pair.
 """
 
 from typing import Any
@@ -15,22 +16,31 @@ import torch.nn.functional as F
 from baton.engine.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.linear import Linear, merged
+from baton.engine.models.rowwise import Rowwise
+from baton_kernels.cpu.rowwise import Rotation
 
 
 class FusedModel:
     """Decoder of fused layers. Takes over the weights of `model`, which is unusable afterwards."""
 
-    def __init__(self, model: PreTrainedModel, layers: list[LayerAttention], max_len: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: list[LayerAttention],
+        max_len: int,
+        rowwise: Rowwise,
+    ) -> None:
         decoder = model.model
+        self._rowwise = rowwise
         self._embedding = decoder.embed_tokens.weight
         self._final_norm = decoder.norm.weight
         head = model.lm_head
         self._lm_head = head if isinstance(head, torch.nn.Identity) else Linear(head.weight)
-        self._pairs_adjacent = self._embedding.dtype == torch.float32
-        self.execution = "fused-adjacent" if self._pairs_adjacent else "fused-halves"
-        self._rotary = _Rotary(decoder, max_len, self._pairs_adjacent)
+        is_adjacent = self._embedding.dtype == torch.float32
+        self.execution = "fused-adjacent" if is_adjacent else "fused-halves"
+        rotation = _rotation(decoder, max_len, is_adjacent)
         self._layers = [
-            _FusedLayer(i, layer, attention, self._pairs_adjacent)
+            _FusedLayer(i, layer, attention, rotation, rowwise)
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._eps = decoder.norm.variance_epsilon
@@ -50,41 +60,27 @@ class FusedModel:
         """Returns logits, as `TransformersModel.forward`."""
         assert self._paged is not None
         hidden = F.embedding(token_ids, self._embedding)
-        rotation = self._rotary.at(positions)
         for layer in self._layers[:-1]:
-            attended = layer.attend(hidden, rotation, self._paged, batch)
+            attended = layer.attend(hidden, positions, self._paged, batch)
             hidden = layer.finish(hidden, attended)
         # After the last attention only the rows whose logits are requested are computed.
-        attended = self._layers[-1].attend(hidden, rotation, self._paged, batch)
+        attended = self._layers[-1].attend(hidden, positions, self._paged, batch)
         hidden = self._layers[-1].finish(hidden[logit_rows], attended[logit_rows])
-        logits: torch.Tensor = self._lm_head(_rms_norm(hidden, self._final_norm, self._eps))
+        normed = self._rowwise.rms_norm(hidden, self._final_norm, self._eps)
+        logits: torch.Tensor = self._lm_head(normed)
         return logits
-
-
-class _Rotary:
-    """Rotary table by position, from the model's own rotary module, so that scaling is kept."""
-
-    def __init__(self, decoder: Any, max_len: int, pairs_adjacent: bool) -> None:
-        weight = decoder.embed_tokens.weight
-        positions = torch.arange(max_len, device=weight.device)[None]
-        cos, sin = decoder.rotary_emb(weight, positions)
-        half = cos.shape[-1] // 2
-        if pairs_adjacent:
-            self._table = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
-        else:
-            self._table = torch.stack([cos[0], sin[0]], dim=1)[:, :, None]
-
-    def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Returns `[num_tokens, 1, head_dim / 2]` complex, or `[num_tokens, 2, 1, head_dim]` (cos,
-        sin)."""
-        return self._table[positions]
 
 
 class _FusedLayer:
     """Decoder layer: attention and gated MLP, each with its norm before and residual after."""
 
     def __init__(
-        self, index: int, layer: Any, attention: LayerAttention, pairs_adjacent: bool
+        self,
+        index: int,
+        layer: Any,
+        attention: LayerAttention,
+        rotation: Rotation,
+        rowwise: Rowwise,
     ) -> None:
         attn, mlp = layer.self_attn, layer.mlp
         self._index = index
@@ -92,11 +88,12 @@ class _FusedLayer:
         self._head_dim: int = attn.head_dim
         self._num_kv_heads = attn.k_proj.out_features // self._head_dim
         self._num_heads = attn.q_proj.out_features // self._head_dim
-        self._pairs_adjacent = pairs_adjacent
+        self._rotation = rotation
+        self._rowwise = rowwise
         self._input_norm = layer.input_layernorm.weight
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
-        order = _adjacent_order(self._head_dim) if pairs_adjacent else slice(None)
+        order = _adjacent_order(self._head_dim) if rotation.is_adjacent else slice(None)
         self._qkv = Linear(
             *merged(
                 [
@@ -118,24 +115,25 @@ class _FusedLayer:
     def attend(
         self,
         hidden: torch.Tensor,
-        rotation: torch.Tensor,
+        positions: torch.Tensor,
         paged: Attention,
         batch: StepBatch,
     ) -> torch.Tensor:
         """Writes K and V and returns the heads' outputs, `[num_tokens, num_heads * head_dim]`.
         `hidden`: `[num_tokens, hidden_size]`."""
-        query, key, value = self._project(_rms_norm(hidden, self._input_norm, self._eps), rotation)
+        normed = self._rowwise.rms_norm(hidden, self._input_norm, self._eps)
+        query, key, value = self._project(normed, positions)
         attended = paged.forward(self._index, self._attention, query, key, value, batch)
         return attended.flatten(1)
 
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Computes output projection, MLP and residuals, row by row: `[rows, hidden_size]`."""
         hidden = self._out.plus(attended, hidden)
-        gate, up = self._gate_up(_rms_norm(hidden, self._post_norm, self._eps)).chunk(2, dim=-1)
-        return self._down.plus(F.silu(gate).mul_(up), hidden)
+        gate_up = self._gate_up(self._rowwise.rms_norm(hidden, self._post_norm, self._eps))
+        return self._down.plus(self._rowwise.silu_and_multiply(gate_up), hidden)
 
     def _project(
-        self, normed: torch.Tensor, rotation: torch.Tensor
+        self, normed: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns Q and K, rotated, and V, `[num_tokens, heads, head_dim]` each."""
         num_rotated = self._num_heads + self._num_kv_heads
@@ -144,21 +142,22 @@ class _FusedLayer:
         if self._qk_norms:
             query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
             normed_heads = [
-                _rms_norm(t, w, self._eps)
+                self._rowwise.rms_norm(t, w, self._eps)
                 for t, w in zip((query, key), self._qk_norms, strict=True)
             ]
             rotated = torch.cat(normed_heads, dim=1)
-        rotated = self._rotate(rotated, rotation)
+        rotated = self._rowwise.rotate(rotated, positions, self._rotation)
         query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
         return query, key, value
 
-    def _rotate(self, heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-        if self._pairs_adjacent:
-            pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
-            return torch.view_as_real(pairs * rotation).flatten(-2)
-        cos, sin = rotation.unbind(1)
-        first, second = heads.chunk(2, dim=-1)
-        return heads * cos + torch.cat((-second, first), dim=-1) * sin
+
+def _rotation(decoder: Any, max_len: int, is_adjacent: bool) -> Rotation:
+    """Returns the rotary table by position, from the model's own module to keep its scaling."""
+    weight = decoder.embed_tokens.weight
+    cos, sin = decoder.rotary_emb(weight, torch.arange(max_len, device=weight.device)[None])
+    half = cos.shape[-1] // 2
+    table = torch.stack([cos[0, :, :half], sin[0, :, :half]], dim=-1)
+    return Rotation(table.contiguous(), is_adjacent)
 
 
 def _adjacent_order(head_dim: int) -> torch.Tensor:
@@ -175,7 +174,3 @@ def _reorder_heads(
     if bias is not None:
         bias = bias.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
     return weight, bias
-
-
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)

@@ -16,7 +16,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-_SOURCES = ("paged_attention.c", "paged_attention_of_dtype.h")
+_SOURCES = ("paged_attention.c", "rowwise.c")
+_HEADERS = ("bfloat16.h", "paged_attention_of_dtype.h", "rowwise_of_dtype.h")
 _FLAGS = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
@@ -45,8 +46,8 @@ def build(folder: Path) -> Path:
     if compiler is None:
         tried = ", ".join(_compilers())
         raise NoLibraryError(f"there is no C compiler ({tried}): install gcc, or set CC")
-    sources = {name: (files(__package__) / name).read_bytes() for name in _SOURCES}
-    path = folder / f"attention-{_key(compiler, sources)}.so"
+    sources = {name: (files(__package__) / name).read_bytes() for name in _SOURCES + _HEADERS}
+    path = folder / f"kernels-{_key(compiler, sources)}.so"
     if path.exists():
         return path
     try:
@@ -55,16 +56,17 @@ def build(folder: Path) -> Path:
             for name, content in sources.items():
                 (Path(scratch) / name).write_bytes(content)
             _compile(compiler, Path(scratch))
-            (Path(scratch) / "attention.so").replace(path)  # at once: other processes build it too
+            (Path(scratch) / "kernels.so").replace(path)  # at once: other processes build it too
     except OSError as error:
         raise NoLibraryError(f"it cannot be built in {folder}: {error}") from error
     return path
 
 
 def _compile(compiler: str, folder: Path) -> None:
+    objects = [str(Path(name).with_suffix(".o")) for name in _SOURCES]
     for step in (
-        [*_FLAGS, "-c", _SOURCES[0], "-o", "attention.o"],
-        ["-shared", "attention.o", "-o", "attention.so"],  # without -fopenmp: torch has it
+        [*_FLAGS, "-c", *_SOURCES],
+        ["-shared", *objects, "-o", "kernels.so"],  # without -fopenmp: torch has it
     ):
         try:
             done = subprocess.run(  # noqa: S603

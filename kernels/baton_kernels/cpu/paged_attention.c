@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bfloat16.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -44,7 +46,6 @@ typedef int32_t IntVector __attribute__((vector_size(4 * LANES), aligned(4), may
 typedef uint32_t BitVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t HalfBits __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef float Vector4 __attribute__((vector_size(16), aligned(4), may_alias));
-typedef uint16_t BFloat16;
 
 // The arguments of a call, in the order of `_Call` in paged_attention.py. Strides are in numbers.
 typedef struct {
@@ -115,20 +116,6 @@ INLINE Vector load(const float* source) { return *(const Vector*)source; }
 
 INLINE Vector load_bfloat16(const BFloat16* source) {
   return (Vector)(__builtin_convertvector(*(const HalfBits*)source, BitVector) << 16);
-}
-
-INLINE float number_of_bfloat16(BFloat16 bits) {
-  uint32_t wide = (uint32_t)bits << 16;
-  float number;
-  memcpy(&number, &wide, 4);
-  return number;
-}
-
-INLINE BFloat16 bfloat16_of(float number) {
-  uint32_t bits;
-  memcpy(&bits, &number, 4);
-  if (number != number) return 0x7fc0;
-  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
 }
 
 INLINE void put(float* target, Vector x) { *(Vector*)target = x; }
