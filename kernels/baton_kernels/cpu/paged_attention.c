@@ -34,6 +34,7 @@
 #define STRIP_VECTORS 3  // with 4 keys at a time 12 accumulators, beside 4 other registers
 #define STRIP (STRIP_VECTORS * LANES)
 #define MAX_FEW_ROWS 8
+#define ROWS_AT_ONCE (LANES == 16 ? 4 : 2)  // of few; as many as there are registers for
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -92,9 +92,29 @@ static void NAMED(attend_many)(const Task* task) {
   }
 }
 
+// Reads of the cache are bound by latency: what is read soon is fetched during other work.
+INLINE void NAMED(prefetch)(const NUMBER* row, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 64 / sizeof(NUMBER)) __builtin_prefetch(row + d);
+}
+
+// A tile of keys and their values; the last key is repeated to a multiple of 4.
+typedef struct {
+  const NUMBER *keys[TILE + 3], *values[TILE];
+  int64_t begin, end;
+} NAMED(Tile);
+
+static void NAMED(find_tile)(const Task* task, int64_t begin, int64_t stop, NAMED(Tile) * tile) {
+  int64_t end = (begin / TILE + 1) * TILE;
+  tile->begin = begin;
+  tile->end = end < stop ? end : stop;
+  if (begin == stop) return;
+  NAMED(find)(task, begin, tile->end, tile->keys, tile->values);
+  for (int i = 0; i < 3; i++) tile->keys[tile->end - begin + i] = tile->keys[tile->end - begin - 1];
+}
+
 INLINE void NAMED(multiply_few)(const float* q, const NUMBER* const* keys, int num_rows,
                                 int64_t dim, float* scores) {
-  Vector sums[2][4] = {0};
+  Vector sums[ROWS_AT_ONCE][4] = {0};
   for (int64_t d = 0; d < dim; d += LANES) {
     Vector numbers[4];
     for (int i = 0; i < 4; i++) numbers[i] = LOAD(keys[i] + d);
@@ -105,16 +125,18 @@ INLINE void NAMED(multiply_few)(const float* q, const NUMBER* const* keys, int n
     *(Vector4*)(scores + row * TILE) = sums_of(sums[row]);
 }
 
-INLINE void NAMED(add_few)(const float* weights, const NUMBER* const* values, int num_keys,
+INLINE void NAMED(add_few)(const float* weights, const NAMED(Tile) * tile, const NAMED(Tile) * next,
                            const float* factors, int num_rows, int64_t d, int num_vectors,
                            int64_t dim, float* o) {
-  Vector sums[2][4];
+  Vector sums[ROWS_AT_ONCE][4];
   for (int row = 0; row < num_rows; row++)
     for (int j = 0; j < num_vectors; j++)
       sums[row][j] = load(o + row * dim + d + j * LANES) * factors[row];
+  int num_keys = tile->end - tile->begin, num_next = next->end - next->begin;
   for (int key = 0; key < num_keys; key++) {
     Vector numbers[4];
-    for (int j = 0; j < num_vectors; j++) numbers[j] = LOAD(values[key] + d + j * LANES);
+    if (key < num_next) NAMED(prefetch)(next->keys[key] + d, num_vectors * LANES);
+    for (int j = 0; j < num_vectors; j++) numbers[j] = LOAD(tile->values[key] + d + j * LANES);
     for (int row = 0; row < num_rows; row++)
       for (int j = 0; j < num_vectors; j++)
         sums[row][j] += numbers[j] * weights[row * TILE + key];
@@ -123,25 +145,43 @@ INLINE void NAMED(add_few)(const float* weights, const NUMBER* const* values, in
     for (int j = 0; j < num_vectors; j++) put(o + row * dim + d + j * LANES, sums[row][j]);
 }
 
-// Attends one or two rows over a tile, whose last key is repeated to a multiple of 4.
-INLINE void NAMED(attend_rows)(const Task* task, int64_t first_row, int num_rows, int64_t begin,
-                               int num_keys, const NUMBER* const* keys,
-                               const NUMBER* const* values, const float* q, float* o,
-                               float* maxima, float* sums) {
+// Attends up to ROWS_AT_ONCE rows over a tile.
+INLINE void NAMED(attend_rows)(const Task* task, int64_t first_row, int num_rows,
+                               const NAMED(Tile) * tile, const NAMED(Tile) * next, const float* q,
+                               float* o, float* maxima, float* sums) {
   const Call* call = task->call;
-  float scores[2 * TILE], factors[2];
-  for (int key = 0; key < num_keys; key += 4)
-    NAMED(multiply_few)(q, keys + key, num_rows, call->key_dim, scores + key);
+  int num_keys = tile->end - tile->begin;
+  float scores[ROWS_AT_ONCE * TILE], factors[ROWS_AT_ONCE];
+  for (int key = 0; key < num_keys; key += 4) {
+    for (int i = key; i < key + 4 && i < num_keys; i++)
+      NAMED(prefetch)(tile->values[i], call->value_dim);
+    NAMED(multiply_few)(q, tile->keys + key, num_rows, call->key_dim, scores + key);
+  }
   for (int row = 0; row < num_rows; row++) {
-    int64_t position = position_of(task, first_row + row), stop = position + 1 - begin;
-    factors[row] = weigh_row(scores + row * TILE, first_key(task, position) - begin,
+    int64_t position = position_of(task, first_row + row), stop = position + 1 - tile->begin;
+    factors[row] = weigh_row(scores + row * TILE, first_key(task, position) - tile->begin,
                              stop < num_keys ? stop : num_keys, maxima + row, sums + row);
   }
   int64_t d = 0, dim = call->value_dim;
   for (; d + 4 * LANES <= dim; d += 4 * LANES)
-    NAMED(add_few)(scores, values, num_keys, factors, num_rows, d, 4, dim, o);
-  for (; d < dim; d += LANES)
-    NAMED(add_few)(scores, values, num_keys, factors, num_rows, d, 1, dim, o);
+    NAMED(add_few)(scores, tile, next, factors, num_rows, d, 4, dim, o);
+  for (; d + 2 * LANES <= dim; d += 2 * LANES)
+    NAMED(add_few)(scores, tile, next, factors, num_rows, d, 2, dim, o);
+  if (d < dim) NAMED(add_few)(scores, tile, next, factors, num_rows, d, 1, dim, o);
+}
+
+// Attends up to ROWS_AT_ONCE of `num_left` rows; their number is a constant of each loop.
+INLINE void NAMED(attend_some)(const Task* task, int64_t row, int num_left,
+                               const NAMED(Tile) * tile, const NAMED(Tile) * next, const float* q,
+                               float* o, float* maxima, float* sums) {
+  if (num_left == 1)
+    NAMED(attend_rows)(task, row, 1, tile, next, q, o, maxima, sums);
+  else if (num_left == 2 || ROWS_AT_ONCE == 2)
+    NAMED(attend_rows)(task, row, 2, tile, next, q, o, maxima, sums);
+  else if (num_left == 3)
+    NAMED(attend_rows)(task, row, 3, tile, next, q, o, maxima, sums);
+  else
+    NAMED(attend_rows)(task, row, 4, tile, next, q, o, maxima, sums);
 }
 
 static void NAMED(attend_few)(const Task* task) {
@@ -158,19 +198,14 @@ static void NAMED(attend_few)(const Task* task) {
     maxima[row] = NO_MAXIMUM;
   }
   memset(o, 0, num_rows * value_dim * sizeof(float));
-  const NUMBER *keys[TILE + 3], *values[TILE];
-  int64_t stop = task->first_position + task->num_queries, end;
-  for (int64_t begin = first_key(task, task->first_position); begin < stop; begin = end) {
-    end = (begin / TILE + 1) * TILE;
-    if (end > stop) end = stop;
-    int num_keys = end - begin, row = 0;
-    NAMED(find)(task, begin, end, keys, values);
-    for (int i = 0; i < 3; i++) keys[num_keys + i] = keys[num_keys - 1];
-    for (; row + 2 <= num_rows; row += 2)
-      NAMED(attend_rows)(task, row, 2, begin, num_keys, keys, values, q + row * key_dim,
-                         o + row * value_dim, maxima + row, sums + row);
-    if (row < num_rows)
-      NAMED(attend_rows)(task, row, 1, begin, num_keys, keys, values, q + row * key_dim,
+  NAMED(Tile) tiles[2];
+  int64_t stop = task->first_position + task->num_queries;
+  NAMED(find_tile)(task, first_key(task, task->first_position), stop, tiles);
+  for (int i = 0; tiles[i].begin < stop; i = !i) {
+    const NAMED(Tile) * next = tiles + !i;
+    NAMED(find_tile)(task, tiles[i].end, stop, tiles + !i);
+    for (int row = 0; row < num_rows; row += ROWS_AT_ONCE)
+      NAMED(attend_some)(task, row, num_rows - row, tiles + i, next, q + row * key_dim,
                          o + row * value_dim, maxima + row, sums + row);
   }
   for (int row = 0; row < num_rows; row++) {

@@ -41,8 +41,8 @@ INLINE void NAMED(turn)(NUMBER* x, int64_t apart, const NUMBER* angle) {
 
 // Rotates in place the first num_heads heads of each row; rows are `stride` apart.
 //
-// table: [max_len, dim / 2, 2], cosine and sine of each pair by position. Numbers 2i and 2i + 1 of a head are a
-// pair if `is_adjacent`, else i and i + dim / 2.
+// table: [max_len, dim / 2, 2], cosine and sine of each pair by position. Numbers 2i and 2i + 1 of
+// a head are a pair if `is_adjacent`, else i and i + dim / 2.
 void NAMED(baton_rotate)(NUMBER* heads, const int64_t* positions, const NUMBER* table,
                          int64_t num_rows, int64_t num_heads, int64_t dim, int64_t stride,
                          int is_adjacent, int num_threads) {
