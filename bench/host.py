@@ -132,8 +132,8 @@ class NullGraphs(DecodeGraphs):
         attention: TritonAttention,
         make_batch: type[StaticTritonBatch] = StaticTritonBatch,
     ) -> None:
-        batch = make_batch(attention, NUM_SEQUENCES, MAX_LENGTH // BLOCK_SIZE + 1)
-        sizes = capture_sizes(NUM_SEQUENCES)
+        sizes = capture_sizes(NUM_SEQUENCES, attention.max_decode_tokens)
+        batch = make_batch(attention, sizes[-1], MAX_LENGTH // BLOCK_SIZE + 1)
         super().__init__(model.forward, batch, sizes, CPU, NullRecorder())
         self._model = model
 
@@ -150,7 +150,10 @@ class NullBackend(TorchBackend):
 
 
 def null_engine(
-    backend: Backend | None = None, num_blocks: int = NUM_BLOCKS, windows: Windows = FULL
+    backend: Backend | None = None,
+    num_blocks: int = NUM_BLOCKS,
+    windows: Windows = FULL,
+    max_drafts: int = 0,
 ) -> Engine:
     """Returns an engine that computes nothing, with one layer for each of `windows`."""
     shapes = [KvShape(1, 64, 64)] * len(windows)
@@ -166,7 +169,12 @@ def null_engine(
         namespace=PrefixNamespace(bytes(32), bytes(32), "bfloat16", BLOCK_SIZE),
     )
     attention = TritonAttention(
-        cache, [8] * len(windows), torch.bfloat16, MAX_LENGTH, deterministic=False
+        cache,
+        [8] * len(windows),
+        torch.bfloat16,
+        MAX_LENGTH,
+        deterministic=False,
+        max_decode_tokens=1 + max_drafts,
     )
     backend = backend or NullBackend([], uses_c_kernels=False)
     loaded = LoadedModel(info, NullModel(), backend, attention, cache, CPU, "")
@@ -175,6 +183,7 @@ def null_engine(
         max_num_seqs=NUM_SEQUENCES,
         max_num_batched_tokens=2048,
         block_size=BLOCK_SIZE,
+        max_drafts=max_drafts,
     )
     return Engine(config, loaded, NullStream())
 

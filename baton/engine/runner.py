@@ -266,21 +266,37 @@ class ModelRunner:
             return self._choose(plan, logits)
 
     def _may_replay(self, plan: StepPlan) -> bool:
-        return self._graphs is not None and plan.is_pure_decode
+        if self._graphs is None or not plan.samples_every_token:
+            return False
+        return plan.num_tokens <= self._graphs.sizes[-1]
 
     def _replay(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor | None:
-        """Returns the logits of decodes from a CUDA graph; None if none fits."""
+        """Returns the logits of decodes and drafts from a CUDA graph; None if none fits."""
         assert self._graphs is not None, "a replay without graphs"
-        batch_slots, starts = plan.decode_slots, plan.decode_starts
-        columns = self._batch_slots
-        ragged = RaggedBatch.of_decodes(
-            batch_slots, starts, columns.block_tables, columns.table_versions
-        )
-        num_unknown = len(plan.previous_rows)
+        ragged, num_unknown = self._ragged(plan), len(plan.previous_rows)
+        batch_slots, positions = ragged.places()
         parts = [self._chosen(plan, previous)] if num_unknown else []
         if num_unknown < len(batch_slots):
-            parts.append(self._given(batch_slots[num_unknown:], starts[num_unknown:]))
+            parts.append(self._given(batch_slots[num_unknown:], positions[num_unknown:]))
         return self._graphs.run(parts, ragged)
+
+    def _ragged(self, plan: StepPlan) -> RaggedBatch:
+        """Returns the plan's tokens: those of its decodes, then those of its chunks."""
+        columns = self._batch_slots
+        decodes = RaggedBatch.of_decodes(
+            plan.decode_slots, plan.decode_starts, columns.block_tables, columns.table_versions
+        )
+        if not plan.chunks:
+            return decodes
+        batch_slots, starts, num_queries = np.array(
+            [(s.sequence.batch_slot, s.start, s.end - s.start) for s in plan.chunks], np.int64
+        ).T
+        return replace(
+            decodes,
+            batch_slots=np.concatenate([decodes.batch_slots, batch_slots]),
+            starts=np.concatenate([decodes.starts, starts]),
+            num_queries=np.concatenate([decodes.num_queries, num_queries]),
+        )
 
     def _forward(
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
@@ -291,22 +307,7 @@ class ModelRunner:
     def inputs(self, plan: StepPlan) -> ModelInputs:
         """Returns the model's inputs: the step's tokens that are known, the attention batch, and
         the slots of new K and V. The plan computes at least one token."""
-        batch_slots, starts = plan.decode_slots, plan.decode_starts
-        tables = self._batch_slots.block_tables
-        if not plan.chunks:
-            ragged = RaggedBatch.of_decodes(batch_slots, starts, tables)
-        else:
-            chunks = np.array(
-                [(s.sequence.batch_slot, s.start, s.end - s.start) for s in plan.chunks], np.int64
-            ).T
-            ragged = RaggedBatch(
-                np.concatenate([batch_slots, chunks[0]]),
-                np.concatenate([starts, chunks[1]]),
-                np.concatenate([np.ones_like(batch_slots), chunks[2]]),
-                len(batch_slots),
-                tables,
-            )
-        batch = self._attention.prepare(ragged)
+        batch = self._attention.prepare(self._ragged(plan))
         rows = plan.sample_rows
         if plan.chunks:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])

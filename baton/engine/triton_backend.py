@@ -34,6 +34,10 @@ from baton_kernels.compilations import CompilationMeter
 
 logger = logging.getLogger(__name__)
 
+# A sequence with more drafts is attended as a prompt is, and its step is not recorded: every few
+# tokens read its context once more, and the partial results of each take memory.
+_MOST_DECODE_TOKENS = 16
+
 
 class TritonBackend:
     """Backend of Triton kernels, as `Backend`. With a `library`, that one attends in steps which
@@ -69,7 +73,12 @@ class TritonBackend:
     def attention(self, cache: KvCache) -> TritonAttention | LibraryAttention:
         num_heads = [layer.num_heads for layer in self._layers]
         attention = TritonAttention(
-            cache, num_heads, self._dtype, self._max_len, deterministic=self._config.deterministic
+            cache,
+            num_heads,
+            self._dtype,
+            self._max_len,
+            deterministic=self._config.deterministic,
+            max_decode_tokens=self._max_decode_tokens,
         )
         if self._library is None:
             return attention
@@ -128,7 +137,11 @@ class TritonBackend:
 
     @property
     def _sizes(self) -> list[int]:
-        return capture_sizes(self._config.max_num_seqs)
+        return capture_sizes(self._config.max_num_seqs, self._max_decode_tokens)
+
+    @property
+    def _max_decode_tokens(self) -> int:
+        return min(1 + self._config.max_drafts, _MOST_DECODE_TOKENS)
 
     def _record(
         self, model: DecoderModel, attention: TritonAttention, sizes: Sequence[int]

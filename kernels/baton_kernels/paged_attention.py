@@ -1,7 +1,7 @@
 """Paged attention of one layer for a step's ragged batch, on the decode and prefill kernels.
 
-Sequences with no more tokens than a program of `paged_decode` holds go to it, the others to
-`paged_prefill`.
+Sequences with no more tokens than a program of `paged_decode` holds, or than a decoding sequence
+may have, go to it, the others to `paged_prefill`.
 """
 
 from collections.abc import Sequence
@@ -52,14 +52,16 @@ def plan_attention(
     tiling: AttentionTiling,
     window: int | None = None,
     shared: Sequence[SharedPrefix] = (),
+    max_decode_tokens: int = 1,
 ) -> AttentionPlan:
     """Divides a batch between the kernels.
 
     Args:
         group: number of query heads per KV head.
         shared: shared prefixes of sequences with few tokens each; not with a window.
+        max_decode_tokens: most tokens of a sequence that decodes, drafts included.
     """
-    is_few = ranges.num_queries <= tiling.decode.num_tokens(group)
+    is_few = ranges.num_queries <= max(tiling.decode.num_tokens(group), max_decode_tokens)
     few, many = (ranges, ranges[:0]) if is_few.all() else (ranges[is_few], ranges[~is_few])
     if shared:
         number = np.cumsum(is_few) - 1  # index of a range among those with few tokens

@@ -37,9 +37,10 @@ class FakeBatch:
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
         if not self.has_room:
             return False
-        self.batch_slots[: len(ragged.batch_slots)] = torch.from_numpy(ragged.batch_slots)
-        self.batch_slots[len(ragged.batch_slots) : num_rows] = -1
-        self.positions[: len(ragged.batch_slots)] = torch.from_numpy(ragged.starts)
+        batch_slots, positions = map(torch.from_numpy, ragged.places())
+        self.batch_slots[: len(batch_slots)] = batch_slots
+        self.batch_slots[len(batch_slots) : num_rows] = -1
+        self.positions[: len(batch_slots)] = positions
         return True
 
     def rows(self, num_rows: int) -> torch.Tensor:
@@ -85,6 +86,25 @@ def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
         expected[:, 3] = torch.arange(size)
         assert torch.equal(got, expected)
         assert recorder.num_repeated == number
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12))
+def test_decode_graphs_run_drafts_after_their_tokens(num_tokens: list[int]) -> None:
+    recorder, counts = FakeRecorder(), np.array(num_tokens)
+    graphs = DecodeGraphs(forward, FakeBatch(60), capture_sizes(12, 5), CPU, recorder)
+    slots, num_decodes = np.arange(len(counts)), int((counts == 1).cumprod().sum())
+    got = graphs.run(
+        [torch.arange(counts.sum()) + 100],
+        RaggedBatch(slots, slots * 10, counts, num_decodes, []),
+    )
+    positions = [10 * i + j for i, count in enumerate(num_tokens) for j in range(count)]
+    rows = range(sum(num_tokens))
+    expected = zip(
+        [row + 100 for row in rows], positions, np.repeat(slots, counts).tolist(), rows, strict=True
+    )
+    assert got is not None
+    assert got.tolist() == [*map(list, expected)]
+    assert recorder.num_repeated == 1
 
 
 def test_decode_graphs_pad_rows_left_by_a_larger_batch():
@@ -168,10 +188,12 @@ def test_recorded_bytes_are_those_of_largest_and_all_logits() -> None:
     assert recorded_bytes(lambda _sizes: None, [1, 2], lambda: taken[0]) == 0
 
 
-@given(st.integers(1, 2000))
-def test_ladder_reaches_the_largest_batch_in_small_steps(max_rows):
-    sizes = capture_sizes(max_rows)
+@given(st.integers(1, 2000), st.integers(1, 16))
+def test_ladder_reaches_the_largest_batch_in_small_steps(max_num_seqs, max_decode_tokens):
+    """Up to 512 tokens, or all sequences with one token each."""
+    sizes = capture_sizes(max_num_seqs, max_decode_tokens)
     assert sizes[0] == 1
-    assert sizes[-1] == max_rows
+    assert max_num_seqs <= sizes[-1] <= max_num_seqs * max_decode_tokens
+    assert sizes[-1] in (max_num_seqs, max_num_seqs * max_decode_tokens, 512)
     assert all(small < large <= max(2 * small, small + 8) for small, large in pairwise(sizes))
     assert len(sizes) < 70

@@ -1,5 +1,6 @@
 """Recorded decode steps: what a step sends adds up to the inputs made from nothing."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import hypothesis.strategies as st
@@ -16,6 +17,7 @@ from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
+from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from baton.sampling import SamplingParams
 from baton_kernels.attention_plan import Ranges
 from baton_kernels.attention_plan_arrays import pack
@@ -66,21 +68,24 @@ def test_device_tables_send_rows_of_unknown_versions_again() -> None:
 class CheckedBatch(StaticTritonBatch):
     """Static batch that compares the inputs of each step with those made from nothing."""
 
-    num_checked = 0
+    num_checked = num_with_drafts = 0
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
         assert super().fill(ragged, num_rows)
         CheckedBatch.num_checked += 1
-        batch, slots, starts = self.rows(num_rows), ragged.batch_slots, ragged.starts
-        num_decodes, size = len(slots), host.BLOCK_SIZE
-        padding = num_rows - num_decodes
-        assert self.positions[:num_rows].tolist() == [*starts.tolist(), *[0] * padding]
+        CheckedBatch.num_with_drafts += len(ragged.batch_slots) > ragged.num_decodes
+        batch, size = self.rows(num_rows), host.BLOCK_SIZE
+        slots, positions = ragged.places()
+        padding = num_rows - len(slots)
+        assert self.positions[:num_rows].tolist() == [*positions.tolist(), *[0] * padding]
         for sent, places, table in zip(batch.tables, batch.slots, ragged.block_tables, strict=True):
             assert np.array_equal(sent[slots, : table.shape[1]].numpy(), table[slots])
-            expected = table[slots, starts // size] * size + starts % size
+            expected = table[slots, positions // size] * size + positions % size
             assert places.tolist() == [*expected.tolist(), *[0] * padding]
-        ranges = Ranges.of_batch(slots, starts, ragged.num_queries)
+        ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
         for kind, plan in self._attention.plans(ranges, ragged.block_tables).items():
+            assert not len(plan.tiles)
+            assert plan.splits.num_slots <= len(batch.work[kind].workspace.acc)
             self._check_plan(batch.work[kind].arrays.splits, plan.splits)
         return True
 
@@ -109,16 +114,31 @@ class CheckedBackend(host.NullBackend):
         )
 
 
+class RandomDrafter:
+    """Drafts random tokens, as many as it may or fewer."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[TokenArray]:
+        counts = [self._random.integers(0, request.max_drafts + 1) for request in requests]
+        return [self._random.integers(8, 64, count).astype(np.int32) for count in counts]
+
+
+@pytest.mark.parametrize("max_drafts", [0, 5])
 @pytest.mark.parametrize("windows", [[None], [None, 40]])
 @pytest.mark.parametrize("num_blocks", [80, 300])
-def test_static_batch_equals_one_made_from_nothing(windows: host.Windows, num_blocks: int) -> None:
+def test_static_batch_equals_one_made_from_nothing(
+    windows: host.Windows, num_blocks: int, max_drafts: int
+) -> None:
     """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
     backend = CheckedBackend([], uses_c_kernels=False)
-    before = CheckedBatch.num_checked
+    before, with_drafts = CheckedBatch.num_checked, CheckedBatch.num_with_drafts
     random = np.random.default_rng(num_blocks)
     prefix = tuple(random.integers(8, 64, 300).tolist())
     num_preempted = 0
-    with host.null_engine(backend, num_blocks, windows) as engine:
+    with host.null_engine(backend, num_blocks, windows, max_drafts) as engine:
+        engine._drafter = RandomDrafter(random)
         for number in range(40):
             own = tuple(random.integers(8, 64, random.integers(1, 40)).tolist())
             tokens = prefix + own if number % 3 == 0 else own
@@ -135,4 +155,5 @@ def test_static_batch_equals_one_made_from_nothing(windows: host.Windows, num_bl
             num_preempted += len(engine.step().preempted)
         engine.check_integrity()
     assert CheckedBatch.num_checked - before > 50
+    assert (CheckedBatch.num_with_drafts - with_drafts > 10) == (max_drafts > 0)
     assert bool(num_preempted) == (num_blocks == 80)

@@ -12,15 +12,17 @@ import torch
 import transformers
 
 import baton.models
+from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step
+from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 from baton.engine.models.triton_model import TritonModel
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.checkpoints import save_random
+from tests.support.engine.drafts import OracleDrafter
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.quantisation import add_scales, decided
 from tests.support.kernels.engine_families import COMMON, GREEDY, KNOWN, PROMPTS, VOCAB_SIZE, tokens
@@ -196,6 +198,62 @@ def test_triton_recorded_steps_give_equal_tokens(
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
+def guess(engine: Engine, prompts: list[list[int]], outputs: list[tuple[int, ...]]) -> None:
+    """Lets the engine's drafts come true, two of three."""
+    names = [f"generate-{i}" for i in range(len(prompts))]
+    lengths = dict(zip(names, map(len, prompts), strict=True))
+    drafts = dict(zip(names, outputs, strict=True))
+    engine._drafter = OracleDrafter(drafts, lengths, vocab_size=VOCAB_SIZE)
+
+
+def record_drafts(engine: Engine, device: str) -> list[int]:
+    """Has the engine replay its steps. Returns the most tokens of a sequence in each, once it has
+    run."""
+    runner = engine._runner
+    if device == "cpu":
+        sizes = capture_sizes(engine.config.max_num_seqs, 1 + engine.config.max_drafts)
+        batch, cpu = StaticTritonBatch(runner._attention, sizes[-1], 9), torch.device("cpu")
+        runner._graphs = DecodeGraphs(runner._model.forward, batch, sizes, cpu, Rerun())
+    graphs, counts = runner._graphs, []
+    assert graphs is not None
+    replay = graphs.run
+
+    def run(parts: Any, ragged: RaggedBatch) -> torch.Tensor | None:
+        logits = replay(parts, ragged)
+        assert logits is not None, "a step does not fit"
+        counts.append(int(ragged.num_queries.max()))
+        return logits
+
+    graphs.run = run  # type: ignore[method-assign]
+    return counts
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("llama", marks=[SMOKE, SLOW]),
+        pytest.param("mistral", marks=NIGHTLY),
+        pytest.param("gpt_oss", marks=NIGHTLY),
+    ],
+)
+@torch.inference_mode()
+def test_triton_recorded_drafts_give_equal_tokens(
+    folder: Any, load: Any, device: str, family: str
+) -> None:
+    """Accepted or not, beside sequences without any; sampled tokens, too."""
+    params = [replace(GREEDY, max_tokens=8, temperature=i % 2, seed=i) for i in range(4)]
+    params[1] = replace(params[1], speculate=False)
+    plain = load(folder(family), kernels="torch", device="cpu")
+    expected = [result.token_ids for result in plain.generate(PROMPTS, params)]
+    settings = {"max_drafts": 4, "max_num_seqs": 3, "cuda_graphs": device == "cuda"}
+    engine = load(folder(family), **settings)
+    guess(engine, PROMPTS, expected)
+    counts = record_drafts(engine, device)
+    assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
+    assert max(counts) > 2
+    assert engine.stats().num_drafted_tokens > engine.stats().num_accepted_tokens > 0
+
+
 @pytest.mark.gpu
 def test_triton_engine_runs_a_forward_that_waits(
     folder: Any, load: Any, monkeypatch: pytest.MonkeyPatch
@@ -248,6 +306,30 @@ class Listening:
                 if sequence.batch_slots is not None and batch_slot == sequence.batch_slot:
                     self.logits[length] = logits[row].clone()
         return self._choose(logits, batch_slots, indices, lengths, *rest)
+
+
+@pytest.mark.usefixtures("_rows_are_computed_alike")
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=NIGHTLY), "bfloat16"])
+@SLOW
+@torch.inference_mode()
+def test_deterministic_logits_are_equal_with_recorded_drafts(
+    folder: Any, load: Any, device: str, dtype: str
+) -> None:
+    path, prompts = folder("llama"), [PROMPTS[3], PROMPTS[1]]
+    params = replace(GREEDY, max_tokens=6)
+    settings: dict[str, Any] = {"deterministic": True, "dtype": dtype, "max_model_len": 112}
+    plain = load(path, **settings)
+    alone = Listening(plain, "generate-0")
+    expected = [result.token_ids for result in plain.generate(prompts, params)]
+    graphs = device == "cuda"
+    engine = load(path, **settings, max_drafts=4, max_num_seqs=2, cuda_graphs=graphs)
+    guess(engine, prompts, expected)
+    counts, drafted = record_drafts(engine, device), Listening(engine, "generate-0")
+    assert [result.token_ids for result in engine.generate(prompts, params)] == expected
+    assert max(counts) > 2
+    assert engine.stats().num_accepted_tokens > 0
+    for length, logits in alone.logits.items():
+        assert torch.equal(logits, drafted.logits[length]), f"at {length} tokens"
 
 
 def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor]:

@@ -1,4 +1,5 @@
-"""Static attention batch of decode steps, at fixed addresses for CUDA graph replay.
+"""Static attention batch of decode steps, at fixed addresses for CUDA graph replay. A decode has
+one token, or several with its drafts.
 
 A step fills a pinned array, which one transfer copies to the same places on the device:
 
@@ -21,9 +22,9 @@ from baton.engine.attention.triton_attention import (
     TritonBatch,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.attention_plan import TILE_FIELDS, Int32Array, Ranges, SplitPlan, plan_splits
+from baton_kernels.attention_plan import TILE_FIELDS, Int32Array, Ranges, plan_splits
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack_into
-from baton_kernels.paged_attention import AttentionArrays
+from baton_kernels.paged_attention import AttentionArrays, AttentionPlan
 from baton_kernels.paged_decode import Workspace
 
 _NO_SLOTS: Int64Array = np.zeros(0, np.int64)
@@ -43,12 +44,12 @@ class _Work:
 
 
 class StaticTritonBatch:
-    """Static batch of decodes of up to `max_rows` sequences; initially all rows are padding.
+    """Static batch of up to `max_rows` tokens of decodes; initially all rows are padding.
 
     A padded row's slot is in block 0, where nothing is written, and no plan contains it.
 
     Attributes:
-        positions: `[max_rows]`, of the decodes; 0 in padded rows.
+        positions: `[max_rows]`, of the tokens; 0 in padded rows.
     """
 
     def __init__(self, attention: TritonAttention, max_rows: int, max_blocks: int) -> None:
@@ -71,7 +72,9 @@ class StaticTritonBatch:
                 place,
                 capacity,
                 SplitArrays.view(self._inputs[place], capacity),
-                Workspace.allocate(capacity.items, kind.num_heads, kind.head_dim, device),
+                Workspace.allocate(
+                    attention.num_partials(kind, max_rows), kind.num_heads, kind.head_dim, device
+                ),
             )
             for place, (kind, capacity) in zip(places, capacities.items(), strict=True)
         }
@@ -79,14 +82,15 @@ class StaticTritonBatch:
         self.positions, *self._slots = header[:, :max_rows]
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        """Copies a step's decodes; rows from their number to `num_rows` become padding.
+        """Copies a step's decodes; rows from their tokens to `num_rows` become padding.
 
         Returns False, and must not be replayed, if the plan exceeds its capacity: contexts that
-        share most of their blocks may add up to more than the pool.
+        share most of their blocks may add up to more than the pool, and a sequence may have more
+        drafts than are attended as decodes.
         """
         ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
         plans = self._attention.plans(ranges, ragged.block_tables)
-        if not all(_fits(plan.splits, self._work[kind].capacity) for kind, plan in plans.items()):
+        if not all(_fits(plan, self._work[kind]) for kind, plan in plans.items()):
             return False
         self._tables.update(ragged)
         # Torch reuses pinned memory only after the device has read it.
@@ -102,14 +106,14 @@ class StaticTritonBatch:
         return True
 
     def _write_header(self, staged: Int32Array, ragged: RaggedBatch, num_rows: int) -> None:
-        batch_slots, starts = ragged.batch_slots, ragged.starts
-        num_decodes, block_size = len(batch_slots), self._attention.block_size
+        batch_slots, token_positions = ragged.places()
+        num_tokens, block_size = len(batch_slots), self._attention.block_size
         header = staged[: math.prod(self._header)].reshape(self._header).view(np.int64)
-        header[:, num_decodes:num_rows] = 0
-        positions, *slots = header[:, :num_decodes]
-        positions[:] = starts
-        indices = starts // block_size
-        offsets = starts - indices * block_size
+        header[:, num_tokens:num_rows] = 0
+        positions, *slots = header[:, :num_tokens]
+        positions[:] = token_positions
+        indices = token_positions // block_size
+        offsets = token_positions - indices * block_size
         for places, table in zip(slots, ragged.block_tables, strict=True):
             places[:] = table[batch_slots, indices]
             places *= block_size
@@ -132,5 +136,6 @@ class StaticTritonBatch:
         return KindWork(AttentionArrays(splits, tiles), work.workspace)
 
 
-def _fits(plan: SplitPlan, capacity: SplitCapacity) -> bool:
-    return SplitCapacity.of(plan).fits(capacity) and plan.num_slots <= capacity.items
+def _fits(plan: AttentionPlan, work: _Work) -> bool:
+    has_room = plan.splits.num_slots <= len(work.workspace.acc)
+    return SplitCapacity.of(plan.splits).fits(work.capacity) and has_room and not len(plan.tiles)

@@ -55,12 +55,18 @@ class LayerKind:
         return self.num_heads // self.num_kv_heads
 
     def plan(
-        self, ranges: Ranges, table: TokenArray, block_size: int, tiling: AttentionTiling
+        self,
+        ranges: Ranges,
+        table: TokenArray,
+        block_size: int,
+        tiling: AttentionTiling,
+        max_decode_tokens: int,
     ) -> AttentionPlan:
         """Splits a step into work items. Shared prefixes are attended once, if that pays (cascade).
 
         Args:
             table: `[num_ranges, blocks]`, block table of the group.
+            max_decode_tokens: as of `TritonAttention`.
         """
         shared = []
         if self.window is None and len(ranges) > 1:
@@ -72,7 +78,7 @@ class LayerKind:
                 tiling.shared.num_tokens(self.group),
                 self.token_bytes,
             )
-        return plan_attention(ranges, self.group, tiling, self.window, shared)
+        return plan_attention(ranges, self.group, tiling, self.window, shared, max_decode_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,11 @@ class TritonBatch:
 
 
 class TritonAttention:
-    """Paged attention on a GPU; on a CPU in Triton's interpreter, for tests."""
+    """Paged attention on a GPU; on a CPU in Triton's interpreter, for tests.
+
+    Attributes:
+        max_decode_tokens: most tokens of a decoding sequence in a step: its last one and drafts.
+    """
 
     reads_unwritten = False
 
@@ -113,9 +123,11 @@ class TritonAttention:
         max_context: int,
         *,
         deterministic: bool,
+        max_decode_tokens: int = 1,
     ) -> None:
         """Takes the query heads of each layer as `num_heads`, and the `dtype` of queries."""
         self._cache = cache
+        self.max_decode_tokens = max_decode_tokens
         self.block_size = cache.layouts[0].block_size
         self.device = cache.pools[0].device
         self.kinds = [
@@ -171,7 +183,9 @@ class TritonAttention:
     def plans(self, ranges: Ranges, tables: Sequence[TokenArray]) -> dict[LayerKind, AttentionPlan]:
         """Returns the plan of each kind of layer; `tables` are per cache group."""
         return {
-            kind: kind.plan(ranges, tables[kind.cache_group], self.block_size, tiling)
+            kind: kind.plan(
+                ranges, tables[kind.cache_group], self.block_size, tiling, self.max_decode_tokens
+            )
             for kind, tiling in self.tilings.items()
         }
 
@@ -179,12 +193,21 @@ class TritonAttention:
     def num_groups(self) -> int:
         return len(self._cache.pools)
 
-    def capacity(self, kind: LayerKind, num_rows: int) -> SplitCapacity:
-        """Returns the capacity for `num_rows` decodes that fill the pool and share no block."""
-        split = self.tilings[kind].split_tokens
+    def capacity(self, kind: LayerKind, num_tokens: int) -> SplitCapacity:
+        """Returns the capacity for `num_tokens` of decodes that fill the pool and share no block.
+        A sequence's context is split for each program that holds some of its tokens."""
+        tokens_per_item = self.tilings[kind].decode.num_tokens(kind.group)
+        num_programs = -(-self.max_decode_tokens // tokens_per_item)
+        num_items = 2 * num_tokens + num_programs * self._num_splits(kind)
+        return SplitCapacity(num_items, num_items, num_tokens)
+
+    def num_partials(self, kind: LayerKind, num_tokens: int) -> int:
+        """Returns how many partial results a plan of that capacity has."""
+        return 2 * num_tokens + self.max_decode_tokens * self._num_splits(kind)
+
+    def _num_splits(self, kind: LayerKind) -> int:
         pool = self._cache.pools[kind.cache_group]
-        num_items = 2 * num_rows + pool.num_blocks * self.block_size // split
-        return SplitCapacity(num_items, num_items, num_rows)
+        return pool.num_blocks * self.block_size // self.tilings[kind].split_tokens
 
     def blocks(self, index: int) -> CacheBlocks:
         """Returns the K and V blocks of a layer, for writing."""

@@ -1,8 +1,9 @@
 """CUDA graphs of decode steps: one launch instead of hundreds.
 
 A graph works on fixed memory, so all graphs share static inputs for the largest batch, whose first
-rows a step fills. There is one graph per captured batch size; a step replays the smallest that fits
-it. The remaining rows are padding, which attends to nothing and writes nothing.
+rows a step fills. A row is a token: a decode has one, or several with its drafts. There is one
+graph per captured batch size; a step replays the smallest that fits it. The remaining rows are
+padding, which attends to nothing and writes nothing.
 """
 
 import logging
@@ -20,6 +21,8 @@ Step = Callable[[], torch.Tensor]
 Forward = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor]
 
 _WARM_UPS = 2
+# With more tokens of drafts a step computes for longer than its launches take the host.
+_MOST_WITH_DRAFTS = 512
 
 
 class Recorder(Protocol):
@@ -34,13 +37,13 @@ class StaticBatch(Protocol):
     """Attention inputs of decode steps in static memory; initially all rows are padding.
 
     Attributes:
-        positions: `[max_rows]`, of the decodes; valid positions in padded rows too.
+        positions: `[max_rows]`, of the tokens; valid positions in padded rows too.
     """
 
     positions: torch.Tensor
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        """Writes a step's decodes; the following rows, up to `num_rows`, become padding. Returns
+        """Writes a step's tokens; the following rows, up to `num_rows`, become padding. Returns
         False if they do not fit: then this must not be used."""
         ...
 
@@ -82,7 +85,7 @@ class DecodeGraphs:
     """CUDA graphs of one model's decode steps, by batch size.
 
     Attributes:
-        sizes: the batch sizes, ascending.
+        sizes: the batch sizes in tokens, ascending.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class DecodeGraphs:
         device: torch.device,
         recorder: Recorder,
     ) -> None:
-        """Args: forward: the model's forward; batch: static inputs for as many decodes as the last
+        """Args: forward: the model's forward; batch: static inputs for as many tokens as the last
         of `sizes`."""
         max_rows = sizes[-1]
         self._batch = batch
@@ -115,15 +118,15 @@ class DecodeGraphs:
         return step()[0].nbytes
 
     def run(self, token_ids: Sequence[torch.Tensor], ragged: RaggedBatch) -> torch.Tensor | None:
-        """Returns logits `[num_decodes, vocab_size]`, valid until the next run; None if no graph
+        """Returns logits `[num_tokens, vocab_size]`, valid until the next run; None if no graph
         fits and the caller has to compute the step without one.
 
         Args:
-            token_ids: parts of `[num_decodes]`, one after the other; at most `max_rows`.
-            ragged: batch of only decodes.
+            token_ids: parts of `[num_tokens]`, one after the other; at most the last of `sizes`.
+            ragged: batch of only decodes, some with drafts.
         """
-        num_decodes = len(ragged.batch_slots)
-        size = self.sizes[bisect_left(self.sizes, num_decodes)]
+        num_tokens = sum(map(len, token_ids))
+        size = self.sizes[bisect_left(self.sizes, num_tokens)]
         begin = 0
         for part in token_ids:
             end = begin + len(part)
@@ -131,7 +134,7 @@ class DecodeGraphs:
             begin = end
         if not self._batch.fill(ragged, size):
             return None
-        return self._steps[size]()[:num_decodes]
+        return self._steps[size]()[:num_tokens]
 
 
 def record_decodes(
@@ -171,8 +174,10 @@ def recorded_bytes(
     return reserved() - before + sum(sizes[:-1]) * graphs.logit_bytes
 
 
-def capture_sizes(max_rows: int) -> list[int]:
-    """Returns the batch sizes to capture, an eighth to a half apart, so that padding is small."""
+def capture_sizes(max_num_seqs: int, max_decode_tokens: int = 1) -> list[int]:
+    """Returns the batch sizes to capture, in tokens, an eighth to a half apart, so that padding is
+    small. With `max_decode_tokens` for each, the largest batches of sequences may not fit."""
+    max_rows = max(max_num_seqs, min(max_num_seqs * max_decode_tokens, _MOST_WITH_DRAFTS))
     sizes = {1, 2, 4, 8, max_rows}
     size = 8
     while size < max_rows:

@@ -160,6 +160,7 @@ def test_speculating_and_plain_decodes_share_a_step():
     assert harness.computed == {"b": (6, 7), "a": (6, 9)}
     assert len(plan.sample_rows) == 1 + 3
     assert not plan.is_pure_decode
+    assert plan.samples_every_token
     harness.run()
 
 

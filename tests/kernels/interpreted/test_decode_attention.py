@@ -9,10 +9,18 @@ import torch
 from baton_kernels.attention_inputs import HEAD_DIMS, check_model
 from baton_kernels.attention_plan import plan_splits
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from baton_kernels.attention_tiling import Tiling, choose_tiling
+from baton_kernels.attention_tiling import AttentionTiling, Tiling, choose_tiling
+from baton_kernels.paged_attention import plan_attention
 from baton_kernels.paged_decode import paged_decode
-from tests.support.kernels.attention_cases import decode, make_case, poisoned_workspace
+from tests.support.kernels.attention_cases import (
+    attend,
+    decode,
+    every_token,
+    make_case,
+    poisoned_workspace,
+)
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
+from tests.support.kernels.interpreter import compute_rows_alike
 
 TILING = Tiling(16, 32, 4, 2)
 SPLIT = 64
@@ -51,6 +59,21 @@ def test_decode_attention_is_batch_invariant() -> None:
         alone = decode(case.of(range_), TILING, SPLIT)
         tokens = slice(range_.first_tokens[0], range_.first_tokens[0] + range_.num_queries[0])
         assert torch.equal(alone[tokens], together[tokens])
+
+
+@pytest.mark.parametrize("window", [None, 21])
+def test_drafts_are_attended_as_if_decoded_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """Though a program holds 4 of the tokens of a sequence; two drafts begin a split."""
+    compute_rows_alike(monkeypatch)
+    case = make_case((5, 150, 62, 70), (1, 9, 5, 2), group=4, num_kv_heads=1, window=window)
+    prefill = replace(TILING, rows=64)
+    tiling = AttentionTiling(TILING, TILING, prefill, SPLIT, merges_in_prefill=False)
+    plan = plan_attention(case.ranges, case.group, tiling, window, max_decode_tokens=9)
+    assert not len(plan.tiles)
+    one_by_one = attend(case.of(every_token(case)), tiling)
+    assert torch.equal(attend(case, tiling, max_decode_tokens=9), one_by_one)
 
 
 def test_decode_attention_leaves_tokens_outside_plan() -> None:

@@ -10,11 +10,16 @@ class OracleDrafter:
     """Drafts what will come, with every `wrong`-th guess wrong: accepted and rejected in turns."""
 
     def __init__(
-        self, expected: dict[str, tuple[int, ...]], prompts: dict[str, int], wrong: int = 3
+        self,
+        expected: dict[str, tuple[int, ...]],
+        prompts: dict[str, int],
+        wrong: int = 3,
+        vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self._expected = expected
         self._num_prompt = prompts
         self._wrong = wrong
+        self._vocab_size = vocab_size
         self._count = 0
 
     def propose(self, requests: list[DraftRequest]) -> list[np.ndarray]:
@@ -27,5 +32,5 @@ class OracleDrafter:
         for i in range(len(guesses)):
             self._count += 1
             if self._count % self._wrong == 0:
-                guesses[i] = (guesses[i] + 1) % VOCAB_SIZE
+                guesses[i] = (guesses[i] + 1) % self._vocab_size
         return np.array(guesses, np.int32)

@@ -179,10 +179,15 @@ def share(case: Case, members: Sequence[int], num_tokens: int) -> SharedPrefix:
 
 
 def attend(
-    case: Case, tiling: AttentionTiling, shared: Sequence[SharedPrefix] = ()
+    case: Case,
+    tiling: AttentionTiling,
+    shared: Sequence[SharedPrefix] = (),
+    max_decode_tokens: int = 1,
 ) -> torch.Tensor:
     """By the kernel that each sequence is given to."""
-    plan = plan_attention(case.ranges, case.group, tiling, case.rule.window, shared)
+    plan = plan_attention(
+        case.ranges, case.group, tiling, case.rule.window, shared, max_decode_tokens
+    )
     assert len(plan.splits.shared_items) >= len(shared)
     arrays = AttentionArrays.of(plan, case.query.device)
     out, workspace = case.poisoned_out(), poisoned_workspace(case, plan.splits.num_slots)

@@ -109,8 +109,19 @@ class StepPlan:
 
     @property
     def is_pure_decode(self) -> bool:
-        """True if every sequence computes one token and samples: a CUDA graph can replay it."""
+        """True if every sequence computes one token and samples."""
         return not self.chunks
+
+    @property
+    def samples_every_token(self) -> bool:
+        """True if one token is chosen after each of the step, in order: every sequence decodes,
+        some with drafts. A CUDA graph can replay it."""
+        return all(
+            chunk.num_samples == 1
+            and chunk.end - chunk.start == 1 + chunk.num_drafts
+            and not chunk.scored
+            for chunk in self.chunks
+        )
 
     @property
     def has_memory_operations(self) -> bool:
