@@ -17,6 +17,7 @@ from baton.engine.assembly import assemble
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.engine.models.transformers_model import AttentionHook
+from bench.gpu_speculation import speculation_rows
 from bench.gpu_timing import Case, copy_bandwidth, matrix_peak, seconds
 from bench.report import Row
 
@@ -45,6 +46,7 @@ _CONTEXT = 512
 _TOKEN_BYTES = 2 * 32 * 8 * 128 * 2  # of KV, over all layers
 _PROMPT, _OUTPUT = 512, 128
 _NUM_PROMPTS = 256
+_NUM_SPECULATING, _MAX_DRAFTS = 16, 4
 _NUM_BATCH_PROMPTS = 64  # `generate_batch` attends to the KV of all requests, and masks others'
 
 
@@ -62,7 +64,7 @@ def cases(repeats: int) -> Iterator[Case]:
         default = _tokens_per_second(engine)
         fewer = _tokens_per_second(engine, _NUM_BATCH_PROMPTS)
     del engine, copying, peak  # the next one has no room beside it
-    yield "engine, deterministic", partial(_deterministic, default)
+    yield "engine, deterministic, and speculation", partial(_deterministic, default, repeats)
     yield "engine, against generate_batch", partial(_against_generate_batch, fewer)
 
 
@@ -76,11 +78,14 @@ def _host_times(repeats: int) -> list[Row]:
     ]
 
 
-def _deterministic(default: float) -> list[Row]:
-    with _engine(deterministic=True) as (engine, _):
+def _deterministic(default: float, repeats: int) -> list[Row]:
+    prompts = [_prompt(_PROMPT, i) for i in range(_NUM_SPECULATING)]
+    with _engine(deterministic=True, max_drafts=_MAX_DRAFTS) as (engine, _):
         value = _tokens_per_second(engine)
+        speculation = speculation_rows(engine, prompts, _OUTPUT, repeats)
     case = "engine, deterministic"
-    return [Row(case, value, "tokens/s", "engine", default, value / default, 0.7)]
+    row = Row(case, value, "tokens/s", "engine", default, value / default, 0.7)
+    return [row, *speculation]
 
 
 def _against_generate_batch(ours: float) -> list[Row]:
@@ -135,7 +140,7 @@ def _prompt(length: int, seed: int) -> tuple[int, ...]:
 
 
 def _start(engine: Engine, count: int, length: int, max_tokens: int) -> None:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculate=False)
     for i in range(count):
         engine.add_request(EngineRequest(str(i), _prompt(length, i), params, length))
 
