@@ -25,7 +25,8 @@ from tests.support.engine.recorded_steps import CountedGraphs
 NUM_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 RANDOM = replace(GREEDY, temperature=1.4, seed=77)
-PROMPTS = [random_prompt(length, seed=length) for length in (1, 9, 17, 30, 40)]
+PHRASE = random_prompt(9, seed=2)
+PROMPTS = [PHRASE * 5, PHRASE * 3 + PHRASE[:4], random_prompt(17), (7,) * 12, (5, 6)]
 
 
 def generate(engine: Engine, params: list[SamplingParams]) -> list[tuple[int, ...]]:
