@@ -77,6 +77,11 @@ def test_disaggregation_threshold_follows_learned_rates():
     assert chosen(*(c._replace(rates=slow) for c in cluster)) == ("p", "d")
 
 
+def test_noise_between_pools_moves_no_prompt_to_decode_worker():
+    noisy = DECODE._replace(rates=Rates(0.0, 1.4e-3), num_sequences=4)
+    assert chosen(PREFILL._replace(rates=Rates(0.0, 1.9e-3)), noisy) == ("p", "d")
+
+
 def test_disaggregation_weighs_cached_prefix_of_both_roles():
     assert chosen(PREFILL, holding(DECODE, 100)) == ("", "d")
     assert chosen(holding(PREFILL, 100), DECODE) == ("p", "d")

@@ -14,13 +14,15 @@
     decode worker    as a prefill worker and a decode worker without a handoff, and
     alone            interruption   delay of its sequences and later ones by the uncached tokens,
                                     none if another worker computed them
+                     crowding       at the speed of prefill workers, as in the pairs beside it
 
 The TTFT is uncached and queue. Minimizing it alone leaves a peer's cached prefix unused whenever
 the peer is slightly busier, and the cluster recomputes the prefix; near saturation on the
 conversation trace that costs far more in queueing. `crowding` prices this. It applies to tokens
 only, at the pool's speed: the uncached rest must be computed on any worker, and a high price on
 step time or a worker's own slowness would let noise in measured speeds move requests away from
-cached prefixes. `recent` decides among equal idle workers and evens out load over minutes when
+cached prefixes; likewise noise between the fits of two pools would move prompts to decode workers.
+`recent` decides among equal idle workers and evens out load over minutes when
 queues are mostly empty.
 
 A prefix is copied from another worker because of queues alone: fewer recent tokens than the source
@@ -31,6 +33,7 @@ Learned cost rates (`baton_router.fleet.worker_model`) are part of a worker's sn
 grows when more of the prompt is cached. Independent of the choice of workers.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from baton_router.fleet.candidate import Candidate
@@ -86,11 +89,13 @@ class CostModel(Rates):
         terms["recent"] = recent * rates.prefill_seconds_per_token * self.recency
         return terms
 
-    def alone_terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
+    def alone_terms(
+        self, candidate: Candidate, num_tokens: int, prefill_rates: Collection[Rates] = ()
+    ) -> dict[str, float]:
         """Returns the cost of a decode worker that computes the prompt itself, in seconds by term.
 
         All else equal, it wins if computing takes no longer than a handoff, and is less likely to
-        win the more sequences it runs.
+        win the more sequences it runs. `prefill_rates`: of prefill workers that could compute it.
         """
         rates = candidate.rates or self
         num_cached = min(candidate.num_cached_tokens, num_tokens)
@@ -100,7 +105,10 @@ class CostModel(Rates):
         return {
             "uncached": uncached,
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
-            "crowding": self._crowding_seconds(rates, num_tokens, num_cached),
+            "crowding": min(
+                self._crowding_seconds(each, num_tokens, num_cached)
+                for each in prefill_rates or (rates,)
+            ),
             "interruption": added * (1 + candidate.num_sequences),
             "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
             "memory": displaced * rates.prefill_seconds_per_token,

@@ -4,10 +4,12 @@
 record decide equally. Independent of the source of the questions.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton_router.failure import Pair
 from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.placement import (
     Placement,
     has_version_gap,
@@ -76,7 +78,7 @@ class Rules:
         settings, so that an upgrade loses no requests."""
         if inputs.needs_prefill or inputs.prefill_alone:
             return None
-        alone = alone_policy_named(self.policy)
+        alone = alone_policy_named(self.policy, _prefill_rates(inputs.candidates))
         if self.no_handoff:
             return alone or policy_named(self.policy)
         if alone is not None and self.conditional_disaggregation:
@@ -101,6 +103,12 @@ class Rules:
             decode,
             policy_named(self.policy),
         )
+
+
+def _prefill_rates(candidates: Iterable[Candidate]) -> list[Rates]:
+    """Returns the rates of prefill workers that can take requests; workers often share them."""
+    ready = [c.rates for c in candidates if c.role == "prefill" and not c.excluded]
+    return list({id(rates): rates for rates in ready if rates is not None}.values())
 
 
 DEFAULT_RULES = Rules()

@@ -5,10 +5,12 @@ the router, in a replay and in the simulator; eligibility and tie breaking are t
 (`baton_router.placement.placement`). All but `baton` are baselines for comparison.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Literal, get_args
 
 from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.cost_model import CostModel
 
 Terms = dict[str, float]
@@ -21,7 +23,6 @@ POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 _COSTS = CostModel()
 
 baton: Policy = _COSTS.terms
-baton_alone: Policy = _COSTS.alone_terms
 
 
 def policy_named(name: PolicyName) -> Policy:
@@ -35,10 +36,10 @@ def policy_named(name: PolicyName) -> Policy:
     return policies[name]
 
 
-def alone_policy_named(name: PolicyName) -> Policy | None:
-    """Returns the policy called `name` for decode workers that compute the prompt themselves; None
-    if it has no cost for that."""
-    return baton_alone if name == "baton" else None
+def alone_policy_named(name: PolicyName, prefill_rates: Collection[Rates] = ()) -> Policy | None:
+    """Returns the policy called `name` for decode workers that compute the prompt themselves, while
+    prefill workers have `prefill_rates`; None if it has no cost for that."""
+    return partial(_COSTS.alone_terms, prefill_rates=prefill_rates) if name == "baton" else None
 
 
 def prefix_only(candidate: Candidate, num_tokens: int) -> Terms:
