@@ -28,21 +28,23 @@ class Setting:
         self.cached = 0
         self.room: int | None = 1000
         self.excluded = ""
+        self.rules = Rules(conditional_disaggregation=False)
         self.forecasts: Forecasts[Demand] = Forecasts(
             self.decide, lambda demand: demand, admission_named(admission), lambda: self.now
         )
 
     def decide(self, demand: Demand, earlier: Decision | None) -> Decision:
-        rules = Rules(conditional_disaggregation=False)
         inputs = PlacementInputs("r", demand.num_tokens, tuple(self.candidates()))
-        return rules.decision(inputs, earlier)
+        return self.rules.decision(inputs, earlier)
 
     def candidates(self) -> list[Candidate]:
         prefills = [
             Candidate(f"p{i}", "prefill", b"", self.cached, num_queued_tokens=queue, rates=RATES)
             for i, queue in enumerate(self.queues)
         ]
-        decode = Candidate("d0", "decode", b"", max_held_tokens=self.room, excluded=self.excluded)
+        decode = Candidate(
+            "d0", "decode", b"", max_held_tokens=self.room, excluded=self.excluded, rates=RATES
+        )
         return [*prefills, decode]
 
     @contextmanager
@@ -106,6 +108,18 @@ def test_forecast_has_no_room_when_prefill_queues_are_full():
         assert forecast.drain_seconds == pytest.approx(0.7 - QUEUE_SECONDS)
         setting.queues = [2000, 400]
         assert setting.forecasts.forecast(request()).has_room
+
+
+def test_forecast_has_room_for_short_prompt_on_decode_worker():
+    setting = Setting()
+    setting.rules, setting.room = Rules(), None
+    with setting.in_flight(request()):
+        setting.queues = [2000, 2000]
+        assert setting.forecasts.forecast(request(num_tokens=400)).has_room
+        forecast = setting.forecasts.forecast(request(num_tokens=900))
+        assert forecast.decision.placement.prefill == "", "it takes less than the queues"
+        assert not forecast.has_room
+        assert forecast.drain_seconds == pytest.approx(0.9 - QUEUE_SECONDS)
 
 
 def test_forecast_counts_prompts_in_flight_among_decodes():

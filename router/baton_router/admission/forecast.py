@@ -92,10 +92,12 @@ class Forecasts(Generic[T]):
             return Forecast(True, 0.0, decision=decision)
         queue = min(map(_queue_seconds, prefills))
         ahead = min(_rates(c).queue_seconds(num_tokens_ahead) for c in prefills) / len(prefills)
-        ttft = _prefill_seconds(decision.placement, demand.num_tokens) + ahead
+        prefill = _prefill_seconds(decision.placement, demand.num_tokens)
+        ttft = prefill + ahead
         if self._admission is none:
             return Forecast(True, ttft, decision=decision)
-        drain = max(0.0, queue - QUEUE_SECONDS)
+        # A decode worker that computes the prompt itself may be sooner than any queue is short.
+        drain = max(0.0, min(queue, prefill) - QUEUE_SECONDS)
         room = [c.max_held_tokens for c in decodes if c.max_held_tokens is not None]
         if len(room) < len(decodes) or not needs_decode:
             return Forecast(drain == 0.0, ttft, drain, decision)
