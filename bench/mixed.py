@@ -7,8 +7,8 @@ before are answered. The interval is such that one worker, were it else idle, wo
 a share of the time. Contenders take turns: a prefill and a decode worker of Baton, a decode worker
 of Baton alone, and where the command `vllm` is on the path a server of vLLM's CPU build, with its
 defaults and with steps of 128 tokens. Caches are off. What counts is the time between two events of
-a stream (ITL), the time to first token of the long prompts (TTFT), and goodput: the requests per
-second whose TTFT and longest gap both keep an objective.
+a stream (ITL), the time to first token of the long prompts (TTFT) and of the streams, and goodput:
+the requests per second whose TTFT and longest gap both keep an objective.
 """
 
 import asyncio
@@ -164,6 +164,7 @@ async def _measured(address: str, window: float, interval: float) -> dict[str, f
         "ITL p50": statistics.median(gaps),
         "ITL p99": gaps[int(0.99 * len(gaps))],
         "TTFT p50": 1e3 * statistics.median(one.ttft for one in long),
+        "stream TTFT p50": 1e3 * statistics.median(one.ttft for one in short),
         "goodput": sum(one.is_in_time for one in [*short, *long]) / elapsed,
     }
 
