@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvloop
 from redis.asyncio import Redis
 
 from baton.cancellation import run_until
@@ -40,6 +39,7 @@ from baton_router.admission.quotas import Quotas
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness, RouterReadiness
 from baton_router.endpoint_picker import process as endpoint_picker
+from baton_router.event_loop import EventLoop
 from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.fleets import Fleets
 from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
@@ -342,7 +342,7 @@ def run(arguments: Sequence[str], program: str) -> None:
         RouterSettings,
         "router",
         serve,
-        new_loop=uvloop.new_event_loop,
+        new_loop=EventLoop,
         arguments=arguments,
         program=program,
     )
