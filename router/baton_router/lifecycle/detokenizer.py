@@ -37,7 +37,7 @@ class _LoneTexts(dict[int, str]):
 
     def __missing__(self, token_id: int) -> str:
         text = ""
-        if self._is_bytes:
+        if self._is_bytes and token_id not in self.skipped:
             text = self._tokenizer.decode([token_id], skip_special_tokens=True)
         self[token_id] = "" if _INCOMPLETE in text else text
         return self[token_id]
@@ -64,12 +64,15 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Returns the text that this token completes; empty while a character is incomplete."""
+        lone = self._lone[token_id]
+        if lone and not self._pending:
+            self._context = [token_id]
+            return lone  # hot path
         if token_id in self._lone.skipped:
             kept = self._kept.get(token_id, "")
             return self.finish() + kept if kept and self._pending else kept
-        lone = "" if self._pending else self._lone[token_id]
         self._pending.append(token_id)
-        text = lone or self._new_text(self._pending)
+        text = self._new_text(self._pending)
         if text and not text.endswith(_INCOMPLETE):
             self._show(len(self._pending))
             return text
