@@ -3,10 +3,9 @@
 The decode worker is called first. Once it has admitted the request, the prefill worker is called,
 unless the decode worker computes the prompt itself: then there is one call. The consumer of the
 messages applies them to the table of `baton_router.lifecycle.attempt_machine`, which says what
-follows. Tasks read both calls ahead; after the handoff, the consumer reads the remaining call
-itself, because a task in between costs as much as all other work per message. However the attempt
-ends, all its calls are cancelled, so that the workers release all they hold and blocks always have
-an owner. Knows nothing of the client, nor of other attempts.
+follows. Tasks read both calls ahead, so that the next message arrives while the client is sent the
+last one. However the attempt ends, all its calls are cancelled, so that the workers release all
+they hold and blocks always have an owner. Knows nothing of the client, nor of other attempts.
 
 Live migration: a draining decode worker suspends the request and keeps its blocks; until another
 one, called to resume it, has the blocks, the suspended call replaces the prefill call.
@@ -31,7 +30,6 @@ from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
 from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.attempt_machine import (
-    ALONE,
     END_ACTIONS,
     TABLE,
     AttemptAction,
@@ -109,7 +107,6 @@ class Attempt:
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
         self._held: Any = None
         self._failure: AttemptFailure | None = None
-        self._is_read_by_consumer = False
         self._received: asyncio.Queue[tuple[WorkerCall, Received]] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
@@ -153,7 +150,7 @@ class Attempt:
         await self._open_decode(lease_id)
         if self._source is None:
             self._apply(RouterEvent.ADMITTED_ALONE)
-            self._is_read_by_consumer = True
+            self._read_ahead(self._decode)
             return
         prefix = None if prefix_lease is None else await prefix_lease.source()
         request = worker_wire.prefill_request(
@@ -191,8 +188,6 @@ class Attempt:
             failure = AttemptFailure(FailureKind.BROKEN, error, self.decode_worker)
             self._apply(DecodeEvent.FAILED, received=failure)
         self._raise_if_failed()
-        if self._is_read_by_consumer:
-            self._read_ahead(self._decode)
         self._apply(RouterEvent.MIGRATED)
         self._source, self._decode = self._decode, self._call_to(self._offers[lease_id])
         self._work, self.placement = work, replace(self.placement, decode=self.decode_worker)
@@ -210,13 +205,8 @@ class Attempt:
         events: list[Event] = []
         while not events:
             self._raise_if_failed()
-            if self._is_read_by_consumer and self._received.empty():
-                events = self._react(self._decode, await self._decode.read())
-            else:
-                events = self._react(*await self._received.get())
+            events = self._react(*await self._received.get())
         if self._coalescer.seconds:
-            if self._is_read_by_consumer and self._coalescer.wait > 0:
-                self._read_ahead(self._decode)
             await self._coalescer.acquire()
             while not self._received.empty():
                 events += self._react(*self._received.get_nowait())
@@ -360,23 +350,15 @@ class Attempt:
 
     def _read_ahead(self, call: WorkerCall) -> None:
         """Starts a task that reads a call while its events are not awaited."""
-        self._is_read_by_consumer = False
         task = asyncio.create_task(self._read(call))
         self._stack.push_async_callback(_ended, task)
 
     async def _read(self, call: WorkerCall) -> None:
-        """Queues what is read of a call, up to its end. Returns early once it is the only call left
-        and slower than the coalescing window, so that no events accumulate while the client is
-        served."""
-        while True:
+        """Queues what is read of a call, up to its end."""
+        received: Received | None = None
+        while received is None or not isinstance(received[1], AttemptFailure):
             received = await call.read()
             await self._received.put((call, received))
-            if isinstance(received[1], AttemptFailure):
-                return
-            is_last = call is self._decode and self._state in ALONE
-            if is_last and self._coalescer.wait <= 0:
-                self._is_read_by_consumer = True
-                return
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:
