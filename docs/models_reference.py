@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from baton.models.images import VISION_TOWERS
 from docs.tables import code, page, prose, table
 
 _SURVEY = Path(__file__).with_name("model_families.json")
@@ -30,6 +31,10 @@ _SERVED = """Of models that take images or sound, the text is served. Encoders s
 `is_decoder` in their configuration; without it, tokens see those that follow, and the model is
 refused."""
 
+_IMAGES = """These are served with images in prompts, by `Engine` alone: workers and routers do not
+take images yet. Other vision-language models are served for their text, as below, or refused by
+name. Tests compare small random checkpoints with transformers, token for token."""
+
 _REFUSED = "An ellipsis stands for a figure that depends on the weights."
 
 _UNKNOWN = (
@@ -50,10 +55,14 @@ def models() -> str:
         (*row[:2], prose(row[2])) for row in rows if row[2] != "served" and _NOT_BUILT not in row[2]
     ]
     num_served = sum(outcome == "served" for outcome in outcomes.values())
+    images = [(code(name), ", ".join(map(code, towers))) for name, towers in VISION_TOWERS.items()]
     head = ("architecture", "model types")
     return page(
         "Model families",
         _MODELS.format(served=num_served, all=len(outcomes)),
+        "## Images",
+        _IMAGES,
+        table(("model type", "vision towers"), images),
         "## Served",
         _SERVED,
         table(head, served),

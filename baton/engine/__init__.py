@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
     from baton.engine.engine import Engine
-    from baton.engine.messages import GenerationResult
+    from baton.engine.messages import GenerationResult, MultimodalPrompt
     from baton.sampling import SamplingParams
 
-__all__ = ["Engine", "EngineConfig", "GenerationResult", "SamplingParams"]
+__all__ = ["Engine", "EngineConfig", "GenerationResult", "MultimodalPrompt", "SamplingParams"]
 
 _MODULES = {
     "Engine": "baton.engine.engine",
     "EngineConfig": "baton.engine.config",
     "GenerationResult": "baton.engine.messages",
+    "MultimodalPrompt": "baton.engine.messages",
     "SamplingParams": "baton.sampling",
 }
 

@@ -23,6 +23,7 @@ from baton.engine.models.transformers_model import (
     check_state,
     probe,
 )
+from baton.engine.models.vision_model import is_vision_language, split
 from baton.engine.plugins import policy_named
 from baton.engine.pooling import Pooler
 from baton.engine.runner import DecoderModel
@@ -31,6 +32,8 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.self_check import SelfCheck
+from baton.engine.vision.encoder_limits import encoder_limits
+from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.pooling import read_pooling
 from baton.version import version
@@ -43,7 +46,7 @@ OnLoadedBytes = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """Loaded model that is ready to run, and its KV cache. `path` is its folder; `pooler` None: it
-    generates."""
+    generates; `encoder` None: it takes no images."""
 
     info: ModelInfo
     model: DecoderModel
@@ -53,6 +56,7 @@ class LoadedModel:
     device: torch.device
     path: str
     pooler: Pooler | None = None
+    encoder: VisionEncoder | None = None
 
 
 def load(
@@ -101,18 +105,24 @@ def assemble(
     """Prepares a transformers model that is on its device, with `hook` as its attention, to run.
     `folder` contains its tokenizer."""
     max_len, device, dtype = hook.max_len, hf_model.device, hf_model.dtype
+    hf_config, architecture = hf_model.config, type(hf_model).__name__
+    weights = loader.fingerprint(hf_config, hf_model)
+    eos_token_ids = loader.eos_token_ids(hf_config, hf_model)
+    encoder = None
+    if is_vision_language(hf_config):
+        hf_model, vision = split(hf_model)
+        encoder = VisionEncoder(vision)
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
     backend = choose_backend(config, hf_model, layers, max_len)
-    weights = loader.fingerprint(hf_model.config, hf_model)
     model = backend.decoder(hf_model, hook)
     plan = _cache_plan(config, layers, dtype, device, folder)
     execution = model.execution + describe(plan.scales or [])
     fingerprint = loader.bound_to(weights, execution, version())
     on_progress("checking numerics", 0.8)
-    vocab_size = hf_model.config.get_text_config().vocab_size
+    vocab_size = hf_config.get_text_config().vocab_size
     check = SelfCheck(model, backend.attention, plan, vocab_size, max_len, dtype, device)
-    check.run(type(hf_model).__name__)
+    check.run(architecture)
     check_state(hf_model)
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)
@@ -120,10 +130,10 @@ def assemble(
     model.use(attention)
     info = ModelInfo(
         name=name,
-        architecture=type(hf_model).__name__,
+        architecture=architecture,
         vocab_size=vocab_size,
         max_model_len=max_len,
-        eos_token_ids=loader.eos_token_ids(hf_model.config, hf_model),
+        eos_token_ids=eos_token_ids,
         fingerprint=fingerprint,
         namespace=PrefixNamespace(
             fingerprint,
@@ -132,8 +142,9 @@ def assemble(
             config.block_size,
         ),
         pooling=None if pooler is None else pooler.pooling,
+        images=None if encoder is None else encoder.images,
     )
-    return LoadedModel(info, model, backend, attention, cache, device, folder, pooler)
+    return LoadedModel(info, model, backend, attention, cache, device, folder, pooler, encoder)
 
 
 def _cache_plan(
@@ -156,6 +167,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
     cache, info = loaded.cache, loaded.info
     hosts: list[KvPool | None] = [*cache.host_pools] or [None] * len(cache.pools)
     groups = list(map(_cache_group, cache.pools, hosts))
+    limits = encoder_limits(config, info.images, loaded.device.type)
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=config.tokens_per_step(loaded.device.type),
         max_num_tokens_with_decodes=config.tokens_with_decodes(loaded.device.type),
@@ -171,6 +183,8 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         policy=config.policy,
         preemption=Preemption(config.preemption),
         max_drafts=config.max_drafts,
+        encoder_budget=limits.budget,
+        encoder_cache_tokens=limits.cache_tokens,
     )
     return Scheduler(scheduler_config, groups, policy_named(config.policy))
 

@@ -134,6 +134,18 @@ class EngineConfig:
         "Proposer of draft tokens. ngram: what followed the latest tokens earlier in the text. Or "
         "one that an installed package adds (baton.drafters).",
     )
+    encoder_budget: int | None = _setting(
+        None,
+        "Maximum tokens of images that one step encodes, of a model that takes images. Unset: as "
+        "many as a step computes, but at least one image.",
+        ge=1,
+    )
+    encoder_cache_tokens: int | None = _setting(
+        None,
+        "Tokens of images whose encoder output is kept, for all requests with the same image. "
+        "Unset: four times encoder_budget.",
+        ge=1,
+    )
     speculate: bool = _setting(
         True, "Speculate, up to max_drafts, for requests that do not set it themselves."
     )

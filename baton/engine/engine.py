@@ -35,6 +35,7 @@ from baton.engine.messages import (
     Completion,
     EngineRequest,
     GenerationResult,
+    MultimodalPrompt,
     SequenceUpdate,
     StepOutput,
 )
@@ -43,7 +44,7 @@ from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.plugins import drafter_named
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
-from baton.engine.request_check import RequestCheck, check_grammar
+from baton.engine.request_check import RequestCheck, check_grammar, why_no_images
 from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
@@ -58,6 +59,7 @@ from baton.engine.scheduler.sequences.sequence import (
     SequenceStatus,
 )
 from baton.engine.updates import updates_of, updates_of_one
+from baton.engine.vision.encoder_limits import encoder_limits
 from baton.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -71,10 +73,11 @@ from baton.sampling import SamplingParams
 if TYPE_CHECKING:
     from baton.engine.grammar.compiler import GrammarCompiler
     from baton.engine.grammar.state import CompiledGrammar
+    from baton.engine.vision.prompt_processor import PromptProcessor
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | SequenceOf[int]
+Prompt = str | SequenceOf[int] | MultimodalPrompt
 
 
 class Engine:
@@ -95,6 +98,7 @@ class Engine:
         self.cache = loaded.cache
         self._path = loaded.path
         self._tokenizer: Any = None
+        self._prompt_processor: PromptProcessor | None = None
         self._grammars = _grammar_compiler(loaded)
         self.device = device = loaded.device
         self.facts = _facts(config, loaded)
@@ -117,6 +121,7 @@ class Engine:
             clock=self._clock,
             stream=stream,
             pooler=loaded.pooler,
+            encoder=loaded.encoder,
         )
         make_drafter = drafter_named(config.drafter)
         self._drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
@@ -175,14 +180,13 @@ class Engine:
         largest, unless `max_num_tokens_with_decodes` is set.
 
         Args:
-            prompts: texts or lists of token ids.
+            prompts: texts, lists of token ids, or prompts with images (`prompt_with_images`).
             params: one for all prompts, or one each. None: greedy, 16 tokens.
         """
         every = self._params_for(prompts, params)
-        token_ids = [tuple(self._encode(p)) for p in prompts]
         requests = [
-            EngineRequest(f"generate-{i}", ids, p, len(ids))
-            for i, (ids, p) in enumerate(zip(token_ids, every, strict=True))
+            self._request(f"generate-{i}", prompt, of_one)
+            for i, (prompt, of_one) in enumerate(zip(prompts, every, strict=True))
         ]
         collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
         added: list[str] = []
@@ -201,7 +205,7 @@ class Engine:
         is_limited = self.config.max_num_tokens_with_decodes is not None
         return nullcontext() if is_limited else self._scheduler.largest_steps()
 
-    def pool(self, prompts: SequenceOf[Prompt]) -> list[Float32Array]:
+    def pool(self, prompts: SequenceOf[str | SequenceOf[int]]) -> list[Float32Array]:
         """Returns the pooled output of every prompt, in order: embeddings, or outputs of the
         classification head. Raises `FailedPreconditionError` if the model has none."""
         pooling = self.info.pooling
@@ -248,7 +252,32 @@ class Engine:
             )
         return list(params)
 
-    def _encode(self, prompt: Prompt) -> SequenceOf[int]:
+    def prompt_with_images(self, text: str, images: SequenceOf[Any]) -> MultimodalPrompt:
+        """Returns a prompt made by the checkpoint's processor.
+
+        Args:
+            text: with the processor's image token once per image, such as "<image>".
+            images: images of Pillow.
+
+        Raises `FailedPreconditionError` if the model takes no images, and `InvalidArgumentError` if
+        the text has another number of image tokens.
+        """
+        if self.info.images is None:
+            raise FailedPreconditionError(why_no_images(self.info))
+        if self._prompt_processor is None:
+            from baton.engine.vision.prompt_processor import PromptProcessor
+
+            self._prompt_processor = PromptProcessor(self._path, self.info.images)
+            self._tokenizer = self._prompt_processor.tokenizer
+        return self._prompt_processor(text, images)
+
+    def _request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> EngineRequest:
+        inputs = prompt.encoder_inputs if isinstance(prompt, MultimodalPrompt) else ()
+        given = prompt.token_ids if isinstance(prompt, MultimodalPrompt) else self._encode(prompt)
+        token_ids = tuple(given)
+        return EngineRequest(request_id, token_ids, params, len(token_ids), encoder_inputs=inputs)
+
+    def _encode(self, prompt: str | SequenceOf[int]) -> SequenceOf[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     @property
@@ -354,6 +383,7 @@ class Engine:
                 arrival_time=request.arrival_time,
                 first_token_deadline=request.first_token_deadline,
                 return_cost=request.return_cost,
+                encoder_inputs=request.encoder_inputs,
                 speculates=speculates and can_speculate and self.config.max_drafts > 0,
                 grammar=grammar,
             )
@@ -590,6 +620,7 @@ class Engine:
 
 def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
     cache = loaded.cache
+    limits = encoder_limits(config, loaded.info.images, loaded.device.type)
     return EngineFacts(
         info=loaded.info,
         device=str(loaded.device),
@@ -599,6 +630,8 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
         layouts=cache.layouts,
         num_blocks=tuple(pool.num_blocks for pool in cache.pools),
         num_host_blocks=tuple(pool.num_blocks for pool in cache.host_pools),
+        encoder_budget=limits.budget,
+        encoder_cache_tokens=limits.cache_tokens,
     )
 
 

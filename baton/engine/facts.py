@@ -18,6 +18,8 @@ class EngineFacts:
         layouts: layouts of the KV pools, that with the largest window first.
         num_blocks: blocks of each of them.
         num_host_blocks: blocks of each pool in host memory; empty without swap space.
+        encoder_budget: most tokens of images that one step encodes; 0 without an encoder.
+        encoder_cache_tokens: most tokens of images whose encoder output is kept.
     """
 
     info: ModelInfo
@@ -28,6 +30,8 @@ class EngineFacts:
     layouts: tuple[KvLayout, ...]
     num_blocks: tuple[int, ...]
     num_host_blocks: tuple[int, ...]
+    encoder_budget: int = 0
+    encoder_cache_tokens: int = 0
 
     @property
     def pool_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Requests and updates of an engine. Plain data."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace
@@ -12,8 +13,10 @@ from baton.engine.scheduler.scheduling.plan import (
     TokenLogprobs,
 )
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError
+from baton.models.images import ImageFormat
 from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams
 
@@ -24,6 +27,7 @@ class ModelInfo:
 
     Attributes:
         pooling: its pooled output; None: it generates.
+        images: the images that it takes in prompts; None: it takes none.
     """
 
     name: str
@@ -34,6 +38,20 @@ class ModelInfo:
     fingerprint: bytes
     namespace: PrefixNamespace
     pooling: Pooling | None = None
+    images: ImageFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MultimodalPrompt:
+    """Prompt with images.
+
+    Attributes:
+        token_ids: with a placeholder for each token of an image.
+        encoder_inputs: the images, in the order of their spans, which do not overlap.
+    """
+
+    token_ids: SequenceOf[int]
+    encoder_inputs: tuple[EncoderInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,8 @@ class EngineRequest:
         return_cost: cost at which a preemption may return the request to the router: its last
             update says `RETURNED`. Only for a single sequence with external KV. None: it may not.
         is_pooled: it ends with the pooled output of its prompt (`baton.engine.pooling`).
+        encoder_inputs: images of the prompt, in the order of their spans. Their content hashes are
+            believed: one that stands for two contents gives one of them the other's KV.
     """
 
     request_id: str
@@ -78,6 +98,7 @@ class EngineRequest:
     first_token_deadline: float | None = None
     return_cost: ReturnCost | None = None
     is_pooled: bool = False
+    encoder_inputs: tuple[EncoderInput, ...] = ()
 
     @property
     def unfinished(self) -> tuple[tuple[int, ...], ...]:

@@ -3,14 +3,17 @@
 Any process that has the facts may check. Knows nothing of what the engine holds now.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.facts import EngineFacts
 from baton.engine.memory.pool_size import peak_blocks
-from baton.engine.messages import EngineRequest
+from baton.engine.messages import EngineRequest, ModelInfo
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.models.images import PIXEL_VALUES, ImageFormat
 from baton.models.pooling import why_not
 from baton.sampling import check_length, check_token_ids, check_vocabulary
 
@@ -43,6 +46,7 @@ class RequestCheck:
                 "sampling.max_tokens", "is already reached by the output given"
             )
         check_vocabulary(request.params, self._info.vocab_size)
+        self._check_images(request)
         self._check_several(request)
         self._check_outputs(request)
         _check_returnable(request)
@@ -54,6 +58,20 @@ class RequestCheck:
                     f"with what is to follow, they need {needed} KV blocks; the pool has "
                     f"{num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
                 )
+
+    def _check_images(self, request: EngineRequest) -> None:
+        """Raises if a request's images do not fit the model, its prompt or the encoder."""
+        inputs = request.encoder_inputs
+        if not inputs:
+            return
+        if self._info.images is None:
+            raise FailedPreconditionError(why_no_images(self._info))
+        facts = self._facts
+        check_encoder_inputs(
+            inputs, request.num_prompt_tokens, facts.encoder_cache_tokens, facts.encoder_budget
+        )
+        for i, encoder_input in enumerate(inputs):
+            _check_image(self._info.images, request, encoder_input, f"encoder_inputs[{i}]")
 
     def _check_several(self, request: EngineRequest) -> None:
         """Raises if a request of several sequences, which all fork from its prompt, cannot run."""
@@ -121,6 +139,39 @@ def check_grammar(request: EngineRequest, grammar: "CompiledGrammar") -> None:
 
 def _field_of(index: int) -> str:
     return f"outputs[{index}].token_ids"
+
+
+def why_no_images(info: ModelInfo) -> str:
+    """Returns the reason for which a model without images refuses one."""
+    return (
+        f"model {info.name!r} takes no images: {info.architecture} is served as a language model; "
+        "choose a vision-language model"
+    )
+
+
+def _check_image(
+    images: ImageFormat, request: EngineRequest, encoder_input: EncoderInput, field: str
+) -> None:
+    """Raises `InvalidArgumentError` for an image that the model's encoder could not compute."""
+    if encoder_input.length != images.num_tokens:
+        raise InvalidArgumentError(
+            field, f"is {encoder_input.length} tokens long; an image has {images.num_tokens}"
+        )
+    span = request.token_ids[encoder_input.start : encoder_input.end]
+    if others := set(span) - {images.placeholder_id}:
+        raise InvalidArgumentError(
+            field,
+            f"covers token {min(others)}; expected the placeholder {images.placeholder_id} alone",
+        )
+    forms = {n: (data.dtype, data.shape) for n, data in encoder_input.tensors.items()}
+    expected = {PIXEL_VALUES: ("float32", images.shape)}
+    if forms != expected:
+        raise InvalidArgumentError(field, f"has tensors {forms}; expected {expected}")
+    num_bytes = len(encoder_input.tensors[PIXEL_VALUES].data)
+    if num_bytes != 4 * math.prod(images.shape):
+        raise InvalidArgumentError(
+            field, f"has {num_bytes} bytes; expected 4 for each of its elements"
+        )
 
 
 def _check_returnable(request: EngineRequest) -> None:

@@ -16,6 +16,7 @@ from baton.engine.device_stream import DeviceStream, Launch, stream_of, uploader
 from baton.engine.grammar.masks import Allowed, GrammarMasks
 from baton.engine.metering.step_times import StepClock
 from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.pooling import Pooler
 from baton.engine.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
 from baton.engine.scheduler.kv.memory_operations import BlockMove
@@ -43,6 +44,7 @@ class DecoderModel(Protocol):
         positions: torch.Tensor,
         batch: StepBatch,
         logit_rows: torch.Tensor,
+        features: EncoderFeatures | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -65,9 +67,17 @@ class ModelInputs:
 class Encoder(Protocol):
     """Encoder of multimodal inputs: computes their outputs and keeps them until `forget`."""
 
-    def encode(self, request_id: str, encoder_input: EncoderInput) -> None: ...
+    def encode(self, inputs: SequenceOf[EncoderInput]) -> None:
+        """Computes the outputs of a step's inputs, which differ in content. The runner calls it
+        again after a lack of memory."""
+        ...
 
     def forget(self, content_hash: bytes) -> None: ...
+
+    def features(self, plan: StepPlan) -> EncoderFeatures | None:
+        """Returns the outputs for the tokens that a plan computes; None if an encoder fills none of
+        them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +312,10 @@ class ModelRunner:
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
     ) -> torch.Tensor:
         token_ids = self._tokens_of(plan, previous, inputs.token_ids)
-        return self._model.forward(token_ids, inputs.positions, inputs.batch, inputs.logit_rows)
+        features = None if self._encoder is None else self._encoder.features(plan)
+        return self._model.forward(
+            token_ids, inputs.positions, inputs.batch, inputs.logit_rows, features
+        )
 
     def inputs(self, plan: StepPlan) -> ModelInputs:
         """Returns the model's inputs: the step's tokens that are known, the attention batch, and
@@ -355,8 +368,8 @@ class ModelRunner:
             return
         for content_hash in plan.encoder.freed:
             self._encoder.forget(content_hash)
-        for request_id, encoder_input in plan.encoder.to_compute:
-            _with_memory(partial(self._encoder.encode, request_id, encoder_input))
+        if plan.encoder.to_compute:
+            _with_memory(partial(self._encoder.encode, plan.encoder.to_compute))
 
     def _choose(
         self, plan: StepPlan, logits: torch.Tensor, allowed: Allowed | None = None

@@ -2,7 +2,9 @@
 that it fills are computed, and is let go when they are passed."""
 
 import random
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,15 +12,18 @@ from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Request
+from baton.engine.vision.vision_encoder import placed_inputs
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 
@@ -35,25 +40,34 @@ class FakeEncoder:
     def __init__(self) -> None:
         self.kept: dict[bytes, int] = {}
         self.num_encoded = 0
-        self.in_this_step = 0
 
-    def encode(self, request_id: str, encoder_input: EncoderInput) -> None:
-        assert encoder_input.content_hash not in self.kept, "encoded twice"
-        self.kept[encoder_input.content_hash] = encoder_input.length
-        self.num_encoded += 1
-        self.in_this_step += encoder_input.length
+    def encode(self, inputs: Sequence[EncoderInput]) -> None:
+        for encoder_input in inputs:
+            assert encoder_input.content_hash not in self.kept, "encoded twice"
+            self.kept[encoder_input.content_hash] = encoder_input.length
+            self.num_encoded += 1
         assert sum(self.kept.values()) <= CACHE_TOKENS
-        assert self.in_this_step <= BUDGET
+        assert sum(i.length for i in inputs) <= BUDGET
 
     def forget(self, content_hash: bytes) -> None:
         del self.kept[content_hash]
 
+    def features(self, plan: StepPlan) -> EncoderFeatures | None:
+        """Returns the row of each token in its input in place of features."""
+        placed = list(placed_inputs(plan))
+        assert all(p.content_hash in self.kept for p in placed), "computed before it is encoded"
+        if not placed:
+            return None
+        rows = np.concatenate([np.arange(p.end - p.begin) for p in placed])
+        starts = np.repeat([p.row for p in placed], [p.end - p.begin for p in placed])
+        begins = np.repeat([p.begin for p in placed], [p.end - p.begin for p in placed])
+        return EncoderFeatures(torch.from_numpy(rows + starts), torch.from_numpy(rows + begins))
+
 
 class FakeModel:
-    """Asserts that every token it computes has its encoder input at hand."""
+    """Asserts that the tokens of encoder inputs, and only these, have their features."""
 
-    def __init__(self, encoder: FakeEncoder) -> None:
-        self.encoder = encoder
+    def __init__(self) -> None:
         self.batch_slots: BatchSlots | None = None
         self.num_filled = 0
 
@@ -66,18 +80,22 @@ class FakeModel:
         positions: torch.Tensor,
         batch: StepBatch,
         logit_rows: torch.Tensor,
+        features: EncoderFeatures | None = None,
     ) -> torch.Tensor:
         assert self.batch_slots is not None
-        for batch_slot, position in zip(
-            batch.token_slots.tolist(), batch.positions.tolist(), strict=True
-        ):
+        expected = {}
+        places = zip(batch.token_slots.tolist(), batch.positions.tolist(), strict=True)
+        for row, (batch_slot, position) in enumerate(places):
             owner = self.batch_slots.owners[batch_slot]
             assert owner is not None
             for item in owner.request.encoder_inputs:
                 if item.start <= position < item.end:
-                    assert item.content_hash in self.encoder.kept, "computed before it is encoded"
-                    self.num_filled += 1
-        self.encoder.in_this_step = 0
+                    expected[row] = position - item.start
+        filled = features and dict(
+            zip(features.rows.tolist(), features.values.tolist(), strict=True)
+        )
+        assert (filled or {}) == expected
+        self.num_filled += len(expected)
         return torch.nn.functional.one_hot(logit_rows * 0 + 1, VOCAB_SIZE).float()
 
 
@@ -86,7 +104,7 @@ class Machine:
 
     def __init__(self, num_blocks: int = 200, **config: int | bool) -> None:
         self.encoder = FakeEncoder()
-        self.model = FakeModel(self.encoder)
+        self.model = FakeModel()
         layouts, places = plan_groups([KvShape(1, 4, 4)], [None], torch.float32, BLOCK_SIZE)
         cache = KvCache([KvPool(layouts[0], num_blocks, CPU)], [], places)
         settings = SchedulerConfig(
@@ -155,7 +173,9 @@ def test_encoder_inputs_are_computed_before_their_tokens(num_blocks, caching, rn
             inputs.append(EncoderInput(bytes([content]) * 16, start, 4 + 2 * content))
             position = inputs[-1].end
         machine.scheduler.add(
-            request(str(i), inputs, position + rng.randint(1, 9), rng.randint(1, 20), seed=i)
+            request(
+                str(i), inputs, max(1, position + rng.randint(0, 9)), rng.randint(1, 20), seed=i
+            )
         )
     machine.run()
     assert sorted(machine.finished) == sorted(map(str, range(12)))
@@ -198,3 +218,10 @@ def test_scheduler_rejects_an_input_beyond_the_encoder_budget():
     with pytest.raises(InvalidArgumentError, match="17 tokens long; the encoder's budget"):
         machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 1, 17)], 24))
     assert not machine.scheduler.has_work
+
+
+def test_last_token_of_an_image_that_ends_a_prompt_is_filled():
+    machine = Machine(max_num_batched_tokens=4)
+    machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 8, 1)], 9))
+    machine.run()
+    assert machine.model.num_filled == 1

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.engine.attention.interface import Attention, LayerAttention, StepBatch
+from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.linear import Linear, merged
 from baton.engine.models.rowwise import Rowwise
@@ -56,10 +57,13 @@ class FusedModel:
         positions: torch.Tensor,
         batch: StepBatch,
         logit_rows: torch.Tensor,
+        features: EncoderFeatures | None = None,
     ) -> torch.Tensor:
         """Returns logits, as `TransformersModel.forward`."""
         assert self._paged is not None
         hidden = F.embedding(token_ids, self._embedding)
+        if features is not None:
+            features.place(hidden)
         for layer in self._layers[:-1]:
             attended = layer.attend(hidden, positions, self._paged, batch)
             hidden = layer.finish(hidden, attended)

@@ -20,11 +20,13 @@ from baton.engine.models.hf import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
     without_load_report,
 )
 from baton.engine.models.transformers_model import without_head
+from baton.engine.models.vision_model import is_vision_language
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support
 from baton.models.pooling import Pooling
@@ -60,21 +62,26 @@ def load_model(
     pooling: Pooling | None = None,
 ) -> PreTrainedModel:
     """Returns the model in evaluation mode on its device, with `attention` as its attention
-    implementation; without its head if it has a pooled output. Raises `UnsupportedModelError` for
-    weights that are missing or unreadable."""
+    implementation, of a vision-language model that of its language model; without its head if it
+    has a pooled output. Raises `UnsupportedModelError` for weights that are missing or
+    unreadable."""
     device = resolve_device(engine.device)
     use_device(device)
     dtype = resolve_dtype(engine.dtype, config, device)
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
+    auto_class: Any = AutoModelForCausalLM
+    attentions: str | dict[str, str] = attention
+    if is_vision_language(config):
+        auto_class, attentions = AutoModelForImageTextToText, {"text_config": attention}
     # Of a model that pools, the language model's head is missing, and that of scores unexpected.
     report_of = nullcontext() if pooling is None else without_load_report()
     try:
         with report_of:
-            loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            loaded: tuple[PreTrainedModel, dict[str, Any]] = auto_class.from_pretrained(
                 path,
                 config=config,
                 dtype=dtype,
-                attn_implementation=attention,
+                attn_implementation=attentions,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -214,7 +221,7 @@ def eos_token_ids(config: PretrainedConfig, model: PreTrainedModel) -> frozenset
 
 def _check_architecture(config: PretrainedConfig) -> None:
     name = (config.architectures or [type(config).__name__])[0]
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not is_vision_language(config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
             f"{name} is not a causal language model of transformers: AutoModelForCausalLM has none "
             f"for {type(config).__name__}; choose one of text only"

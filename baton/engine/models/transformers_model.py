@@ -17,6 +17,7 @@ from baton.engine.attention.interface import Attention, LayerAttention, StepBatc
 from baton.engine.attention.mask_rule import MaskRule, recognise
 from baton.engine.cache.kv_layout import KvShape
 from baton.engine.device import is_out_of_memory
+from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.hf import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -144,20 +145,27 @@ class TransformersModel:
         positions: torch.Tensor,
         batch: StepBatch,
         logit_rows: torch.Tensor,
+        features: EncoderFeatures | None = None,
     ) -> torch.Tensor:
         """Returns the logits `[len(logit_rows), vocab_size]` of these rows of a flat batch.
 
         Args:
             token_ids: `[num_tokens]`.
             positions: `[num_tokens]`, each within its own sequence.
+            features: encoder outputs in place of the embeddings of placeholders.
         """
         self._hook.batch = batch
         inputs: dict[str, Any] = {
-            "input_ids": token_ids[None],
             "position_ids": positions[None],
             "attention_mask": self._ready_mask,
             "use_cache": False,
         }
+        if features is None:
+            inputs["input_ids"] = token_ids[None]
+        else:
+            embeddings = self._model.get_input_embeddings()(token_ids)
+            features.place(embeddings)
+            inputs["inputs_embeds"] = embeddings[None]
         try:
             if self._backbone is not None:
                 return self._backbone(**inputs).last_hidden_state[0, logit_rows]  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.engine.attention.interface import LayerAttention
+from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.triton_mlp import Product, mlp_of, spent
 from baton_kernels.linear import linear
@@ -85,10 +86,13 @@ class TritonModel:
         positions: torch.Tensor,
         batch: Any,
         logit_rows: torch.Tensor,
+        features: EncoderFeatures | None = None,
     ) -> torch.Tensor:
         """Returns logits, as `TransformersModel.forward`."""
         assert self._paged is not None
         stream = F.embedding(token_ids, self._embedding)
+        if features is not None:
+            features.place(stream)
         normed = rms_norm(stream, self._layers[0].input_norm, self._eps)
         norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for layer, next_norm in zip(self._layers, norms, strict=True):

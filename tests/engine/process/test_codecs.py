@@ -22,6 +22,7 @@ from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, TensorData
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
@@ -125,6 +126,16 @@ COMMANDS: list[commands.Command] = [
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_command_codec_returns_an_equal_command(command):
     assert decode_command(encode_command(command)) == command
+
+
+def test_command_codec_keeps_the_tensors_of_encoder_inputs():
+    tensors = {"pixel_values": TensorData("float32", (1, 2), bytes(range(8)))}
+    image = EncoderInput(b"\xff" * 16, 3, 4, tensors)
+    command = commands.Add(1, replace(REQUEST, encoder_inputs=(image,)))
+    decoded = decode_command(encode_command(command))
+    assert isinstance(decoded, commands.Add)
+    assert decoded == command
+    assert decoded.request.encoder_inputs[0].tensors == tensors
 
 
 @given(REPORTS)

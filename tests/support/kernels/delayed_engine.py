@@ -12,6 +12,7 @@ from baton.engine.assembly import load
 from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.runner import DecoderModel
 
 _MAX_CLOCK_HZ = 3e9  # no GPU is faster; one that idles is several times slower
@@ -38,10 +39,11 @@ class DelayedModel:
         positions: torch.Tensor,
         batch: StepBatch,
         logit_rows: torch.Tensor,
+        features: EncoderFeatures | None = None,
     ) -> torch.Tensor:
         if self.num_cycles:
             torch.cuda._sleep(self.num_cycles)
-        return self._model.forward(token_ids, positions, batch, logit_rows)
+        return self._model.forward(token_ids, positions, batch, logit_rows, features)
 
 
 def delayed_engine(path: str, config: EngineConfig) -> tuple[Engine, DelayedModel]:

@@ -277,7 +277,7 @@ class FakeRunner:
         for content_hash in plan.encoder.freed:
             assert content_hash in self.encoded, "forgets what was not encoded"
             self.encoded.remove(content_hash)
-        for _, item in plan.encoder.to_compute:
+        for item in plan.encoder.to_compute:
             assert item.content_hash not in self.encoded, "encoded twice"
             self.encoded.add(item.content_hash)
 

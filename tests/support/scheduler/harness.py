@@ -595,7 +595,7 @@ class Harness:
             assert chunk.num_drafts <= config.max_drafts
             assert most is None or chunk.num_drafts or chunk.end - chunk.start <= most
             assert chunk.end <= chunk.sequence.request.length_limit
-        encoded = sum(item.length for _, item in plan.encoder.to_compute)
+        encoded = sum(item.length for item in plan.encoder.to_compute)
         assert encoded <= config.encoder_budget
 
     def _reads_of(self, start: int, end: int) -> float:

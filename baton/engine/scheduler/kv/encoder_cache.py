@@ -29,11 +29,11 @@ class EncoderStep:
 
     Attributes:
         freed: content hashes to forget; `to_compute` may contain one of them again.
-        to_compute: inputs to encode and keep, each with a sequence that holds it.
+        to_compute: inputs to encode and keep.
     """
 
     freed: tuple[bytes, ...]
-    to_compute: tuple[tuple[str, EncoderInput], ...]
+    to_compute: tuple[EncoderInput, ...]
 
 
 NO_ENCODER_STEP = EncoderStep((), ())
@@ -172,11 +172,11 @@ class EncoderCache:
 
         Exactly one call reports every eviction and every input to be computed.
         """
-        due: list[tuple[str, EncoderInput]] = []
+        due: list[EncoderInput] = []
         for content_hash in self._due:
             entry = self._entries[content_hash]
             entry.is_due = False
-            due.append(next(iter(entry.holders)))
+            due.append(next(iter(entry.holders))[1])
         step = EncoderStep(tuple(self._freed), tuple(due))
         self._freed.clear()
         self._due.clear()

@@ -98,7 +98,9 @@ class RequestStates:
 
     def join_plain_decodes(self, sequence: Sequence) -> None:
         """Moves a running sequence to the plain decodes if it is one now."""
-        if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
+        if not sequence.is_plain or sequence.awaits_encoder:
+            return
+        if sequence.num_tokens == sequence.num_computed_tokens + 1:
             self.kv.reservations.release(sequence)
             del self.special[sequence]
             self.batch_slots.is_decoding[sequence.batch_slot] = True
@@ -240,12 +242,8 @@ class RequestStates:
         return returned
 
     def take_encoder_step(self) -> EncoderStep:
-        """Returns the encoder's work since the last call, by request id instead of sequence."""
-        if not self.encoder.has_changes:
-            return NO_ENCODER_STEP
-        step = self.encoder.drain()
-        due = tuple((holder.partition(".")[2], item) for holder, item in step.to_compute)
-        return EncoderStep(step.freed, due)
+        """Returns the encoder's work since the last call."""
+        return self.encoder.drain() if self.encoder.has_changes else NO_ENCODER_STEP
 
     def _release_slot(self, sequence: Sequence) -> None:
         if self.batch_slots.is_decoding[sequence.batch_slot]:

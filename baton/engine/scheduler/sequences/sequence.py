@@ -304,6 +304,12 @@ class Sequence:
         return self.request.beams is None and self.drafts is None and not self.shares_tail
 
     @property
+    def awaits_encoder(self) -> bool:
+        """True until the last token that an encoder fills is computed."""
+        inputs = self.request.encoder_inputs
+        return bool(inputs) and inputs[-1].end > self.num_computed_tokens
+
+    @property
     def num_drafts_allowed(self) -> int:
         """Number of drafts worth verifying now; it grows with the tokens since the last drafts."""
         num_since = self.num_tokens - self.drafted_at

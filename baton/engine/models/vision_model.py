@@ -1,0 +1,75 @@
+"""Vision-language models of transformers, taken apart: the language model, which the engine runs as
+any other, and the vision model, whose features it takes in place of embeddings.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from baton.engine.models.hf import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from baton.errors import UnsupportedModelError
+from baton.models.images import PIXEL_VALUES, VISION_TOWERS, ImageFormat
+
+
+class VisionModel:
+    """Vision tower and projector: pixels in, features of the language model's width out.
+
+    Attributes:
+        images: the images that it takes, found by encoding a blank one.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Takes the base of a vision-language model, without its language model."""
+        self._model = model
+        self.device: torch.device = model.device
+        vision = model.config.vision_config
+        shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+        with torch.inference_mode():
+            blank = self({PIXEL_VALUES: torch.zeros(shape)})
+        self.images = ImageFormat(model.config.image_token_id, len(blank), shape)
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the features of images, one after the other: `[num_tokens, hidden_size]`.
+
+        Args:
+            tensors: of all images, by the names of the model's processor; images come first in
+                their shape.
+        """
+        placed = {name: self._placed(tensor) for name, tensor in tensors.items()}
+        features = self._model.get_image_features(**placed, return_dict=True).pooler_output
+        return torch.cat([of_image.flatten(0, -2) for of_image in features])
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self.device, dtype, non_blocking=True)
+
+
+def is_vision_language(config: PretrainedConfig) -> bool:
+    """Returns whether this is the configuration of a vision-language model that is implemented.
+
+    Raises `UnsupportedModelError` for one of these whose vision tower is not.
+    """
+    towers = VISION_TOWERS.get(config.model_type)
+    if towers is None:
+        return False
+    if (tower := config.vision_config.model_type) not in towers:
+        raise UnsupportedModelError(
+            f"the vision tower of this {config.model_type} is {tower}; implemented are "
+            f"{' and '.join(towers)}"
+        )
+    return True
+
+
+def split(model: PreTrainedModel) -> tuple[PreTrainedModel, VisionModel]:
+    """Returns the language model and the vision model. They take over the parts of `model`, which
+    is unusable afterwards."""
+    text_config = model.config.get_text_config()
+    with torch.device("meta"):
+        language: Any = AutoModelForCausalLM.from_config(text_config)
+    setattr(language, language.base_model_prefix, model.get_decoder())
+    language.set_output_embeddings(model.get_output_embeddings())
+    language.generation_config = model.generation_config
+    base = model.base_model
+    base.set_decoder(torch.nn.Identity())  # its weights belong to the language model alone
+    return language.eval().requires_grad_(False), VisionModel(base)

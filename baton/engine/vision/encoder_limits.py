@@ -1,0 +1,45 @@
+"""Encoder limits: tokens of images that a step encodes and that are kept, by model and config."""
+
+from dataclasses import dataclass
+
+from baton.engine.config import EngineConfig
+from baton.errors import InvalidArgumentError
+from baton.models.images import ImageFormat
+
+# Steps of images, as many as the budget allows, that the encoder cache holds by default.
+_STEPS_CACHED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLimits:
+    """Limits of an encoder, in tokens of images; 0 without an encoder.
+
+    Attributes:
+        budget: most that one step encodes.
+        cache_tokens: most whose output is kept.
+    """
+
+    budget: int = 0
+    cache_tokens: int = 0
+
+
+def encoder_limits(
+    config: EngineConfig, images: ImageFormat | None, device_type: str
+) -> EncoderLimits:
+    """Returns the limits of a model that takes `images`.
+
+    Raises `InvalidArgumentError` if the config allows fewer tokens than one image has.
+    """
+    if images is None:
+        return EncoderLimits()
+    budget, cache_tokens = config.encoder_budget, config.encoder_cache_tokens
+    if budget is None:
+        budget = max(config.tokens_per_step(device_type), images.num_tokens)
+    if cache_tokens is None:
+        cache_tokens = _STEPS_CACHED * budget
+    for field, value in ("encoder_budget", budget), ("encoder_cache_tokens", cache_tokens):
+        if value < images.num_tokens:
+            raise InvalidArgumentError(
+                field, f"is {value}; an image of this model has {images.num_tokens} tokens"
+            )
+    return EncoderLimits(budget, cache_tokens)

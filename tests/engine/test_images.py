@@ -1,0 +1,281 @@
+"""Prompts with images: tokens equal to transformers', however the prompt is computed."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from baton.engine.assembly import load as load_model
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, MultimodalPrompt
+from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, TensorData
+from baton.engine.vision.prompt_processor import content_hash
+from baton.engine.vision.vision_encoder import VisionEncoder
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
+from baton.sampling import SamplingParams
+from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
+from tests.support.engine.images import (
+    IMAGE_TOKEN,
+    LLAVA,
+    PLACEHOLDER_ID,
+    TOKENS_PER_IMAGE,
+    greedy,
+    image,
+    save_llava,
+    words,
+)
+from tests.support.engine.streams import read
+
+NUM_TOKENS = 10
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+Checkpoint = Callable[[str], str]
+Given = tuple[str, tuple[Image.Image, ...]]
+
+# Images in the middle, at both ends, side by side, twice the same, and none.
+PROMPTS: list[Given] = [
+    (f"{words(7, 1)} {IMAGE_TOKEN} {words(5, 2)}", (image(1),)),
+    (f"{IMAGE_TOKEN} {words(9, 3)} {IMAGE_TOKEN} {words(3, 4)}", (image(1), image(2))),
+    (f"{words(3, 5)} {IMAGE_TOKEN}", (image(3),)),
+    (f"{IMAGE_TOKEN} {IMAGE_TOKEN} {words(2, 6)}", (image(4), image(5))),
+    (f"{words(4, 7)} {IMAGE_TOKEN} {words(1, 8)} {IMAGE_TOKEN} {words(6, 9)}", (image(6),) * 2),
+    (words(21, 10), ()),
+]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    made: dict[str, str] = {}
+
+    def make(name: str) -> str:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            save_llava(name, folder)
+            made[name] = str(folder)
+        return made[name]
+
+    return make
+
+
+class CountingEncoder:
+    """Vision encoder that notes the number of images of each of its calls."""
+
+    def __init__(self, encoder: VisionEncoder) -> None:
+        self._encoder = encoder
+        self.calls: list[int] = []
+        self.forget = encoder.forget
+
+    def encode(self, inputs: Sequence[EncoderInput]) -> None:
+        self.calls.append(len(inputs))
+        self._encoder.encode(inputs)
+
+    def features(self, plan: StepPlan) -> Any:
+        return self._encoder.features(plan)
+
+
+def counted(path: str, **changes: Any) -> tuple[Engine, CountingEncoder]:
+    """Returns an engine and its encoder."""
+    settings = {"device": "cpu", "dtype": "float32", "num_blocks": 96, "free_block_margin": 0.0}
+    config = EngineConfig(**{**settings, **changes})
+    loaded = load_model(path, config, lambda _phase, _fraction: None)
+    assert loaded.encoder is not None
+    counting = CountingEncoder(loaded.encoder)
+    return Engine(config, replace(loaded, encoder=counting)), counting  # type: ignore[arg-type]
+
+
+def prompts_of(engine: Engine, given: Sequence[Given]) -> list[MultimodalPrompt]:
+    return [engine.prompt_with_images(text, images) for text, images in given]
+
+
+def expected(path: str, given: Sequence[Given] = PROMPTS) -> list[tuple[int, ...]]:
+    return [greedy(path, text, images, NUM_TOKENS) for text, images in given]
+
+
+@pytest.mark.parametrize("name", LLAVA)
+def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
+    path = checkpoint(name)
+    engine = load(path, prefix_caching=False)
+    said = [tokens(engine.generate([p], GREEDY))[0] for p in prompts_of(engine, PROMPTS)]
+    assert said == expected(path)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("num_batched", [7, 13, 24, 512])
+@pytest.mark.parametrize("name", mostly_slow(LLAVA, "llava_clip"))
+def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batched, block_size):
+    path = checkpoint(name)
+    engine = load(path, max_num_batched_tokens=num_batched, max_num_seqs=6, block_size=block_size)
+    prompts = prompts_of(engine, PROMPTS)
+    assert tokens(engine.generate(prompts, GREEDY)) == expected(path)
+    assert tokens(engine.generate(prompts, GREEDY)) == expected(path)  # from the prefix cache
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("name", LLAVA)
+def test_preemption_changes_no_token_after_images(checkpoint, name, preemption):
+    path = checkpoint(name)
+    tight = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+    engine = load(
+        path, **tight, preemption=preemption, swap_bytes=2**20, prefix_caching=False,
+        encoder_cache_tokens=2 * TOKENS_PER_IMAGE,
+    )  # fmt: skip
+    assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+    assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
+
+
+def test_equal_images_hit_the_prefix_cache_and_others_do_not(checkpoint):
+    path = checkpoint("llava_clip")
+    engine = load(path, block_size=4)
+    text = f"{words(5, 1)} {IMAGE_TOKEN} {words(7, 2)}"
+    given = [(text, (image(seed),)) for seed in (1, 1, 2)]
+    results = [engine.generate([p], GREEDY)[0] for p in prompts_of(engine, given)]
+    assert results[2].prompt_token_ids == results[0].prompt_token_ids
+    assert [r.num_cached_tokens for r in results] == [0, 27, 4]
+    assert tokens(results) == expected(path, given)
+    assert results[2].token_ids != results[0].token_ids
+
+
+def test_encoder_computes_only_the_image_that_is_not_cached(checkpoint):
+    path = checkpoint("llava_clip")
+    engine, encoder = counted(path)
+    given: list[Given] = [
+        (f"{words(4, 1)} {IMAGE_TOKEN} {words(3, 2)}", (image(1),)),
+        (f"{words(6, 3)} {IMAGE_TOKEN} {words(2, 4)} {IMAGE_TOKEN} w9", (image(2), image(1))),
+    ]
+    for prompt, answer in zip(prompts_of(engine, given), expected(path, given), strict=True):
+        assert tokens(engine.generate([prompt], GREEDY)) == [answer]
+    assert encoder.calls == [1, 1]
+
+
+def test_encoder_batches_images_of_several_requests(checkpoint):
+    path = checkpoint("llava_siglip")
+    engine, encoder = counted(path, max_num_batched_tokens=512)
+    given = [(f"w{seed} {IMAGE_TOKEN} {words(3, seed)}", (image(seed),)) for seed in range(5)]
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
+    assert encoder.calls == [5]
+
+
+def test_encoder_budget_spreads_images_over_steps(checkpoint):
+    path = checkpoint("llava_siglip")
+    engine, encoder = counted(
+        path, encoder_budget=2 * TOKENS_PER_IMAGE, encoder_cache_tokens=2 * TOKENS_PER_IMAGE
+    )
+    given = [(f"w{seed} {IMAGE_TOKEN} {words(3, seed)}", (image(seed),)) for seed in range(5)]
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
+    assert encoder.calls == [2, 2, 1]
+
+
+def test_steps_launched_ahead_change_no_token_after_images(checkpoint):
+    path = checkpoint("llava_clip")
+    engine = load(path, async_scheduling=True, max_num_batched_tokens=24, max_num_seqs=6)
+    assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+    assert engine.stats().num_steps_ahead > 0
+
+
+def test_drafts_after_an_image_change_no_token(checkpoint):
+    path = checkpoint("llava_clip")
+    engine = load(path, max_drafts=3)
+    assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+
+
+async def test_engine_core_takes_images(checkpoint, serve):
+    path = checkpoint("llava_clip")
+    requests = [
+        EngineRequest(str(i), ids, GREEDY, len(ids), encoder_inputs=prompt.encoder_inputs)
+        for i, prompt in enumerate(prompts_of(load(path), PROMPTS))
+        if (ids := tuple(prompt.token_ids))
+    ]
+    async with serve(path) as engine:
+        with ExitStack() as streams:
+            opened = [streams.enter_context(engine.open(request)) for request in requests]
+            updates = [await read(stream) for stream in opened]
+    said = [tuple(u.token_id for u in each if u.token_id is not None) for each in updates]
+    assert said == expected(path)
+
+
+def test_default_encoder_budget_is_that_of_a_step(checkpoint):
+    path = checkpoint("llava_clip")
+    facts = load(path, max_num_batched_tokens=100).facts
+    assert (facts.encoder_budget, facts.encoder_cache_tokens) == (100, 400)
+    facts = load(path, max_num_batched_tokens=8, max_num_seqs=8).facts
+    assert facts.encoder_budget == TOKENS_PER_IMAGE
+
+
+@pytest.mark.parametrize("field", ["encoder_budget", "encoder_cache_tokens"])
+def test_encoder_setting_below_one_image_is_refused(checkpoint, field):
+    with pytest.raises(InvalidArgumentError, match=f"{field}: is 15; an image .* has 16 tokens"):
+        load(checkpoint("llava_clip"), **{field: 15})
+
+
+def test_text_model_refuses_images_by_name(checkpoints, checkpoint):
+    (prompt,) = prompts_of(load(checkpoint("llava_clip")), PROMPTS[:1])
+    engine = load(checkpoints["llama"])
+    assert engine.facts.encoder_budget == engine.facts.encoder_cache_tokens == 0
+    with pytest.raises(FailedPreconditionError, match="'llama' takes no images: LlamaForCausalLM"):
+        engine.generate([prompt], GREEDY)
+    with pytest.raises(FailedPreconditionError, match="takes no images"):
+        engine.prompt_with_images(IMAGE_TOKEN, [image(1)])
+
+
+def test_images_that_do_not_fit_their_prompt_are_refused(checkpoint):
+    engine = load(checkpoint("llava_clip"))
+    (prompt,) = prompts_of(engine, PROMPTS[:1])
+    (given,) = prompt.encoder_inputs
+    pixels = given.tensors["pixel_values"]
+
+    def refusal(**changes: Any) -> str:
+        changed = MultimodalPrompt(prompt.token_ids, (replace(given, **changes),))
+        with pytest.raises(InvalidArgumentError) as caught:
+            engine.generate([changed], GREEDY)
+        return str(caught.value)
+
+    assert "is 15 tokens long; an image has 16" in refusal(length=15)
+    assert f"expected the placeholder {PLACEHOLDER_ID} alone" in refusal(start=given.start + 1)
+    assert "covers tokens [40, 56); the prompt has" in refusal(start=40)
+    for tensors in ({}, {"pixels": pixels}, {"pixel_values": replace(pixels, dtype="int64")}):
+        assert "has tensors" in refusal(tensors=tensors)
+    short = {"pixel_values": replace(pixels, data=pixels.data[:-4])}
+    assert "bytes; expected 4 for each" in refusal(tensors=short)
+    assert_idle(engine)
+
+
+def test_text_with_too_few_image_tokens_is_refused(checkpoint):
+    engine = load(checkpoint("llava_clip"))
+    with pytest.raises(InvalidArgumentError, match="images: are 2; the text has 1 times '<image>'"):
+        engine.prompt_with_images(f"w1 {IMAGE_TOKEN}", [image(1), image(2)])
+
+
+def test_content_hash_covers_processor_names_and_tensors():
+    given = TensorData("float32", (1, 2), bytes(8))
+    found = {
+        content_hash(processor, {name: tensor})
+        for processor, name, tensor in [
+            (b"a", "pixel_values", given),
+            (b"b", "pixel_values", given),
+            (b"a", "pixels", given),
+            (b"a", "pixel_values", replace(given, dtype="int32")),
+            (b"a", "pixel_values", replace(given, shape=(2, 1))),
+            (b"a", "pixel_values", replace(given, data=bytes(7) + b"1")),
+        ]
+    }
+    assert len(found) == 6
+    assert {len(each) for each in found} == {16}
+
+
+def test_unknown_vision_tower_is_refused(checkpoint, tmp_path: Path):
+    folder = Path(checkpoint("llava_clip"))
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = (folder / "config.json").read_text()
+    changed = config.replace('"clip_vision_model"', '"pixtral"').replace('"CLIPVisionModel"', '""')
+    (tmp_path / "config.json").write_text(changed)
+    with pytest.raises(UnsupportedModelError, match="vision tower of this llava is pixtral"):
+        load(str(tmp_path))
