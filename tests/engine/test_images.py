@@ -30,6 +30,7 @@ from tests.support.engine.images import (
     save_llava,
     words,
 )
+from tests.support.engine.recorded_steps import CountedGraphs
 from tests.support.engine.streams import read
 
 NUM_TOKENS = 10
@@ -184,6 +185,17 @@ def test_drafts_after_an_image_change_no_token(checkpoint):
     path = checkpoint("llava_clip")
     engine = load(path, max_drafts=3)
     assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+
+
+def test_recorded_steps_fill_no_placeholder(checkpoint):
+    """Of the prompt that ends in an image, one token is left for a step of its own."""
+    path = checkpoint("llava_clip")
+    engine = load(
+        path, max_num_batched_tokens=TOKENS_PER_IMAGE + 2, max_num_seqs=6, prefix_caching=False
+    )
+    CountedGraphs(engine)
+    given = [(f"{words(3, 5)} {IMAGE_TOKEN}", (image(3),))]
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
 
 
 async def test_engine_core_takes_images(checkpoint, serve):

@@ -580,8 +580,8 @@ class Harness:
             assert counted <= config.max_num_tokens_with_decodes
         assert plan.is_pure_decode == (not plan.chunks)
         is_sampled = plan.sample_rows.tolist() == [*range(plan.num_tokens)]
-        is_scored = any(chunk.scored for chunk in plan.chunks)
-        assert plan.samples_every_token == (is_sampled and not is_scored)
+        needs_more = any(chunk.scored or chunk.has_encoder_tokens for chunk in plan.chunks)
+        assert plan.samples_every_token == (is_sampled and not needs_more)
         decodes = zip(plan.decode_starts, plan.decode_starts + 1, strict=True)
         reads = sum(
             self._reads_of(*r) for r in [*decodes, *((s.start, s.end) for s in plan.chunks)]

@@ -42,6 +42,12 @@ class ScheduledRange:
     first_row: int
     scored: range = range(0)
 
+    @property
+    def has_encoder_tokens(self) -> bool:
+        """True if an encoder fills some of its tokens."""
+        inputs = self.sequence.request.encoder_inputs
+        return any(i.start < self.end and i.end > self.start for i in inputs)
+
 
 @dataclass(frozen=True, slots=True)
 class ExternalAllocation:
@@ -114,12 +120,13 @@ class StepPlan:
 
     @property
     def samples_every_token(self) -> bool:
-        """True if one token is chosen after each of the step, in order: every sequence decodes,
-        some with drafts. A CUDA graph can replay it."""
+        """True if one token is chosen after each of the step, in order, and the encoder fills none:
+        every sequence decodes, some with drafts. A CUDA graph can replay it."""
         return all(
             chunk.num_samples == 1
             and chunk.end - chunk.start == 1 + chunk.num_drafts
             and not chunk.scored
+            and not chunk.has_encoder_tokens
             for chunk in self.chunks
         )
 
