@@ -114,8 +114,10 @@ class NullModel:
     def use(self, paged: Attention) -> None:
         pass
 
-    def forward(self, *inputs: Any) -> torch.Tensor:
-        return self.next_logits(len(inputs[-1]))
+    def forward(
+        self, _ids: Any, _positions: Any, _batch: Any, logit_rows: torch.Tensor, *_: object
+    ) -> torch.Tensor:
+        return self.next_logits(len(logit_rows))
 
     def next_logits(self, num_rows: int) -> torch.Tensor:
         """Returns logits, `[num_rows, VOCAB_SIZE]`."""
@@ -130,7 +132,7 @@ class NullGraphs(DecodeGraphs):
         self,
         model: NullModel,
         attention: TritonAttention,
-        make_batch: type[StaticTritonBatch] = StaticTritonBatch,
+        make_batch: Callable[[TritonAttention, int, int], StaticTritonBatch] = StaticTritonBatch,
     ) -> None:
         sizes = capture_sizes(NUM_SEQUENCES, attention.max_decode_tokens)
         batch = make_batch(attention, sizes[-1], MAX_LENGTH // BLOCK_SIZE + 1)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.integer[Any]]
+Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
 Column = IntArray | int
@@ -67,13 +68,15 @@ class Ranges:
         first_tokens: index of its first token in the flat batch.
     """
 
-    batch_slots: IntArray
-    starts: IntArray
-    num_queries: IntArray
-    first_tokens: IntArray
+    batch_slots: Int64Array
+    starts: Int64Array
+    num_queries: Int64Array
+    first_tokens: Int64Array
 
     @classmethod
-    def of_batch(cls, batch_slots: IntArray, starts: IntArray, num_queries: IntArray) -> "Ranges":
+    def of_batch(
+        cls, batch_slots: Int64Array, starts: Int64Array, num_queries: Int64Array
+    ) -> "Ranges":
         """Returns all sequences of a batch, whose tokens are contiguous in this order."""
         return cls(batch_slots, starts, num_queries, np.cumsum(num_queries) - num_queries)
 
@@ -81,6 +84,14 @@ class Ranges:
     def are_decodes(self) -> bool:
         """Whether every sequence has one token."""
         return bool((self.num_queries == 1).all())
+
+    def places(self) -> tuple[Int64Array, Int64Array]:
+        """Returns batch slot and position of each token of the flat batch, `[num_tokens]` each."""
+        if self.are_decodes:
+            return self.batch_slots, self.starts
+        counts = self.num_queries
+        shifts = np.repeat(self.starts - self.first_tokens, counts)
+        return np.repeat(self.batch_slots, counts), np.arange(len(shifts)) + shifts
 
     def __getitem__(self, at: Any) -> "Ranges":
         return Ranges(

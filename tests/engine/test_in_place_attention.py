@@ -123,7 +123,7 @@ def test_backend_uses_c_kernels_where_kernels_serve(layer, dtype, why):
 
 
 def test_backend_falls_back_to_torch_without_a_compiler(monkeypatch, caplog):
-    def missing():
+    def missing(_: library.Library) -> None:
         raise library.NoLibraryError("there is no C compiler for this test")
 
     monkeypatch.setattr("baton.engine.attention.in_place_attention.load", missing)

@@ -1,6 +1,7 @@
 """Recorded decode steps: what a step sends adds up to the inputs made from nothing."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ from hypothesis import given
 
 from baton.engine.attention.device_tables import DeviceTables
 from baton.engine.attention.interface import Attention, RaggedBatch
-from baton.engine.attention.static_batch import StaticTritonBatch
+from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs
@@ -21,6 +22,8 @@ from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenAr
 from baton.sampling import SamplingParams
 from baton_kernels.attention_plan import Ranges
 from baton_kernels.attention_plan_arrays import pack
+from baton_kernels.cpu.decode_inputs import CompiledDecodeInputs
+from baton_kernels.decode_inputs import DecodeInputs
 from bench import host
 
 CPU = torch.device("cpu")
@@ -108,9 +111,13 @@ class CheckedBatch(StaticTritonBatch):
 class CheckedBackend(host.NullBackend):
     """Backend whose recorded steps check their inputs."""
 
+    def __init__(self, make_inputs: MakeInputs) -> None:
+        super().__init__([], uses_c_kernels=False)
+        self._make_batch = partial(CheckedBatch, make_inputs=make_inputs)
+
     def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs:
         return host.NullGraphs(
-            cast("host.NullModel", model), cast("TritonAttention", attention), CheckedBatch
+            cast("host.NullModel", model), cast("TritonAttention", attention), self._make_batch
         )
 
 
@@ -125,14 +132,17 @@ class RandomDrafter:
         return [self._random.integers(8, 64, count).astype(np.int32) for count in counts]
 
 
+@pytest.mark.parametrize(
+    "make_inputs", [DecodeInputs, pytest.param(CompiledDecodeInputs, marks=pytest.mark.system)]
+)
 @pytest.mark.parametrize("max_drafts", [0, 5])
 @pytest.mark.parametrize("windows", [[None], [None, 40]])
 @pytest.mark.parametrize("num_blocks", [80, 300])
 def test_static_batch_equals_one_made_from_nothing(
-    windows: host.Windows, num_blocks: int, max_drafts: int
+    windows: host.Windows, num_blocks: int, max_drafts: int, make_inputs: MakeInputs
 ) -> None:
     """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
-    backend = CheckedBackend([], uses_c_kernels=False)
+    backend = CheckedBackend(make_inputs)
     before, with_drafts = CheckedBatch.num_checked, CheckedBatch.num_with_drafts
     random = np.random.default_rng(num_blocks)
     prefix = tuple(random.integers(8, 64, 300).tolist())

@@ -9,9 +9,9 @@ from baton_kernels.cpu import library
 
 @pytest.mark.system
 def test_library_is_built_once(tmp_path):
-    path = library.build(tmp_path / "new")
+    path = library.build(library.KERNELS, tmp_path / "new")
     built_at = path.stat().st_mtime_ns
-    assert library.build(tmp_path / "new") == path
+    assert library.build(library.KERNELS, tmp_path / "new") == path
     assert path.stat().st_mtime_ns == built_at
     assert [p.name for p in path.parent.iterdir()] == [path.name], "scratch files were left"
 
@@ -19,7 +19,7 @@ def test_library_is_built_once(tmp_path):
 @pytest.mark.system
 def test_library_uses_threads_of_torch(tmp_path):
     """With an OpenMP of its own, two sets of threads would compete for the same cores."""
-    path = library.build(tmp_path)
+    path = library.build(library.KERNELS, tmp_path)
     assert b"libgomp" not in path.read_bytes()
     assert ctypes.CDLL(str(path)).baton_attend_float32
 
@@ -27,7 +27,7 @@ def test_library_uses_threads_of_torch(tmp_path):
 def test_library_names_the_missing_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(library.NoLibraryError, match=r"no-such-compiler.*install gcc"):
-        library.build(tmp_path)
+        library.build(library.KERNELS, tmp_path)
 
 
 def test_library_repeats_what_the_compiler_says(tmp_path, monkeypatch):
@@ -36,10 +36,10 @@ def test_library_repeats_what_the_compiler_says(tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     with pytest.raises(library.NoLibraryError, match="unknown target"):
-        library.build(tmp_path / "kept")
+        library.build(library.KERNELS, tmp_path / "kept")
 
 
 def test_library_says_that_its_folder_is_not_writable(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(library.NoLibraryError, match=r"cannot be built|no C compiler"):
-        library.build(tmp_path / "file" / "below")
+        library.build(library.KERNELS, tmp_path / "file" / "below")

@@ -12,7 +12,7 @@ from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.cpu.library import NoLibraryError, load
+from baton_kernels.cpu.library import KERNELS, NoLibraryError, load
 from baton_kernels.cpu.paged_attention import FUNCTIONS, PagedLayer, Work
 
 # Rows (a query head of a token each) of a work item. More read K and V less often; fewer leave more
@@ -90,7 +90,7 @@ def why_not_in_place(cache: KvCache, layers: Sequence[LayerAttention]) -> str | 
     if any(layer.sinks is not None for layer in layers):
         return "the model has attention sinks"
     try:
-        load()
+        load(KERNELS)
     except NoLibraryError as error:
         return str(error)
     return None

@@ -14,6 +14,7 @@ import torch
 
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
+from baton_kernels.attention_plan import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,12 @@ class RaggedBatch:
         """Returns slot and position of each token of the flat batch, `[num_tokens]` each."""
         if len(self.batch_slots) == self.num_decodes:
             return self.batch_slots, self.starts
-        counts = self.num_queries
-        begins = np.cumsum(counts) - counts
-        shifts = np.repeat(self.starts - begins, counts)
-        return np.repeat(self.batch_slots, counts), np.arange(len(shifts)) + shifts
+        return self.ranges.places()
+
+    @property
+    def ranges(self) -> Ranges:
+        """The batch as kernels plan it."""
+        return Ranges.of_batch(self.batch_slots, self.starts, self.num_queries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,11 @@
 """Static attention batch of decode steps, at fixed addresses for CUDA graph replay. A decode has
 one token, or several with its drafts.
 
-A step fills a pinned array, which one transfer copies to the same places on the device:
-
-    positions | cache slots, per cache group | packed plans, per kind of layer
+A step fills a pinned array, `DecodeInputs`, which one transfer copies to the same places on the
+device.
 """
 
-import itertools
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,23 +20,22 @@ from baton.engine.attention.triton_attention import (
     TritonBatch,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.attention_plan import TILE_FIELDS, Int32Array, Ranges, plan_splits
-from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack_into
-from baton_kernels.paged_attention import AttentionArrays, AttentionPlan
+from baton_kernels.attention_plan import TILE_FIELDS, Ranges
+from baton_kernels.attention_plan_arrays import SplitArrays
+from baton_kernels.cpu.decode_inputs import decode_inputs
+from baton_kernels.decode_inputs import DecodeInputs, KindInputs
+from baton_kernels.paged_attention import AttentionArrays
 from baton_kernels.paged_decode import Workspace
 
 _NO_SLOTS: Int64Array = np.zeros(0, np.int64)
-_NOTHING = plan_splits(Ranges.of_batch(_NO_SLOTS, _NO_SLOTS, _NO_SLOTS), 1, 1, 1)
-# The inputs are int32 numbers, and begin at multiples of 16 bytes: kernels are compiled for that.
-_ALIGNED = 4
+
+MakeInputs = Callable[[int, int, int, Sequence[KindInputs]], DecodeInputs]
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work of one kind of layer: the place of its packed plan in the inputs, and views of it."""
+    """Work of one kind of layer: views of its packed plan."""
 
-    place: slice
-    capacity: SplitCapacity
     splits: SplitArrays
     workspace: Workspace
 
@@ -52,34 +49,37 @@ class StaticTritonBatch:
         positions: `[max_rows]`, of the tokens; 0 in padded rows.
     """
 
-    def __init__(self, attention: TritonAttention, max_rows: int, max_blocks: int) -> None:
+    def __init__(
+        self,
+        attention: TritonAttention,
+        max_rows: int,
+        max_blocks: int,
+        make_inputs: MakeInputs = decode_inputs,
+    ) -> None:
         """Allocates the batch; batch slots are below `max_rows`, and the longest sequence has
         `max_blocks` blocks."""
         self._attention = attention
         device, num_groups = attention.device, attention.num_groups
         self._tables = DeviceTables(num_groups, max_rows, max_blocks, device)
-        num_words = -(-2 * max_rows // _ALIGNED) * _ALIGNED
-        self._header = (1 + num_groups, num_words)
-        capacities = {kind: attention.capacity(kind, max_rows) for kind in attention.tilings}
-        sizes = [math.prod(self._header), *(sum(c.sizes) for c in capacities.values())]
-        places = [slice(*pair) for pair in itertools.pairwise(itertools.accumulate(sizes))]
-        staged = np.zeros(sum(sizes), np.int32)
-        for place, capacity in zip(places, capacities.values(), strict=True):
-            pack_into(staged[place], _NOTHING, capacity)
+        kinds = {kind: attention.kind_inputs(kind, max_rows) for kind in attention.tilings}
+        self._layout = make_inputs(
+            num_groups, max_rows, attention.block_size, tuple(kinds.values())
+        )
+        staged = np.zeros(self._layout.size, np.int32)
+        no_tables = [np.zeros((1, 1), np.int32)] * num_groups
+        nothing = Ranges.of_batch(_NO_SLOTS, _NO_SLOTS, _NO_SLOTS)
+        self._layout.write(staged, nothing, no_tables, max_rows)
         self._inputs = torch.from_numpy(staged).to(device, copy=True)
         self._work = {
             kind: _Work(
-                place,
-                capacity,
-                SplitArrays.view(self._inputs[place], capacity),
-                Workspace.allocate(
-                    attention.num_partials(kind, max_rows), kind.num_heads, kind.head_dim, device
-                ),
+                SplitArrays.view(self._inputs[place], inputs.capacity),
+                Workspace.allocate(inputs.max_partials, kind.num_heads, kind.head_dim, device),
             )
-            for place, (kind, capacity) in zip(places, capacities.items(), strict=True)
+            for place, (kind, inputs) in zip(self._layout.places, kinds.items(), strict=True)
         }
-        header = self._inputs[: sizes[0]].view(self._header).view(torch.int64)
-        self.positions, *self._slots = header[:, :max_rows]
+        num_rows, num_words = self._layout.header
+        header = self._inputs[: 2 * num_rows * num_words].view(torch.int64)
+        self.positions, *self._slots = header.view(num_rows, num_words)[:, :max_rows]
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
         """Copies a step's decodes; rows from their tokens to `num_rows` become padding.
@@ -88,36 +88,17 @@ class StaticTritonBatch:
         share most of their blocks may add up to more than the pool, and a sequence may have more
         drafts than are attended as decodes.
         """
-        ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
-        plans = self._attention.plans(ranges, ragged.block_tables)
-        if not all(_fits(plan, self._work[kind]) for kind, plan in plans.items()):
-            return False
-        self._tables.update(ragged)
+        tables = ragged.block_tables
+        ranges = ragged.ranges
+        shared = list(self._attention.shared_prefixes(ranges, tables).values())
         # Torch reuses pinned memory only after the device has read it.
         pinned = torch.empty_like(self._inputs, device="cpu", pin_memory=self._inputs.is_cuda)
-        staged = pinned.numpy()
-        self._write_header(staged, ragged, num_rows)
-        end = 0
-        for kind, plan in plans.items():
-            work = self._work[kind]
-            num_used = pack_into(staged[work.place], plan.splits, work.capacity)
-            end = work.place.start + num_used
+        end = self._layout.write(pinned.numpy(), ranges, tables, num_rows, shared)
+        if end is None:
+            return False
+        self._tables.update(ragged)
         self._inputs[:end].copy_(pinned[:end], non_blocking=True)
         return True
-
-    def _write_header(self, staged: Int32Array, ragged: RaggedBatch, num_rows: int) -> None:
-        batch_slots, token_positions = ragged.places()
-        num_tokens, block_size = len(batch_slots), self._attention.block_size
-        header = staged[: math.prod(self._header)].reshape(self._header).view(np.int64)
-        header[:, num_tokens:num_rows] = 0
-        positions, *slots = header[:, :num_tokens]
-        positions[:] = token_positions
-        indices = token_positions // block_size
-        offsets = token_positions - indices * block_size
-        for places, table in zip(slots, ragged.block_tables, strict=True):
-            places[:] = table[batch_slots, indices]
-            places *= block_size
-            places += offsets
 
     def rows(self, num_rows: int) -> TritonBatch:
         """Returns the first `num_rows` rows as the model's attention batch."""
@@ -134,8 +115,3 @@ class StaticTritonBatch:
         splits = replace(work.splits, capacity=capacity)
         tiles = self._inputs.new_empty(0, TILE_FIELDS)
         return KindWork(AttentionArrays(splits, tiles), work.workspace)
-
-
-def _fits(plan: AttentionPlan, work: _Work) -> bool:
-    has_room = plan.splits.num_slots <= len(work.workspace.acc)
-    return SplitCapacity.of(plan.splits).fits(work.capacity) and has_room and not len(plan.tiles)

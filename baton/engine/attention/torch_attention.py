@@ -18,7 +18,7 @@ from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-from baton_kernels.attention_plan import Ranges, SharedPrefix
+from baton_kernels.attention_plan import SharedPrefix
 from baton_kernels.cascade import shared_prefixes
 
 # Two groups are merged when the padding this adds, in scores computed, costs less than a call.
@@ -368,7 +368,7 @@ def _prefixes(ragged: RaggedBatch, table: TokenArray, layout: KvLayout) -> list[
     firsts = np.sort(table[ragged.batch_slots, 0])
     if not (firsts[1:] == firsts[:-1]).any():
         return []
-    ranges = Ranges.of_batch(ragged.batch_slots, ragged.starts, ragged.num_queries)
+    ranges = ragged.ranges
     return [
         prefix
         for prefix in shared_prefixes(ranges, table, size, size)

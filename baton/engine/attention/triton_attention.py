@@ -16,11 +16,12 @@ from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_inputs import PagedKv, ScoreRule
-from baton_kernels.attention_plan import Ranges
+from baton_kernels.attention_plan import Ranges, SharedPrefix
 from baton_kernels.attention_plan_arrays import SplitCapacity
 from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
 from baton_kernels.cache_write import CacheBlocks, write_kv
 from baton_kernels.cascade import find_shared
+from baton_kernels.decode_inputs import KindInputs
 from baton_kernels.gpu import Gpu
 from baton_kernels.paged_attention import (
     AttentionArrays,
@@ -54,31 +55,24 @@ class LayerKind:
         """Query heads of each KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def plan(
-        self,
-        ranges: Ranges,
-        table: TokenArray,
-        block_size: int,
-        tiling: AttentionTiling,
-        max_decode_tokens: int,
-    ) -> AttentionPlan:
-        """Splits a step into work items. Shared prefixes are attended once, if that pays (cascade).
+    def shared_prefixes(
+        self, ranges: Ranges, table: TokenArray, block_size: int, tiling: AttentionTiling
+    ) -> list[SharedPrefix]:
+        """Returns the prefixes that are attended once, where that pays (cascade).
 
         Args:
-            table: `[num_ranges, blocks]`, block table of the group.
-            max_decode_tokens: as of `TritonAttention`.
+            table: `[num_batch_slots, blocks]`, block table of the group.
         """
-        shared = []
-        if self.window is None and len(ranges) > 1:
-            shared = find_shared(
-                ranges,
-                table,
-                block_size,
-                tiling.split_tokens,
-                tiling.shared.num_tokens(self.group),
-                self.token_bytes,
-            )
-        return plan_attention(ranges, self.group, tiling, self.window, shared, max_decode_tokens)
+        if self.window is not None or len(ranges) < 2:
+            return []
+        return find_shared(
+            ranges,
+            table,
+            block_size,
+            tiling.split_tokens,
+            tiling.shared.num_tokens(self.group),
+            self.token_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +177,40 @@ class TritonAttention:
     def plans(self, ranges: Ranges, tables: Sequence[TokenArray]) -> dict[LayerKind, AttentionPlan]:
         """Returns the plan of each kind of layer; `tables` are per cache group."""
         return {
-            kind: kind.plan(
-                ranges, tables[kind.cache_group], self.block_size, tiling, self.max_decode_tokens
+            kind: plan_attention(
+                ranges,
+                kind.group,
+                self.tilings[kind],
+                kind.window,
+                shared,
+                self.max_decode_tokens,
             )
+            for kind, shared in self.shared_prefixes(ranges, tables).items()
+        }
+
+    def shared_prefixes(
+        self, ranges: Ranges, tables: Sequence[TokenArray]
+    ) -> dict[LayerKind, list[SharedPrefix]]:
+        """Returns the prefixes that each kind of layer attends once; `tables` are per group."""
+        return {
+            kind: kind.shared_prefixes(ranges, tables[kind.cache_group], self.block_size, tiling)
             for kind, tiling in self.tilings.items()
         }
+
+    def kind_inputs(self, kind: LayerKind, num_tokens: int) -> KindInputs:
+        """Returns the inputs of a kind of layer, for recorded steps of `num_tokens` of decodes."""
+        tiling = self.tilings[kind]
+        tokens_per_item = tiling.decode.num_tokens(kind.group)
+        return KindInputs(
+            self.capacity(kind, num_tokens),
+            self.num_partials(kind, num_tokens),
+            max(tokens_per_item, self.max_decode_tokens),
+            tiling.split_tokens,
+            tiling.decode.keys,
+            tokens_per_item,
+            kind.window,
+            tiling.shared.num_tokens(kind.group),
+        )
 
     @property
     def num_groups(self) -> int:

@@ -1,8 +1,8 @@
-"""C library of the CPU kernels: built by the machine's C compiler when first needed, and kept.
+"""C libraries of the host: built by the machine's C compiler when first needed, and kept.
 
 A library is kept under the name of all that it depends on (sources, compiler, flags and CPU), so
-that hosts of different CPUs may share the folder. It has no OpenMP of its own: it finds the one
-that torch has loaded, and so shares its threads.
+that hosts of different CPUs may share the folder. None has an OpenMP of its own: attention finds
+the one that torch has loaded, and so shares its threads.
 """
 
 import ctypes
@@ -12,42 +12,68 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-_SOURCES = ("paged_attention.c", "rowwise.c")
-_HEADERS = ("bfloat16.h", "paged_attention_of_dtype.h", "rowwise_of_dtype.h")
 _FLAGS = (
-    *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC"),
+    *("-std=gnu11", "-O3", "-march=native", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
 _COMPILERS = ("gcc", "cc")
 _SECONDS = 120.0
+_BUILT = "library.so"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """C library.
+
+    Attributes:
+        sources: its files in this package that are compiled.
+        headers: those that these include.
+        flags: flags of its compilation, beside those of all libraries.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+KERNELS = Library(
+    "kernels",
+    sources=("paged_attention.c", "rowwise.c"),
+    headers=("bfloat16.h", "paged_attention_of_dtype.h", "rowwise_of_dtype.h"),
+    flags=("-fopenmp",),
+)
+DECODE_COLUMNS = Library("decode_columns", ("decode_columns.c",))
 
 
 class NoLibraryError(Exception):
-    """The kernels cannot be built or loaded here; the text says why."""
+    """A library cannot be built or loaded here; the text says why."""
 
 
 @cache
-def load() -> ctypes.CDLL:
-    """Returns the library, once per process. Raises `NoLibraryError`."""
-    path = build(_folder())
+def load(library: Library) -> ctypes.CDLL:
+    """Returns a library, once per process. Raises `NoLibraryError`."""
+    path = build(library, _folder())
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
     except OSError as error:
         raise NoLibraryError(f"{path} cannot be loaded: {error}") from error
 
 
-def build(folder: Path) -> Path:
-    """Builds the library in `folder` unless it is there. Raises `NoLibraryError`."""
+def build(library: Library, folder: Path) -> Path:
+    """Builds a library in `folder` unless it is there. Raises `NoLibraryError`."""
     compiler = next(filter(None, map(shutil.which, _compilers())), None)
     if compiler is None:
         tried = ", ".join(_compilers())
         raise NoLibraryError(f"there is no C compiler ({tried}): install gcc, or set CC")
-    sources = {name: (files(__package__) / name).read_bytes() for name in _SOURCES + _HEADERS}
-    path = folder / f"kernels-{_key(compiler, sources)}.so"
+    names = library.sources + library.headers
+    sources = {name: (files(__package__) / name).read_bytes() for name in names}
+    path = folder / f"{library.name}-{_key(compiler, library.flags, sources)}.so"
     if path.exists():
         return path
     try:
@@ -55,18 +81,18 @@ def build(folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             for name, content in sources.items():
                 (Path(scratch) / name).write_bytes(content)
-            _compile(compiler, Path(scratch))
-            (Path(scratch) / "kernels.so").replace(path)  # at once: other processes build it too
+            _compile(compiler, library, Path(scratch))
+            (Path(scratch) / _BUILT).replace(path)  # at once: other processes build it too
     except OSError as error:
         raise NoLibraryError(f"it cannot be built in {folder}: {error}") from error
     return path
 
 
-def _compile(compiler: str, folder: Path) -> None:
-    objects = [str(Path(name).with_suffix(".o")) for name in _SOURCES]
+def _compile(compiler: str, library: Library, folder: Path) -> None:
+    objects = [str(Path(name).with_suffix(".o")) for name in library.sources]
     for step in (
-        [*_FLAGS, "-c", *_SOURCES],
-        ["-shared", *objects, "-o", "kernels.so"],  # without -fopenmp: torch has it
+        [*_FLAGS, *library.flags, "-c", *library.sources],
+        ["-shared", *objects, "-o", _BUILT],  # without -fopenmp: torch has it
     ):
         try:
             done = subprocess.run(  # noqa: S603
@@ -91,10 +117,10 @@ def _folder() -> Path:
         raise NoLibraryError(f"there is no folder to keep it in: {error}") from error
 
 
-def _key(compiler: str, sources: dict[str, bytes]) -> str:
+def _key(compiler: str, flags: tuple[str, ...], sources: dict[str, bytes]) -> str:
     """Returns a name for the library that a change of anything it is made from changes."""
     state = Path(compiler).resolve().stat()
-    made_by = (str(Path(compiler).resolve()), state.st_size, state.st_mtime_ns, _FLAGS)
+    made_by = (str(Path(compiler).resolve()), state.st_size, state.st_mtime_ns, _FLAGS, flags)
     digest = hashlib.sha256(repr((made_by, _cpu())).encode())
     for content in sources.values():
         digest.update(content)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_kernels.cpu.library import load
+from baton_kernels.cpu.library import KERNELS, load
 
 FUNCTIONS = {torch.float32: "baton_attend_float32", torch.bfloat16: "baton_attend_bfloat16"}
 
@@ -70,7 +70,7 @@ class PagedLayer:
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> None:
         assert keys.stride(3) == values.stride(3) == 1
-        self._function = getattr(load(), FUNCTIONS[keys.dtype])
+        self._function = getattr(load(KERNELS), FUNCTIONS[keys.dtype])
         self._function.restype = None
         self._cache = keys, values  # the call has their addresses
         self.num_kv_heads = keys.shape[1]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from baton_kernels.cpu.library import load
+from baton_kernels.cpu.library import KERNELS, load
 
 _SUFFIXES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 DTYPES: Final = frozenset(_SUFFIXES)
@@ -80,6 +80,6 @@ class RowwiseKernels:
 
 def _function(name: str, *types: Any) -> Any:
     """Returns a function of the library, whose last argument is the number of threads."""
-    function = getattr(load(), name)
+    function = getattr(load(KERNELS), name)
     function.restype, function.argtypes = None, (*types, ctypes.c_int)
     return function

@@ -1,0 +1,123 @@
+"""Inputs of recorded decode steps, written by one call of the C library."""
+
+import ctypes
+import itertools
+import logging
+from collections.abc import Sequence
+
+from baton_kernels.attention_plan import Int32Array, Int64Array, Ranges, SharedPrefix
+from baton_kernels.cpu.library import DECODE_COLUMNS, NoLibraryError, load
+from baton_kernels.decode_inputs import DecodeInputs, KindInputs
+
+logger = logging.getLogger(__name__)
+
+
+class _Kind(ctypes.Structure):
+    """Kind of layer, as `Kind` in decode_columns.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("num_items", "num_shared_items", "members", "positions", "first_slots", "items"),
+            *("max_items", "max_members", "split_tokens", "tile_keys", "window"),
+        )
+    )
+
+
+class _Layout(ctypes.Structure):
+    """Layout of the inputs, as `Layout` in decode_columns.c."""
+
+    _fields_ = (
+        ("num_groups", ctypes.c_int64),
+        ("num_kinds", ctypes.c_int64),
+        ("row_words", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("table_width", ctypes.c_int64),
+        ("tables", ctypes.c_void_p),
+        ("kinds", ctypes.c_void_p),
+    )
+
+
+class CompiledDecodeInputs(DecodeInputs):
+    """`DecodeInputs` written by compiled code, unless decodes share prefixes or have drafts.
+
+    Raises `NoLibraryError` if the library is not available.
+    """
+
+    def __init__(
+        self, num_groups: int, max_rows: int, block_size: int, kinds: Sequence[KindInputs]
+    ) -> None:
+        super().__init__(num_groups, max_rows, block_size, kinds)
+        self._function = load(DECODE_COLUMNS).baton_write_decode_inputs
+        self._function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64)
+        self._function.restype = ctypes.c_int64
+        self._kinds = (_Kind * len(kinds))(*map(_kind, self.kinds, self.places))
+        self._pointers = (ctypes.c_void_p * num_groups)()
+        self._tables: Sequence[Int32Array] = ()  # whose addresses the layout has
+        self._layout = _Layout(
+            num_groups=num_groups,
+            num_kinds=len(kinds),
+            row_words=self.header[1],
+            block_size=block_size,
+            tables=ctypes.addressof(self._pointers),
+            kinds=ctypes.addressof(self._kinds),
+        )
+
+    def write(
+        self,
+        inputs: Int32Array,
+        ranges: Ranges,
+        tables: Sequence[Int32Array],
+        num_rows: int,
+        shared: Sequence[Sequence[SharedPrefix]] = (),
+    ) -> int | None:
+        if any(shared) or not ranges.are_decodes:
+            return super().write(inputs, ranges, tables, num_rows, shared)
+        if tables is not self._tables:
+            self._use(tables)
+        end = self._function(
+            ctypes.byref(self._layout),
+            address(inputs),
+            address(ranges.batch_slots),
+            address(ranges.starts),
+            len(ranges),
+            num_rows,
+        )
+        return None if end < 0 else int(end)
+
+    def _use(self, tables: Sequence[Int32Array]) -> None:
+        assert len({table.shape for table in tables}) == 1, "tables of several shapes"
+        self._pointers[:] = list(map(address, tables))
+        self._layout.table_width = tables[0].shape[1]
+        self._tables = tables
+
+
+def decode_inputs(
+    num_groups: int, max_rows: int, block_size: int, kinds: Sequence[KindInputs]
+) -> DecodeInputs:
+    """Returns `DecodeInputs`, compiled where a library is available."""
+    try:
+        return CompiledDecodeInputs(num_groups, max_rows, block_size, kinds)
+    except NoLibraryError as error:
+        logger.info("numpy writes the inputs of recorded steps: %s", error)
+        return DecodeInputs(num_groups, max_rows, block_size, kinds)
+
+
+def address(array: Int32Array | Int64Array) -> int:
+    """Returns the address of a contiguous array, in half the time of `array.ctypes`."""
+    interface = array.__array_interface__
+    assert interface["strides"] is None, "the array is not contiguous"
+    return int(interface["data"][0])
+
+
+def _kind(kind: KindInputs, place: slice) -> _Kind:
+    capacity = kind.capacity
+    *places, _ = itertools.accumulate(capacity.sizes, initial=place.start)
+    return _Kind(
+        *places[:6],
+        max_items=capacity.items,
+        max_members=capacity.members,
+        split_tokens=kind.split_tokens,
+        tile_keys=kind.tile_keys,
+        window=kind.window or 0,
+    )

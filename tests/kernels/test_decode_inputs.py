@@ -1,0 +1,64 @@
+"""Inputs of recorded decode steps: compiled code writes what numpy does, to the last number."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from baton_kernels.attention_plan import Ranges, SharedPrefix
+from baton_kernels.attention_plan_arrays import SplitCapacity
+from baton_kernels.cpu import decode_inputs as compiled
+from baton_kernels.cpu.library import NoLibraryError
+from baton_kernels.decode_inputs import DecodeInputs, KindInputs
+
+MAX_ROWS, BLOCK_SIZE, SPLIT = 9, 4, 32
+DECODES = st.lists(
+    st.tuples(st.integers(0, MAX_ROWS - 1), st.integers(0, 300)),
+    max_size=MAX_ROWS,
+    unique_by=lambda decode: decode[0],
+)
+WINDOWS = st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3)
+
+
+def inputs_of(make, windows, max_items):
+    capacity = SplitCapacity(max_items, 2 * MAX_ROWS, MAX_ROWS)
+    kinds = [KindInputs(capacity, 99, 4, SPLIT, 8, 2, window, 3) for window in windows]
+    return make(2, MAX_ROWS, BLOCK_SIZE, kinds)
+
+
+def written(layout, decodes, tables, num_rows, shared=()):
+    batch_slots, starts = np.array(decodes, np.int64).reshape(-1, 2).T.copy()
+    inputs = np.full(layout.size, -7, np.int32)
+    ranges = Ranges.of_batch(batch_slots, starts, np.ones_like(batch_slots))
+    end = layout.write(inputs, ranges, tables, num_rows, shared)
+    return end, None if end is None else inputs[:end].tolist()
+
+
+@pytest.mark.system
+@given(DECODES, WINDOWS, st.integers(0, 3), st.sampled_from([4, 99]), st.integers(0, 1))
+def test_compiled_decode_inputs_equal_those_of_numpy(
+    decodes, windows, num_padded, max_items, num_shared
+):
+    random = np.random.default_rng(len(decodes))
+    tables = [random.integers(1, 999, (MAX_ROWS, 76)).astype(np.int32) for _ in range(2)]
+    num_rows = min(MAX_ROWS, len(decodes) + num_padded)
+    members = np.array([i for i, (_, start) in enumerate(decodes) if start >= SPLIT], np.int64)
+    is_shared = num_shared and len(members)
+    shared = [[SharedPrefix(members, SPLIT)] if is_shared and w is None else [] for w in windows]
+    one, other = (
+        written(inputs_of(make, windows, max_items), decodes, tables, num_rows, shared)
+        for make in (DecodeInputs, compiled.CompiledDecodeInputs)
+    )
+    assert one == other
+
+
+def test_decode_inputs_are_written_by_numpy_without_compiler(monkeypatch):
+    def missing(_):
+        raise NoLibraryError("there is no C compiler for this test")
+
+    monkeypatch.setattr(compiled, "load", missing)
+    layout = inputs_of(compiled.decode_inputs, [None], 99)
+    assert type(layout) is DecodeInputs
+    end, inputs = written(layout, [(2, 5)], [np.ones((MAX_ROWS, 9), np.int32)] * 2, 1)
+    assert inputs[:2] == [5, 0]
+    assert end == len(inputs)
