@@ -4,8 +4,8 @@ Pure decode over two cache groups, one of them with a window, as hybrid models h
 step one sequence in eight changes: one in sixteen needs a block, one in thirty-two ends by a stop
 token, and one in thirty-two starts, its KV coming from elsewhere. Timed are all that the engine's
 thinking half does about it (add, schedule, commit of external KV, apply with the sampled ids) and
-the building of the runner's input tensors. Not timed: the model, the sampler, and making messages
-of the tokens.
+the building of the runner's input tensors, for attention as a CPU computes it. Not timed: the
+model, the sampler, and making messages of the tokens.
 """
 
 import time
@@ -14,8 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import Attention
-from baton.engine.attention.torch_attention import TorchAttention
+from baton.engine.attention.in_place_attention import InPlaceBatch
+from baton.engine.attention.interface import Attention, LayerAttention
+from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.backend import TorchBackend
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.runner import ModelRunner
@@ -99,10 +101,11 @@ class Load:
         )
         groups = [CacheGroup(BlockPool(num_blocks), layout.window) for layout in layouts]
         self.scheduler = Scheduler(config, groups)
+        layers = [LayerAttention(1.0, MaskRule(window)) for window in (None, WINDOW)]
         sampler = Sampler(num_sequences, VOCAB_SIZE, device, frozenset())
         self._runner = ModelRunner(
             _NoModel(),
-            TorchAttention(cache),
+            TorchBackend(layers, reads_in_place=True).attention(cache),
             cache,
             self.scheduler.batch_slots,
             sampler,
@@ -137,7 +140,9 @@ class Load:
         start = time.perf_counter()
         plan = self.scheduler.schedule()
         if plan.num_tokens:
-            self._runner.inputs(plan)
+            batch = self._runner.inputs(plan).batch
+            if isinstance(batch, InPlaceBatch):  # which divides the work for its first layer
+                batch.work(0, 1)
         planned = time.perf_counter() - start
         assert plan.is_pure_decode, "something else than decodes was planned"
         result = StepResult(self._tokens(plan, num_ending))

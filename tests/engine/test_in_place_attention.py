@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baton.engine.attention.in_place_attention import InPlaceAttention, why_not_in_place
+from baton.engine.attention.in_place_attention import (
+    InPlaceAttention,
+    InPlaceBatch,
+    why_not_in_place,
+)
 from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
@@ -50,6 +55,16 @@ def test_in_place_attention_equals_the_reference(
     layer = LayerAttention(1 / math.sqrt(heads.key_dim), MaskRule(window))
     how = {"block_size": block_size, "dtype": dtype, "layers_before": before, "seed": seed}
     check(InPlaceAttention, heads, layer, steps, **how)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=9), st.integers(1, 300))
+def test_in_place_batch_divides_decodes_as_any_ranges(starts, rows_per_query):
+    slots, starts = np.arange(len(starts)), np.array(starts, np.int64)
+    tables = [np.zeros((len(slots), 64), np.int32)]
+    decodes = RaggedBatch.of_decodes(slots, starts, tables)
+    one, other = (InPlaceBatch(b, 1) for b in (decodes, replace(decodes, num_decodes=0)))
+    items = (b.work(0, rows_per_query).items.tolist() for b in (one, other))
+    assert next(items) == next(items)
 
 
 @pytest.mark.parametrize("window", [None, 100])
