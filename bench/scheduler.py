@@ -105,7 +105,7 @@ class Load:
         sampler = Sampler(num_sequences, VOCAB_SIZE, device, frozenset())
         self._runner = ModelRunner(
             _NoModel(),
-            TorchBackend(layers, reads_in_place=True).attention(cache),
+            TorchBackend(layers, uses_c_kernels=True).attention(cache),
             cache,
             self.scheduler.batch_slots,
             sampler,
