@@ -66,7 +66,7 @@ def split(model: PreTrainedModel) -> tuple[PreTrainedModel, VisionModel]:
     is unusable afterwards."""
     text_config = model.config.get_text_config()
     with torch.device("meta"):
-        language: Any = AutoModelForCausalLM.from_config(text_config)
+        language: Any = AutoModelForCausalLM.from_config(text_config, trust_remote_code=False)
     setattr(language, language.base_model_prefix, model.get_decoder())
     language.set_output_embeddings(model.get_output_embeddings())
     language.generation_config = model.generation_config
