@@ -31,7 +31,9 @@ PROMPTS = SamplingParams(max_tokens=2, ignore_eos=True)
 ANSWERS = SamplingParams(max_tokens=1500, ignore_eos=True)
 WATCHED = SamplingParams(max_tokens=300, ignore_eos=True)
 # Requests of several sequences are not handed over, so a worker that has one drains for long.
-SEVERAL = SamplingParams(max_tokens=500, n=2, temperature=0.9, seed=6, ignore_eos=True)
+# No draw is nearer than 2e-6 to the border of two tokens: which of them it is may depend on the
+# rounding of KV that another worker computes in other chunks, by up to 1e-6.
+SEVERAL = SamplingParams(max_tokens=500, n=2, temperature=0.9, seed=107, ignore_eos=True)
 
 _seeds = itertools.count(1000)
 

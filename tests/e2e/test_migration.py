@@ -242,9 +242,9 @@ async def test_silent_decode_worker_is_replaced_and_recovers(client, pair):
 @pytest.mark.slow
 async def test_drain_timeout_recomputes_requests_that_cannot_migrate(client, pair):
     """Several sequences are not handed over; another worker computes what they have come to."""
-    # With seed 3 a draw falls on the border of two tokens, to a billionth: which of them it is
-    # depends on the rounding of KV that was computed in other chunks.
-    several = replace(PLAIN, max_tokens=1500, n=2, temperature=0.9, seed=6)
+    # No draw is nearer than 1e-5 to the border of two tokens: which of them it is may depend on the
+    # rounding of KV that was computed in other chunks, by up to 1e-6.
+    several = replace(PLAIN, max_tokens=1500, n=2, temperature=0.5, seed=8)
     prompt = prompt_of(40, seed=12)
     generation = client.generate(prompt, several)
 
