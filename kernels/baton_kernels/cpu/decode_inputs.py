@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 
 from baton_kernels.attention_plan import Int32Array, Int64Array, Ranges, SharedPrefix
-from baton_kernels.cpu.library import DECODE_COLUMNS, NoLibraryError, load
+from baton_kernels.cpu.library import DECODE_INPUTS, NoLibraryError, load
 from baton_kernels.decode_inputs import DecodeInputs, KindInputs
 
 logger = logging.getLogger(__name__)
 
 
 class _Kind(ctypes.Structure):
-    """Kind of layer, as `Kind` in decode_columns.c."""
+    """Kind of layer, as `Kind` in decode_inputs.c."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
@@ -25,7 +25,7 @@ class _Kind(ctypes.Structure):
 
 
 class _Layout(ctypes.Structure):
-    """Layout of the inputs, as `Layout` in decode_columns.c."""
+    """Layout of the inputs, as `Layout` in decode_inputs.c."""
 
     _fields_ = (
         ("num_groups", ctypes.c_int64),
@@ -48,7 +48,7 @@ class CompiledDecodeInputs(DecodeInputs):
         self, num_groups: int, max_rows: int, block_size: int, kinds: Sequence[KindInputs]
     ) -> None:
         super().__init__(num_groups, max_rows, block_size, kinds)
-        self._function = load(DECODE_COLUMNS).baton_write_decode_inputs
+        self._function = load(DECODE_INPUTS).baton_write_decode_inputs
         self._function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64)
         self._function.restype = ctypes.c_int64
         self._kinds = (_Kind * len(kinds))(*map(_kind, self.kinds, self.places))

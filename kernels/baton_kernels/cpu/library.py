@@ -48,7 +48,7 @@ KERNELS = Library(
     headers=("bfloat16.h", "paged_attention_of_dtype.h", "rowwise_of_dtype.h"),
     flags=("-fopenmp",),
 )
-DECODE_COLUMNS = Library("decode_columns", ("decode_columns.c",))
+DECODE_INPUTS = Library("decode_inputs", ("decode_inputs.c",))
 
 
 class NoLibraryError(Exception):

@@ -1,13 +1,11 @@
-// Column operations of a decode step, one call each: what numpy does in dozens.
+// Inputs of recorded decode steps in one call: what numpy does in some fifty operations.
 //
-// Every function has a twin in numpy of the same signature, by which tests check it.
+// `DecodeInputs` of baton_kernels.decode_inputs is its twin in numpy, by which tests check it.
 
 #include <stdint.h>
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-
-// Inputs of recorded decode steps: see decode_inputs.py.
 
 // A kind of layer, in the order of `_Kind` in decode_inputs.py. Places are in numbers, from the
 // beginning of the inputs.
