@@ -5,6 +5,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace
+from baton.encoder_input import EncoderInput
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.scheduling.plan import (
@@ -13,7 +14,6 @@ from baton.engine.scheduler.scheduling.plan import (
     TokenLogprobs,
 )
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError
 from baton.models.images import ImageFormat

@@ -3,17 +3,17 @@
 Any process that has the facts may check. Knows nothing of what the engine holds now.
 """
 
-import math
 from typing import TYPE_CHECKING
 
+from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.facts import EngineFacts
 from baton.engine.memory.pool_size import peak_blocks
 from baton.engine.messages import EngineRequest, ModelInfo
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, check_encoder_inputs
+from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import FailedPreconditionError, InvalidArgumentError
-from baton.models.images import PIXEL_VALUES, ImageFormat
+from baton.models.images import ImageFormat
 from baton.models.pooling import why_not
 from baton.sampling import check_length, check_token_ids, check_vocabulary
 
@@ -153,25 +153,21 @@ def _check_image(
     images: ImageFormat, request: EngineRequest, encoder_input: EncoderInput, field: str
 ) -> None:
     """Raises `InvalidArgumentError` for an image that the model's encoder could not compute."""
-    if encoder_input.length != images.num_tokens:
+    try:
+        expected = images.span(encoder_input.tensors)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{field}.{error.field}", error.problem) from error
+    if encoder_input.length != len(expected):
         raise InvalidArgumentError(
-            field, f"is {encoder_input.length} tokens long; an image has {images.num_tokens}"
+            field, f"is {encoder_input.length} tokens long; its image has {len(expected)}"
         )
     span = request.token_ids[encoder_input.start : encoder_input.end]
-    if others := set(span) - {images.placeholder_id}:
-        raise InvalidArgumentError(
-            field,
-            f"covers token {min(others)}; expected the placeholder {images.placeholder_id} alone",
-        )
-    forms = {n: (data.dtype, data.shape) for n, data in encoder_input.tensors.items()}
-    expected = {PIXEL_VALUES: ("float32", images.shape)}
-    if forms != expected:
-        raise InvalidArgumentError(field, f"has tensors {forms}; expected {expected}")
-    num_bytes = len(encoder_input.tensors[PIXEL_VALUES].data)
-    if num_bytes != 4 * math.prod(images.shape):
-        raise InvalidArgumentError(
-            field, f"has {num_bytes} bytes; expected 4 for each of its elements"
-        )
+    for i, (token_id, placeholder_id) in enumerate(zip(span, expected, strict=True)):
+        if token_id != placeholder_id:
+            raise InvalidArgumentError(
+                f"token_ids[{encoder_input.start + i}]",
+                f"is {token_id} within {field}; expected the placeholder {placeholder_id}",
+            )
 
 
 def _check_returnable(request: EngineRequest) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from baton.encoder_input import EncoderInput
 from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.device import is_out_of_memory
@@ -26,7 +27,6 @@ from baton.engine.scheduler.scheduling.plan import (
     TokenLogprobs,
 )
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Sequence
 
 

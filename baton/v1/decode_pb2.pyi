@@ -3,6 +3,7 @@
 isort:skip_file
 Decode API of a worker, called by the router."""
 
+from baton.v1 import encoder_pb2 as _encoder_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
 from baton.v1 import kv_transfer_pb2 as _kv_transfer_pb2
 from baton.v1 import prefill_pb2 as _prefill_pb2
@@ -90,6 +91,7 @@ class DecodeGenerateRequest(_message.Message):
     RETURN_COST_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
+    ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -131,6 +133,12 @@ class DecodeGenerateRequest(_message.Message):
     def first_token_due(self) -> _duration_pb2.Duration:
         """Time until the first token is due, as `PrefillRequest.first_token_due`."""
 
+    @_builtins.property
+    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
+        """Images of the prompt, as `PrefillRequest.encoder_inputs`. With a handle, too: the blocks' hashes
+        cover them, and the worker needs them where it computes the prompt again.
+        """
+
     def __init__(
         self,
         *,
@@ -144,10 +152,11 @@ class DecodeGenerateRequest(_message.Message):
         return_cost: Global___ReturnCost | None = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
         first_token_due: _duration_pb2.Duration | None = ...,
+        encoder_inputs: _abc.Iterable[_encoder_pb2.EncoderInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_inputs", b"encoder_inputs", "first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 isort:skip_file
 Prefill API of a worker, called by the router."""
 
+from baton.v1 import encoder_pb2 as _encoder_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
 from baton.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
@@ -39,6 +40,7 @@ class PrefillRequest(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
+    ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     lease_id: _builtins.bytes
@@ -88,6 +90,12 @@ class PrefillRequest(_message.Message):
         policy serve the earliest first. Unset: 30 s, or the call's deadline if that is earlier.
         """
 
+    @_builtins.property
+    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
+        """Images of the prompt, in the order of their spans, which do not overlap. INVALID_ARGUMENT if the
+        model takes none, or others.
+        """
+
     def __init__(
         self,
         *,
@@ -103,10 +111,11 @@ class PrefillRequest(_message.Message):
         salt: _builtins.bytes = ...,
         source: Global___PrefixSource | None = ...,
         first_token_due: _duration_pb2.Duration | None = ...,
+        encoder_inputs: _abc.Iterable[_encoder_pb2.EncoderInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "first_token_due", b"first_token_due", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "encoder_inputs", b"encoder_inputs", "first_token_due", b"first_token_due", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

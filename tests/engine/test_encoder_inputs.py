@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton.encoder_input import EncoderInput
 from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_layout import KvShape, plan_groups
@@ -21,7 +22,6 @@ from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.engine.vision.vision_encoder import placed_inputs
 from baton.errors import InvalidArgumentError

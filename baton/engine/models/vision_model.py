@@ -9,25 +9,32 @@ import torch
 
 from baton.engine.models.hf import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from baton.errors import UnsupportedModelError
-from baton.models.images import PIXEL_VALUES, VISION_TOWERS, ImageFormat
+from baton.models.images import PIXEL_VALUES, read_image_format
 
 
 class VisionModel:
     """Vision tower and projector: pixels in, features of the language model's width out.
 
     Attributes:
-        images: the images that it takes, found by encoding a blank one.
+        images: format of the images that it takes.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Takes the base of a vision-language model, without its language model."""
+        """Takes the base of a vision-language model, without its language model. Raises
+        `UnsupportedModelError` if its features do not have the shape that the configuration tells.
+        """
         self._model = model
         self.device: torch.device = model.device
-        vision = model.config.vision_config
-        shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+        images = read_image_format(model.config.to_dict())
+        assert images is not None
         with torch.inference_mode():
-            blank = self({PIXEL_VALUES: torch.zeros(shape)})
-        self.images = ImageFormat(model.config.image_token_id, len(blank), shape)
+            blank = self({PIXEL_VALUES: torch.zeros(images.shape)})
+        if len(blank) != images.max_tokens:
+            raise UnsupportedModelError(
+                f"the encoder returns {len(blank)} features for an image; expected "
+                f"{images.max_tokens} by the configuration"
+            )
+        self.images = images
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the features of images, one after the other: `[num_tokens, hidden_size]`.
@@ -50,15 +57,7 @@ def is_vision_language(config: PretrainedConfig) -> bool:
 
     Raises `UnsupportedModelError` for one of these whose vision tower is not.
     """
-    towers = VISION_TOWERS.get(config.model_type)
-    if towers is None:
-        return False
-    if (tower := config.vision_config.model_type) not in towers:
-        raise UnsupportedModelError(
-            f"the vision tower of this {config.model_type} is {tower}; implemented are "
-            f"{' and '.join(towers)}"
-        )
-    return True
+    return read_image_format(config.to_dict()) is not None
 
 
 def split(model: PreTrainedModel) -> tuple[PreTrainedModel, VisionModel]:

@@ -34,12 +34,12 @@ def encoder_limits(
         return EncoderLimits()
     budget, cache_tokens = config.encoder_budget, config.encoder_cache_tokens
     if budget is None:
-        budget = max(config.tokens_per_step(device_type), images.num_tokens)
+        budget = max(config.tokens_per_step(device_type), images.max_tokens)
     if cache_tokens is None:
         cache_tokens = _STEPS_CACHED * budget
     for field, value in ("encoder_budget", budget), ("encoder_cache_tokens", cache_tokens):
-        if value < images.num_tokens:
+        if value < images.max_tokens:
             raise InvalidArgumentError(
-                field, f"is {value}; an image of this model has {images.num_tokens} tokens"
+                field, f"is {value}; an image of this model has up to {images.max_tokens} tokens"
             )
     return EncoderLimits(budget, cache_tokens)

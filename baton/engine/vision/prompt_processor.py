@@ -2,18 +2,14 @@
 processor of transformers, which needs Pillow.
 """
 
-import hashlib
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoProcessor  # not in `models.hf`: text models do without it
 
-from baton.cluster.prefix import HASH_BYTES
+from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.messages import MultimodalPrompt
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, TensorData
 from baton.errors import InvalidArgumentError
 from baton.models.images import PIXEL_VALUES, ImageFormat
 
@@ -49,35 +45,18 @@ class PromptProcessor:
         if not images:
             return MultimodalPrompt(self.tokenizer(text)["input_ids"])
         given = self._processor(text=text, images=list(images), return_tensors="pt")
-        token_ids = given["input_ids"][0]
-        placeholders = (token_ids == self._images.placeholder_id).nonzero().flatten()
-        starts = placeholders[:: self._images.num_tokens].tolist()
-        inputs = map(self._input, starts, given[PIXEL_VALUES])
-        return MultimodalPrompt(tuple(token_ids.tolist()), tuple(inputs))
-
-    def _input(self, start: int, pixels: torch.Tensor) -> EncoderInput:
-        tensors = {PIXEL_VALUES: tensor_data(pixels[None])}
-        content = content_hash(self._identity, tensors)
-        return EncoderInput(content, start, self._images.num_tokens, tensors)
-
-
-def content_hash(processor: bytes, tensors: Mapping[str, TensorData]) -> bytes:
-    """Returns the content hash of an encoder input: the truncated SHA-256 of the processor's
-    identity and, in the order of their names, of each tensor's name, dtype, shape and elements.
-    Each field follows its length.
-
-    Args:
-        processor: identity of the processor: its configuration.
-    """
-    digest = hashlib.sha256(b"baton.image")
-    fields = [processor]
-    for name, tensor in sorted(tensors.items()):
-        shape = np.array(tensor.shape, "<u8").tobytes()
-        fields += [name.encode(), tensor.dtype.encode(), shape, tensor.data]
-    for each in fields:
-        digest.update(len(each).to_bytes(8, "little"))
-        digest.update(each)
-    return digest.digest()[:HASH_BYTES]
+        token_ids = tuple(given["input_ids"][0].tolist())
+        inputs: list[EncoderInput] = []
+        start = 0
+        for pixels in given[PIXEL_VALUES]:
+            tensors = {PIXEL_VALUES: tensor_data(pixels[None])}
+            span = self._images.span(tensors)
+            start = token_ids.index(span[0], start)
+            inputs.append(
+                EncoderInput(content_hash(self._identity, tensors), start, len(span), tensors)
+            )
+            start += len(span)
+        return MultimodalPrompt(token_ids, tuple(inputs))
 
 
 def tensor_data(tensor: torch.Tensor) -> TensorData:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from baton.encoder_input import EncoderInput, TensorData
 from baton.engine.device_stream import uploader
 from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.vision_model import VisionModel
 from baton.engine.scheduler.scheduling.plan import StepPlan
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, TensorData
 
 
 @dataclass(frozen=True, slots=True)

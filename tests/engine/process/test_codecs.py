@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import errors
+from baton.encoder_input import EncoderInput, TensorData
 from baton.engine.core import commands, reports
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
@@ -22,7 +23,6 @@ from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, TensorData
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import READ_PATIENCE
 from baton.engine.scheduler.scheduling.policy import (
@@ -19,7 +20,6 @@ from baton.engine.scheduler.scheduling.policy import (
 )
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Purpose
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
 from baton.sampling import EarlyStopping
 from tests.support.scheduler.fakes import cache_group

@@ -14,13 +14,13 @@ from zlib import crc32
 
 import numpy as np
 
+from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.beam import BeamSearch
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Sequence
 
 VOCAB_SIZE = 11

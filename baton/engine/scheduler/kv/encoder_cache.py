@@ -20,7 +20,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, passed
+from baton.encoder_input import EncoderInput
+from baton.engine.scheduler.sequences.encoder_inputs import passed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,46 +1,9 @@
-"""Encoder inputs: spans of a prompt that an encoder fills, such as images.
+"""Bounds of the encoder inputs of a sequence, and which of them it has passed."""
 
-Carries the tensors that an encoder computes from, and reads none of them.
-"""
+from collections.abc import Iterable, Sequence
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-
+from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
-
-
-@dataclass(frozen=True, slots=True)
-class TensorData:
-    """Tensor as plain data.
-
-    Attributes:
-        dtype: name of the element type, as torch has it, such as "float32".
-        data: the elements, row-major and little-endian.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """Encoder output for the tokens [start, start + length) of a sequence, one row per token.
-
-    Attributes:
-        content_hash: covers everything that the output depends on, its length included.
-        tensors: what the encoder computes the output from, by the names of the model's processor;
-            those of one content hash are equal.
-    """
-
-    content_hash: bytes
-    start: int
-    length: int
-    tensors: Mapping[str, TensorData] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
 
 
 def check_encoder_inputs(
