@@ -45,6 +45,11 @@ class EncoderInput:
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def hashed(self) -> tuple[int, int, bytes]:
+        """Returns what chain hashes cover of it (`baton.cluster.prefix.HashedInput`)."""
+        return self.start, self.end, self.content_hash
+
 
 def content_hash(processor: bytes, tensors: Mapping[str, TensorData]) -> bytes:
     """Returns the content hash of an encoder input: the truncated SHA-256 of the processor's

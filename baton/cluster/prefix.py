@@ -13,11 +13,14 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 ENCODING_VERSION = 1
 HASH_BYTES = 16
 
 BlockHash = bytes
+HashedInput = tuple[int, int, bytes]
+"""Multimodal input as chain hashes cover it: its tokens [start, end), and its content hash."""
 
 _sha256 = hashlib.sha256
 
@@ -71,12 +74,12 @@ def extend_chain(
         hashes.append(parent)
 
 
-def input_extras(inputs: Iterable[tuple[int, int, bytes]], block_size: int, index: int) -> bytes:
+def input_extras(inputs: Iterable[HashedInput], block_size: int, index: int) -> bytes:
     """Returns the extras of a block with multimodal inputs (images, audio): for each input that
     overlaps the block, its start relative to the block's start and its content hash.
 
     Args:
-        inputs: (start, end, content hash) of each input, over the tokens [start, end), in order.
+        inputs: in the order of their starts.
         index: the block's number in the chain.
     """
     begin, end = index * block_size, (index + 1) * block_size
@@ -87,10 +90,16 @@ def input_extras(inputs: Iterable[tuple[int, int, bytes]], block_size: int, inde
     )
 
 
-def hash_chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Returns the chain hashes of all full blocks of `token_ids`."""
+def hash_chain(
+    root: BlockHash,
+    token_ids: Sequence[int],
+    block_size: int,
+    inputs: Sequence[HashedInput] = (),
+) -> list[BlockHash]:
+    """Returns the chain hashes of all full blocks of `token_ids`, with `inputs` among them."""
     hashes: list[BlockHash] = []
-    extend_chain(hashes, root, encode_tokens(token_ids), block_size)
+    extras_of = partial(input_extras, inputs, block_size) if inputs else None
+    extend_chain(hashes, root, encode_tokens(token_ids), block_size, extras_of)
     return hashes
 
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from baton import encoder_input_wire
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.engine.messages import EngineRequest
 from baton.engine.metering.step_times import StepTimes
@@ -72,6 +73,10 @@ def engine_request(
         arrival_time=arrival,
         return_cost=return_cost,
         first_token_deadline=arrival + first_token_due(message, time_remaining),
+        encoder_inputs=tuple(
+            encoder_input_wire.from_proto(each, f"encoder_inputs[{i}]")
+            for i, each in enumerate(message.encoder_inputs)
+        ),
     )
 
 

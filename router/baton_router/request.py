@@ -4,6 +4,7 @@ outcome. Knows nothing of workers, calls or messages but their enums."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from baton.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
@@ -51,6 +52,7 @@ class Request:
         received_endings: finish reasons that the client was told with that output; empty: none.
         parsing: None: the output is text alone.
         model: name of the model that answers.
+        encoder_inputs: the prompt's images, in the order of their spans.
         prompt: the tokens with their chain hashes.
     """
 
@@ -63,10 +65,12 @@ class Request:
     tenant: Tenant = ANONYMOUS
     parsing: RequestParsing | None = None
     model: str = ""
+    encoder_inputs: tuple[EncoderInput, ...] = ()
     prompt: Prompt = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", Prompt(self.token_ids, self.tenant.salt))
+        images = tuple(each.hashed for each in self.encoder_inputs)
+        object.__setattr__(self, "prompt", Prompt(self.token_ids, self.tenant.salt, images))
 
     @property
     def demand(self) -> Demand:
@@ -103,7 +107,7 @@ class Work:
     def __post_init__(self) -> None:
         prompt = self.request.prompt
         if self.output:
-            prompt = Prompt(prompt.token_ids + self.output, prompt.salt)
+            prompt = prompt.extended(self.output)
         object.__setattr__(self, "prompt", prompt)
 
     @property

@@ -1,9 +1,11 @@
 """Prompts: their chain hashes are computed once, and those of long ones in a thread."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
-from baton.cluster.prefix import BlockHash, hash_chain
+from baton.cluster.prefix import BlockHash, HashedInput, hash_chain
+from baton.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton_router.prompt import Prompt
@@ -20,9 +22,11 @@ class CountedHashing:
     def __init__(self) -> None:
         self.threads: list[int] = []
 
-    def __call__(self, root: BlockHash, token_ids: tuple[int, ...], size: int) -> list[BlockHash]:
+    def __call__(
+        self, root: BlockHash, token_ids: Sequence[int], size: int, images: Sequence[HashedInput]
+    ) -> list[BlockHash]:
         self.threads.append(threading.get_ident())
-        return hash_chain(root, token_ids, size)
+        return hash_chain(root, token_ids, size, images)
 
 
 def test_prompt_hashes_match_its_tokens_salt_and_namespace():
@@ -63,3 +67,19 @@ def test_work_has_prompt_of_its_request_until_it_resumes():
     assert work_of(request).prompt is request.prompt
     resumed = work_of(request, [(4, 5)]).prompt
     assert (resumed.token_ids, resumed.salt) == ((1, 2, 3, 4, 5), b"s")
+
+
+def test_prompt_hashes_cover_its_images_and_its_output():
+    def work(content: bytes, output: tuple[int, ...] = ()) -> Prompt:
+        image = EncoderInput(content * 16, start=20, length=30)
+        params = SamplingParams(max_tokens=99)
+        request = Request("r", tuple(range(64)), params, encoder_inputs=(image,))
+        return work_of(request, [output]).prompt
+
+    prompts = work(b"1"), work(b"2"), Prompt(tuple(range(64)))
+    one, other, text = (prompt.hashes(NAMESPACE) for prompt in prompts)
+    assert one[0] == other[0] == text[0]
+    assert len({one[1], other[1], text[1]}) == len({one[3], other[3], text[3]}) == 3
+    extended = work(b"1", tuple(range(16))).hashes(NAMESPACE)
+    assert (extended[:4], len(extended)) == (one, 5)
+    assert work(b"1").hashes(NAMESPACE) == one

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
+from baton import encoder_input_wire
 from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
@@ -104,6 +105,7 @@ def decode_request(
         return_cost=None if return_cost is None else _return_cost(return_cost),
         outputs=map(_sequence_output, work.outputs),
         first_token_due=_until(first_token_due),
+        encoder_inputs=map(encoder_input_wire.to_proto, work.request.encoder_inputs),
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
@@ -194,6 +196,7 @@ def prefill_request(
         salt=work.request.tenant.salt,
         source=source,
         first_token_due=_until(first_token_due),
+        encoder_inputs=map(encoder_input_wire.to_proto, work.request.encoder_inputs),
     )
 
 

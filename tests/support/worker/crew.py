@@ -1,13 +1,13 @@
 """Several workers in this process, of which any has what another wants. Plays the router."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 
-from baton.cluster.prefix import hash_chain
+from baton.cluster.prefix import HashedInput, hash_chain
 from baton.cluster.registry import Role
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
@@ -62,10 +62,11 @@ class Member:
     def num_pulled_tokens(self) -> int:
         return self.worker.engine.stats().num_pulled_tokens
 
-    def hashes(self, tokens: list[int]) -> bytes:
+    def hashes(self, tokens: list[int], images: Sequence[HashedInput] = ()) -> bytes:
         """Of the full blocks of a text."""
         engine = self.worker.engine
-        chain = hash_chain(engine.info.namespace.root(b"", b""), tokens, engine.block_size)
+        root = engine.info.namespace.root(b"", b"")
+        chain = hash_chain(root, tokens, engine.block_size, images)
         return b"".join(chain)
 
     def handle(self, lease_id: bytes, num_tokens: int) -> kv_transfer_pb2.KvHandle:
@@ -125,11 +126,16 @@ class Member:
 
     # What others may have of it.
 
-    def share(self, tokens: list[int], claimant: str, tenant: str = "") -> tuple[Any, bytes]:
+    def share(
+        self, tokens: list[int], claimant: str, tenant: str = "", images: Sequence[HashedInput] = ()
+    ) -> tuple[Any, bytes]:
         """A call that lends what is cached of a text, and its lease id."""
         lease_id = new_lease_id()
         request = kv_sharing_pb2.ShareRequest(
-            lease_id=lease_id, block_hashes=self.hashes(tokens), claimant=claimant, tenant=tenant
+            lease_id=lease_id,
+            block_hashes=self.hashes(tokens, images),
+            claimant=claimant,
+            tenant=tenant,
         )
         return self.sharing.Share(request, timeout=TIMEOUT), lease_id
 

@@ -7,6 +7,7 @@ preferred.
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from baton.client.client import Completion
@@ -15,6 +16,7 @@ from baton.client.types import TokenLogprobs
 from baton.client.wire import generate_request, resumed_request
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.registry import Role
+from baton.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.worker.layout_wire import layouts_to_messages
@@ -163,10 +165,12 @@ class Request:
         prompt: str | list[int],
         params: SamplingParams,
         rules: Rules = HANDOFFS,
+        encoder_inputs: tuple[EncoderInput, ...] = (),
     ) -> None:
         self.progress = Progress(params.n)
         self._fleet = fleet
         self._rules = rules
+        self._encoder_inputs = encoder_inputs
         self._message = generate_request(prompt, params, "", "", 0)
 
     @property
@@ -194,7 +198,8 @@ class Request:
         )
 
     async def _lifecycle(self) -> RequestLifecycle:
-        asked = await Intake(card(), 2**20).read(self._message, card().max_model_len)
+        read = await Intake(card(), 2**20).read(self._message, card().max_model_len)
+        asked = replace(read, encoder_inputs=self._encoder_inputs)
         recovery = Recovery(asked.request_id, RetryBudget(), NO_PAUSES)
         answer = Answer(asked, card(), time.monotonic())
         placer = Placer(self._fleet, self._rules)  # type: ignore[arg-type]

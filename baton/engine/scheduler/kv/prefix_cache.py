@@ -215,7 +215,7 @@ class PrefixCache:
             request = sequence.request
             inputs = request.encoder_inputs
             new = sequence.tokens[known:num_tokens].astype("<u4").tobytes()
-            spans = [(i.start, i.end, i.content_hash) for i in inputs]
+            spans = [i.hashed for i in inputs]
             extras_of = partial(input_extras, spans, size) if spans else None
             extend_chain(hashes, request.root, new, size, extras_of)
 

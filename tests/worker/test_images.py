@@ -1,0 +1,204 @@
+"""Prompts with images through the router's request lifecycle and the workers of both roles: tokens
+equal to those of transformers, however a request is moved."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from baton.encoder_input_wire import to_proto
+from baton.engine import Engine, EngineConfig
+from baton.sampling import SamplingParams
+from baton_router.placement.decision import DEFAULT_RULES
+from tests.support.engine.images import (
+    IMAGE_TOKEN,
+    TOKENS_PER_IMAGE,
+    greedy,
+    image,
+    save_llava,
+    words,
+)
+from tests.support.router.scripted import HANDOFFS
+from tests.support.waiting import until
+from tests.support.worker.crew import crew_of
+from tests.support.worker.fleet import Request, WorkerFleet, fleet_of_workers
+
+Given = tuple[str, tuple[Image.Image, ...]]
+
+NUM_TOKENS = 24
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+# Spans begin and end within blocks of 16 tokens; the third prompt ends with an image.
+PROMPTS: list[Given] = [
+    (f"{words(7, 1)} {IMAGE_TOKEN} {words(5, 2)}", (image(1),)),
+    (f"{IMAGE_TOKEN} {words(9, 3)} {IMAGE_TOKEN} {words(3, 4)}", (image(1), image(2))),
+    (f"{words(20, 5)} {IMAGE_TOKEN}", (image(3),)),
+    (f"{words(4, 7)} {IMAGE_TOKEN} {words(1, 8)} {IMAGE_TOKEN} {words(9, 9)}", (image(6),) * 2),
+]
+ONE_OF_EACH, TWO_DECODE = ("prefill", "decode"), ("prefill", "decode", "decode")
+
+
+class Model:
+    """Checkpoint with an engine that makes prompts of texts and images."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8)
+        self.engine = Engine.from_pretrained(path, config)
+
+    def request(self, fleet: WorkerFleet, given: Given, params: SamplingParams = GREEDY) -> Request:
+        prompt = self.engine.prompt_with_images(*given)
+        tokens, inputs = list(prompt.token_ids), prompt.encoder_inputs
+        rules = HANDOFFS if any(m.role == "prefill" for m in fleet.members) else DEFAULT_RULES
+        return Request(fleet, tokens, params, rules, inputs)
+
+    def expected(self, given: Given) -> list[tuple[int, ...]]:
+        return [greedy(self.path, *given, NUM_TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("llava")
+    save_llava("llava_clip", folder)
+    return Model(str(folder))
+
+
+def said(request: Request) -> list[tuple[int, ...]]:
+    return [tuple(completion.token_ids) for completion in request.answer[0]]
+
+
+def usage_of(request: Request) -> Any:
+    assert request.progress.finished is not None
+    return request.progress.finished.usage
+
+
+async def run_all(requests: list[Request]) -> None:
+    await asyncio.gather(*(request.run() for request in requests))
+
+
+@pytest.mark.parametrize("roles", [ONE_OF_EACH, ("decode",)], ids=["handoff", "decode-alone"])
+async def test_images_answer_as_transformers_over_workers(llava, roles):
+    async with fleet_of_workers(llava.path, *roles, max_num_batched_tokens=13) as fleet:
+        for _ in range(2):  # the second time from the prefix caches
+            requests = [llava.request(fleet, given) for given in PROMPTS]
+            await run_all(requests)
+            assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
+
+
+async def test_equal_images_hit_caches_of_both_roles_and_others_miss(llava):
+    text = f"{words(5, 1)} {IMAGE_TOKEN} {words(30, 2)}"
+    async with fleet_of_workers(llava.path, *ONE_OF_EACH) as fleet:
+        usages = []
+        for seed in (1, 1, 2):
+            request = llava.request(fleet, (text, (image(seed),)))
+            await request.run()
+            assert said(request) == llava.expected((text, (image(seed),)))
+            usages.append(usage_of(request))
+    num_blocks = (35 + TOKENS_PER_IMAGE) // 16
+    assert [u.num_cached_prompt_tokens for u in usages] == [0, 16 * num_blocks, 0]
+    assert [u.num_reused_decode_blocks for u in usages] == [0, num_blocks, 0]
+
+
+@pytest.mark.parametrize("roles", [ONE_OF_EACH, ("decode",)], ids=["handoff", "decode-alone"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, n=3, temperature=0.9, seed=4),
+        SamplingParams(max_tokens=12, ignore_eos=True, n=2, beam_width=3),
+    ],
+    ids=["samples", "beams"],
+)
+async def test_several_sequences_share_a_prompt_with_images(llava, roles, params):
+    prompts = [llava.engine.prompt_with_images(*given) for given in PROMPTS]
+    expected = [
+        [tuple(c.token_ids) for c in result.completions]
+        for result in llava.engine.generate(prompts, params)
+    ]
+    async with fleet_of_workers(llava.path, *roles) as fleet:
+        requests = [llava.request(fleet, given, params) for given in PROMPTS]
+        await run_all(requests)
+        assert list(map(said, requests)) == expected
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap", "return"])
+async def test_preemption_on_decode_worker_keeps_images(llava, preemption):
+    # Room for two of four requests; nothing is found again in the prefix cache.
+    tight = {"num_blocks": 9, "preemption": preemption, "swap_bytes": 2**20}
+    settings = {**tight, "prefix_caching": False, "prefill": {"num_blocks": 96}}
+    async with fleet_of_workers(llava.path, *ONE_OF_EACH, **settings) as fleet:
+        requests = [llava.request(fleet, given) for given in PROMPTS]
+        await run_all(requests)
+        assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
+        stats = fleet.member("decode-0").stats
+    of_mode = {
+        "recompute": stats.num_recomputes, "swap": stats.num_swaps, "return": stats.num_returns
+    }  # fmt: skip
+    assert of_mode[preemption] > 0
+
+
+async def test_live_migration_moves_images_with_their_request(llava):
+    """The second decode worker has the KV, and the tensors for a preemption after."""
+    async with fleet_of_workers(llava.path, *TWO_DECODE) as fleet:
+        decode, prefill = fleet.member("decode-0"), fleet.member("prefill-0")
+        requests = [llava.request(fleet, given) for given in PROMPTS]
+        with decode.slowed():
+            tasks = [asyncio.create_task(request.run()) for request in requests]
+            await until(lambda: all(r.progress.num_received >= 5 for r in requests))
+            before = prefill.stats.num_computed_tokens
+            await decode.drain()
+            await asyncio.gather(*tasks)
+        assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
+        assert [request.num_migrations for request in requests] == [1] * len(PROMPTS)
+        assert prefill.stats.num_computed_tokens == before
+
+
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+async def test_images_survive_the_loss_of_a_worker(llava, name):
+    roles = ("prefill", "prefill", "decode", "decode")
+    async with fleet_of_workers(llava.path, *roles, max_num_batched_tokens=8) as fleet:
+        lost = fleet.member(name)
+        requests = [llava.request(fleet, given) for given in PROMPTS]
+        with lost.slowed():
+            tasks = [asyncio.create_task(request.run()) for request in requests]
+            begun = 0 if lost.role == "prefill" else 5
+            await until(lambda: lost.stats.num_computed_tokens > 16)
+            await until(lambda: all(r.progress.num_received >= begun for r in requests))
+            await lost.kill()
+            await asyncio.gather(*tasks)
+        assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
+        assert sum(request.num_migrations for request in requests) > 0
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2])
+async def test_prefix_fetch_ends_within_an_image(llava, num_blocks):
+    """The rest of the image is computed from its tensors."""
+    given = (f"{words(9, 1)} {IMAGE_TOKEN} {words(30, 2)}", (image(1),))
+    prompt = llava.engine.prompt_with_images(*given)
+    tokens, inputs = list(prompt.token_ids), prompt.encoder_inputs
+    fields = {"encoder_inputs": [to_proto(each) for each in inputs]}
+    images = [each.hashed for each in inputs]
+    async with crew_of(llava.path, "prefill", "prefill") as crew:
+        holder, computing = crew.members
+        await holder.first_token(tokens, **fields)
+        call, lease_id = holder.share(tokens[: 16 * num_blocks], computing.id, images=images)
+        assert (await call.read()).shared.num_blocks == num_blocks
+        source = holder.source(lease_id, num_blocks)
+        result = await computing.first_token(tokens, source, **fields)
+        call.cancel()
+        assert result.num_cached_tokens == computing.num_pulled_tokens == 16 * num_blocks
+        assert result.first_tokens[0].token_id == llava.expected(given)[0][0]
+
+
+async def test_client_resumes_answer_about_images_at_other_router(llava):
+    async with fleet_of_workers(llava.path, *ONE_OF_EACH) as fleet:
+        requests = [llava.request(fleet, given) for given in PROMPTS]
+        with fleet.member("decode-0").slowed():
+            tasks = [asyncio.create_task(request.run()) for request in requests]
+            await until(lambda: all(r.progress.num_received >= 5 for r in requests))
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for request in requests:
+            request.resume()
+        await run_all(requests)
+        assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
