@@ -24,11 +24,11 @@ from baton.errors import InternalError
 from baton.rpc_errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
-from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
-from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle import worker_methods, worker_wire
 from baton_router.lifecycle.attempt_machine import (
     END_ACTIONS,
     TABLE,
@@ -156,8 +156,9 @@ class Attempt:
         request = worker_wire.prefill_request(
             self._work, lease_id, self.decode_worker, prefix, self._first_token_due
         )
-        stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._source.member))
-        await self._open(self._source, "admit.prefill", stub.Prefill, request)
+        channel = self._channel_to(self._source.member)
+        called = await worker_methods.prefill(channel, request, self._work)
+        await self._open(self._source, "admit.prefill", *called)
         is_scored = self._work.params.prompt_logprobs is not None
         self._apply(RouterEvent.ADMITTED_TO_SCORE if is_scored else RouterEvent.ADMITTED)
         self._read_ahead(self._source)
@@ -329,8 +330,8 @@ class Attempt:
         request = self._decode_request = worker_wire.decode_request(
             work, lease_id, handle, cost, self._first_token_due
         )
-        stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
-        await self._open(self._decode, "admit.decode", stub.Generate, request)
+        called = await worker_methods.generate(self._channel_to(member), request, work)
+        await self._open(self._decode, "admit.decode", *called)
 
     async def _open(self, call: WorkerCall, stage_name: str, method: Any, request: Any) -> None:
         """Waits until the worker has admitted the request. Raises `AttemptFailure`."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
-from baton import encoder_input_wire
 from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
@@ -92,8 +91,9 @@ def decode_request(
     return_cost: ReturnCost | None = None,
     first_token_due: Deadline | None = None,
 ) -> decode_pb2.DecodeGenerateRequest:
-    """Returns the call's request. `kv_handle` None: the decode worker computes the prompt.
-    `return_cost` None: it may not give the request back. `first_token_due` None: at any time."""
+    """Returns the call's request, without images. `kv_handle` None: the decode worker computes the
+    prompt. `return_cost` None: it may not give the request back. `first_token_due` None: at any
+    time."""
     message = decode_pb2.DecodeGenerateRequest(
         request_id=attempt_id(work.request.request_id, lease_id),
         token_ids=work.token_ids,
@@ -105,7 +105,6 @@ def decode_request(
         return_cost=None if return_cost is None else _return_cost(return_cost),
         outputs=map(_sequence_output, work.outputs),
         first_token_due=_until(first_token_due),
-        encoder_inputs=map(encoder_input_wire.to_proto, work.request.encoder_inputs),
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
@@ -175,8 +174,8 @@ def prefill_request(
     source: prefill_pb2.PrefixSource | None = None,
     first_token_due: Deadline | None = None,
 ) -> prefill_pb2.PrefillRequest:
-    """Returns the call's request. `source` None: no prefix is fetched. `first_token_due` None: at
-    any time."""
+    """Returns the call's request, without images. `source` None: no prefix is fetched.
+    `first_token_due` None: at any time."""
     params, has_several = work.params, work.params.num_sequences > 1
     if has_several:
         # Its token is not used, so compiling a grammar or searching beams would be in vain.
@@ -196,7 +195,6 @@ def prefill_request(
         salt=work.request.tenant.salt,
         source=source,
         first_token_due=_until(first_token_due),
-        encoder_inputs=map(encoder_input_wire.to_proto, work.request.encoder_inputs),
     )
 
 

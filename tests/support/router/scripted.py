@@ -12,6 +12,7 @@ import grpc
 
 from baton.backoff import Backoff
 from baton.cluster.prefix import PrefixNamespace
+from baton.encoder_input import EncoderInput
 from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
@@ -293,10 +294,13 @@ def lifecycle_of(
     coalescer: Coalescer | None = None,
     rules: Rules = HANDOFFS,
     prompt: tuple[int, ...] = (5, 6, 7),
+    encoder_inputs: tuple[EncoderInput, ...] = (),
     **params: Any,
 ) -> RequestLifecycle:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
-    request = Request("r", prompt, sampling, priority, received, endings, tenant)
+    request = Request(
+        "r", prompt, sampling, priority, received, endings, tenant, encoder_inputs=encoder_inputs
+    )
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
