@@ -14,6 +14,9 @@ from baton.serving.certificates import watched
 from baton.tls import Pem, PemFiles, Tls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
+# Of one request: a hundred images of LLaVA (336 x 336 pixels), or 5.6 megapixels in patches as
+# Qwen-VL has them, at 24 bytes a pixel.
+MAX_ENCODER_INPUT_BYTES = 128 * 2**20
 MAX_EARLY_PINGS = 100
 # Calls that wait for the event loop to take them, of all connections: above what clients that
 # stay within their limits send while it is late, below what memory allows (some 10 KB each).

@@ -23,12 +23,15 @@ class Unparsed:
 
 
 class LargeMessages:
-    """Parser of the messages of a server above `LARGE_BYTES`, which gRPC would parse in the event
+    """Parser of the messages of a server above `large_bytes`, which gRPC would parse in the event
     loop."""
 
-    def __init__(self, requests: LargeRequests, bounds: MessageBounds) -> None:
+    def __init__(
+        self, requests: LargeRequests, bounds: MessageBounds, large_bytes: int = LARGE_BYTES
+    ) -> None:
         self._requests = requests
         self._bounds = bounds
+        self._large_bytes = large_bytes
 
     def deferring(self, deserialize: Deserializer) -> Deserializer:
         """Wraps `deserialize` as `tolerant` does; a large message becomes an `Unparsed`."""
@@ -43,7 +46,8 @@ class LargeMessages:
                 return Malformed(error.with_traceback(None))  # which would keep the bytes
             return parse(data)
 
-        return lambda data: parse(data) if len(data) <= LARGE_BYTES else Unparsed(data, read)
+        most = self._large_bytes
+        return lambda data: parse(data) if len(data) <= most else Unparsed(data, read)
 
     async def parse(self, message: Unparsed) -> Any:
         """Returns the request, or a `Malformed` if it is none or beyond a bound. Raises

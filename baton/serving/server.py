@@ -55,13 +55,14 @@ class Server:
         health_names: Sequence[str] = (),
         large: LargeMessages | None = None,
         connection_limits: ConnectionLimits | None = None,
+        max_message_bytes: int | None = None,
     ) -> None:
         """Runs `interceptors` inside the server's own, in their order. Services `by_token`
         authenticate callers by a token: over TLS no client is then asked for a certificate, except
         for administration, and all other services of `add` refuse their callers. `health_names`
         have the health of "readiness". `large` parses large messages; None: the event loop does.
         Connections to services of `add` that exceed `connection_limits` are dropped; None: no
-        limits."""
+        limits. `max_message_bytes` is the limit of these services; None: that of `settings`."""
         self._settings = settings
         self._readiness_names = ("", READINESS, *health_names)
         self._by_token = by_token
@@ -69,7 +70,9 @@ class Server:
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
         self._serving: set[str] = set()  # as the servicer has it, which cannot be asked
-        self._main = self._listener(Access(by_token), self._in_flight)
+        self._main = self._listener(
+            Access(by_token), self._in_flight, max_message_bytes=max_message_bytes
+        )
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._draining = False
@@ -215,12 +218,17 @@ class Server:
     def _listeners(self) -> "list[_Listener]":
         return [self._main] if self._admin is None else [self._main, self._admin]
 
-    def _listener(self, access: Access, *outermost: grpc.aio.ServerInterceptor) -> "_Listener":
+    def _listener(
+        self,
+        access: Access,
+        *outermost: grpc.aio.ServerInterceptor,
+        max_message_bytes: int | None = None,
+    ) -> "_Listener":
         settings = self._settings
         guards = [] if settings.tls is None else [AccessInterceptor(access)]
         interceptors = [*guards, *outermost, *self._interceptors]
         options = server_options(
-            settings.max_message_bytes,
+            max_message_bytes or settings.max_message_bytes,
             settings.max_header_bytes,
             settings.max_connections,
             settings.max_concurrent_streams,

@@ -12,6 +12,7 @@ from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.errors import InvalidArgumentError
 from baton.models import DEFAULT_MODEL, named
 from baton.plugins import check_plugin
+from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.listening import is_loopback
 from baton.serving.settings import ServingSettings
 
@@ -70,6 +71,13 @@ class WorkerSettings(_EngineSettings):
         ge=4096,
         le=2**31 - 1,
         description="Maximum bytes of a message of KV blocks, on --kv-port; at least one block.",
+    )
+    max_encoder_input_bytes: int = Field(
+        MAX_ENCODER_INPUT_BYTES,
+        ge=0,
+        le=2**30,
+        description="Maximum bytes of the preprocessed images of a request, which a message may "
+        "have beside --max-message-bytes. The same for routers and workers.",
     )
     kv_connector: str = Field(
         "auto",

@@ -33,6 +33,9 @@ from baton.errors import UnavailableError
 from baton.serving.access import WORKER_NAME
 from baton.serving.certificates import check_role
 from baton.serving.channels import LARGE_FRAMES, Channels
+from baton.serving.large_messages import LargeMessages
+from baton.serving.large_requests import LargeRequests
+from baton.serving.message_bounds import MessageBounds
 from baton.serving.process import settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
@@ -48,6 +51,8 @@ _Component = TypeVar("_Component")
 
 # Seconds after which the channel to a worker closes that no blocks were fetched from.
 _CHANNEL_IDLE_SECONDS = 600.0
+# Of each field of a message that is large for its images: no prompt is longer.
+_MAX_ELEMENTS = 2**20
 
 # From the end of the engine's start until the worker takes requests.
 _LAST_PHASE = "opening connections"
@@ -77,7 +82,16 @@ class Worker:
         self.role = role
         self.settings = settings
         self._child = child
-        self.server = Server(settings)
+        # A message is larger than others may be for its images alone; the rest of it is bounded.
+        self._large_requests = LargeRequests()
+        bounds = MessageBounds(
+            max_others=_MAX_ELEMENTS, max_text_bytes=settings.max_encoder_input_bytes
+        )
+        self.server = Server(
+            settings,
+            large=LargeMessages(self._large_requests, bounds, settings.max_message_bytes),
+            max_message_bytes=settings.max_message_bytes + settings.max_encoder_input_bytes,
+        )
         self.kv_server = _kv_server(settings) or self.server
         self.channels = Channels(
             max(settings.max_message_bytes, settings.kv_max_message_bytes),
@@ -295,6 +309,7 @@ class Worker:
             await server.start()
             stack.push_async_callback(server.stop)
         stack.push_async_callback(self.channels.close)
+        stack.callback(self._large_requests.close)
 
     async def load(self, stack: AsyncExitStack) -> None:
         """Loads the model, starts the engine, and registers the worker. The server has started.

@@ -34,6 +34,7 @@ from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from baton_router.admin import RouterAdmin
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
+from baton_router.admission.image_budget import ImageBudget
 from baton_router.admission.policy import admission_named
 from baton_router.admission.quotas import Quotas
 from baton_router.admission.rate_limit import RateLimits
@@ -120,7 +121,10 @@ async def serve(settings: RouterSettings) -> None:
         url = with_password(settings.redis_url, settings.redis_password)
         redis = connect(url, round_trips, signing_keys(settings.redis_signing_key_file))
         stack.push_async_callback(redis.aclose)
-        channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
+        channels = Channels(
+            settings.max_message_bytes + settings.max_encoder_input_bytes,
+            tls=settings.tls_to_workers,
+        )
         stack.push_async_callback(channels.close)
         fleets = Fleets(
             redis,
@@ -135,7 +139,10 @@ async def serve(settings: RouterSettings) -> None:
         recorder = _recorder(settings, rules, stack)
         controllers: list[AdmissionController] = []  # filled once the models are made
         requests = Requests(controllers)
-        shared = _Shared(settings, redis, tenants, limits, quotas, requests, rules, recorder)
+        images = ImageBudget(settings.max_encoder_input_bytes, settings.encoder_input_budget_bytes)
+        shared = _Shared(
+            settings, redis, tenants, limits, images, quotas, requests, rules, recorder
+        )
         served = [_served(card, fleets.of[card.name], shared) for card in cards]
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
@@ -174,6 +181,7 @@ class _Shared:
     redis: Redis
     tenants: Tenants
     limits: RateLimits
+    images: ImageBudget
     quotas: Quotas
     requests: Requests
     rules: Rules
@@ -219,6 +227,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         placer,
         RequestMeter(card.name),
         objectives.ttft,
+        shared.images,
     )
     rebalancer = Rebalancer(
         shared.redis,

@@ -8,12 +8,14 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_settings import NoDecode
 
 from baton.models import DEFAULT_MODEL, named
+from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.coalescer import INTERVAL_SECONDS
 from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
 from baton_router.admission.admission_queue import MAX_WAITING
+from baton_router.admission.image_budget import MAX_HELD_BYTES
 from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
@@ -99,6 +101,20 @@ class RouterSettings(PickerSettings):
         ge=2**20,
         description="Maximum bytes of HTTP bodies and gRPC messages above 64 KiB that are read and "
         "parsed at once. Further ones wait for up to 10 s, then are rejected.",
+    )
+    max_encoder_input_bytes: int = Field(
+        MAX_ENCODER_INPUT_BYTES,
+        ge=0,
+        le=2**30,
+        description="Maximum bytes of the preprocessed images of a request. The same for routers "
+        "and workers.",
+    )
+    encoder_input_budget_bytes: int = Field(
+        MAX_HELD_BYTES,
+        ge=0,
+        description="Maximum bytes of the preprocessed images of all requests in flight, which the "
+        "router holds to send them again if a worker is lost. Further requests with images are "
+        "rejected.",
     )
     http_max_header_bytes: int = Field(
         16 * 2**10, ge=1024, description="Maximum bytes of the head of an HTTP request."

@@ -1,17 +1,45 @@
-"""Images on their way through the router: to every worker of every attempt, and in no record."""
+"""Images on their way through the router: to every worker of every attempt, within limits, and in
+no record."""
 
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.client.wire import generate_request
 from baton.encoder_input import EncoderInput, TensorData
 from baton.encoder_input_wire import to_proto
-from baton.errors import UnavailableError
+from baton.errors import InvalidArgumentError, OverloadedError, UnavailableError
+from baton.sampling import SamplingParams
+from baton.serving.deadline import Deadline
+from baton_router.admission.image_budget import ImageBudget
+from baton_router.admission.quotas import Quotas
+from baton_router.intake.intake import Intake
+from baton_router.lifecycle.inference import Inference
+from baton_router.placement.decision import Rules
+from baton_router.placement.placer import Placer
+from baton_router.placement.record.record_file import RecordFile
+from baton_router.placement.record.recorder import Recorder
+from baton_router.request import Request
+from tests.support.router.front import inference_of
 from tests.support.router.scripted import (
     READY,
+    FakeFleet,
+    Forever,
+    card,
     decode,
     finished,
     fleet_of,
+    lifecycle_of,
     prefill_behind,
     run,
+    seen_of,
     tokens,
 )
+from tests.support.serving.credentials import Call
 
 PIXELS = TensorData("float32", (1, 3, 50, 50), bytes(range(250)) * 120)
 IMAGES = (
@@ -45,3 +73,74 @@ async def _hashes_of(images: tuple[EncoderInput, ...]) -> bytes:
     async with fleet_of(prefill_behind(0), worker) as fleet:
         await run(fleet, prompt=PROMPT, encoder_inputs=images)
     return bytes(worker.requests[0].handle.block_hashes)
+
+
+NUM_BYTES = sum(len(each.tensors["pixel_values"].data) for each in IMAGES)
+
+
+class IntakeWithImages(Intake):
+    """Intake whose requests all have the two images."""
+
+    async def read(self, *args: Any) -> Request:
+        return replace(await super().read(*args), encoder_inputs=IMAGES)
+
+
+def inference_with_images(fleet: FakeFleet, budget: ImageBudget) -> Inference:
+    services = inference_of(fleet, Quotas())._services
+    return Inference(replace(services, intake=IntakeWithImages(card(), 2**20), images=budget), 0.0)
+
+
+@asynccontextmanager
+async def generation(inference: Inference) -> AsyncIterator[Any]:
+    message = generate_request(list(PROMPT), SamplingParams(max_tokens=5), "", "", 0)
+    events = inference.generate(message, Call(), Deadline.after(9.0))
+    async with aclosing(events):
+        yield events
+
+
+async def test_images_beyond_limit_are_refused_before_any_worker():
+    worker = decode(READY, tokens(0, 0, 1, 2, 3, 4), finished())
+    async with fleet_of(prefill_behind(0, 0), worker) as fleet:
+        budget = ImageBudget(max_request_bytes=NUM_BYTES - 1)
+        with pytest.raises(InvalidArgumentError, match=f"{NUM_BYTES} bytes.*most {NUM_BYTES - 1}"):
+            async with generation(inference_with_images(fleet, budget)) as events:
+                await anext(events)
+        assert worker.requests == fleet.member("p0").requests == []
+        assert budget.num_bytes == 0
+        async with generation(inference_with_images(fleet, ImageBudget(NUM_BYTES))) as events:
+            async for _ in events:
+                pass
+        assert len(worker.requests) == 1
+
+
+async def test_images_of_requests_in_flight_share_a_budget():
+    async with fleet_of(prefill_behind(0, 0), decode(READY, Forever())) as fleet:
+        budget = ImageBudget(max_held_bytes=2 * NUM_BYTES - 1)
+        inference = inference_with_images(fleet, budget)
+        async with generation(inference) as first:
+            await anext(first)
+            assert budget.num_bytes == NUM_BYTES
+            with pytest.raises(OverloadedError, match="encoder-input-budget-bytes"):
+                async with generation(inference) as second:
+                    await anext(second)
+            assert budget.num_bytes == NUM_BYTES
+        assert budget.num_bytes == 0
+
+
+async def test_images_are_in_no_record_and_no_log(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    path = tmp_path / "placements"
+    rules = Rules(conditional_disaggregation=False)
+    recorder = Recorder(RecordFile(path, 2**20, 1), rules)
+    recorder.start()
+    failing = decode(READY, tokens(0, 0), UnavailableError("the worker has stopped"))
+    second = decode(READY, tokens(1, 1, 2, 3, 4), finished(), name="d1")
+    async with fleet_of(prefill_behind(0, 1), failing, second) as fleet:
+        lifecycle = lifecycle_of(fleet, prompt=PROMPT, encoder_inputs=IMAGES)
+        lifecycle._placer = Placer(fleet, rules, recorder)  # type: ignore[arg-type]
+        await seen_of(lifecycle)
+    recorder.stop()
+    written = path.read_text() + caplog.text + repr(lifecycle.request)
+    assert '"hashes"' in written
+    assert len(written) < NUM_BYTES
+    assert "pixel_values" not in written

@@ -131,7 +131,9 @@ class Inference:
         """Raises what `generate` raises for an invalid request, before any worker is called."""
         services = self._services
         tenant = services.tenants.of(caller)
-        await services.intake.read(message, services.fleet.max_model_len, tenant)
+        services.images.check(
+            await services.intake.read(message, services.fleet.max_model_len, tenant)
+        )
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized."""

@@ -9,6 +9,7 @@ from baton.errors import UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenant, Tenants
 from baton_router.admission.controller import AdmissionController
+from baton_router.admission.image_budget import ImageBudget
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.admission.readiness import Readiness
 from baton_router.fleet.fleet import Fleet
@@ -29,7 +30,7 @@ _DISCOVERY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Services:
-    """Services of one model. `requests`, `tenants` and `limits` are the router's.
+    """Services of one model. `requests`, `tenants`, `limits` and `images` are the router's.
 
     Attributes:
         ttft_objective: seconds after a request's arrival when workers are told that its first
@@ -47,6 +48,7 @@ class Services:
     placer: Placer
     meter: RequestMeter
     ttft_objective: float
+    images: ImageBudget = field(default_factory=ImageBudget)
     retry_budget: RetryBudget = field(default_factory=RetryBudget)
 
     def tenant_of(self, caller: Caller) -> Tenant:
@@ -90,6 +92,8 @@ class Services:
         self.requests.add(lifecycle)
         self.retry_budget.deposit()
         try:
+            if request.encoder_inputs:
+                observers.append(self.images.reserve(request))
             tenant = request.tenant.name
             observers.append(self.limits.reserve(tenant, request.most_tokens).end)
             decision = await self.admission_controller.admit(request, tenant, deadline)
