@@ -4,11 +4,14 @@ equal to those of transformers, however a request is moved."""
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 from PIL import Image
 
 from baton.encoder_input_wire import to_proto
 from baton.engine import Engine, EngineConfig
+from baton.errors import InvalidArgumentError
+from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton_router.placement.decision import DEFAULT_RULES
 from tests.support.engine.images import (
@@ -23,6 +26,7 @@ from tests.support.router.scripted import HANDOFFS
 from tests.support.waiting import until
 from tests.support.worker.crew import crew_of
 from tests.support.worker.fleet import Request, WorkerFleet, fleet_of_workers
+from tests.support.worker.pair import TIMEOUT, rest_of
 
 Given = tuple[str, tuple[Image.Image, ...]]
 
@@ -202,3 +206,24 @@ async def test_client_resumes_answer_about_images_at_other_router(llava):
             request.resume()
         await run_all(requests)
         assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
+
+
+async def test_worker_takes_large_messages_for_their_images_alone(llava):
+    limits = {"max_message_bytes": 4096, "max_encoder_input_bytes": 2**22}
+    (given, *_) = PROMPTS
+    prompt = llava.engine.prompt_with_images(*given)
+    images = list(map(to_proto, prompt.encoder_inputs))
+    async with crew_of(llava.path, "prefill", "decode", **limits) as crew:
+        prefill, decode = crew.members
+        assert sum(image.ByteSize() for image in images) > 4096
+        fields = {"encoder_inputs": images}
+        result = await prefill.first_token(list(prompt.token_ids), **fields)
+        assert result.first_tokens[0].token_id == llava.expected(given)[0][0]
+        for tokens, field in (([5] * 2**21, "token_ids"), ([500] * 2**22, "request")):
+            request = prefill.prefill_request(tokens, **fields)
+            for method in (prefill.prefill.Prefill, decode.prefill.Prefill):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await rest_of(method(request, timeout=TIMEOUT))
+                error = error_of(refused.value)
+                assert isinstance(error, InvalidArgumentError)
+                assert error.field == field
