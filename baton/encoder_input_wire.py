@@ -63,8 +63,13 @@ def from_proto(message: pb.EncoderInput, field: str) -> EncoderInput:
             f"{field}.content_hash",
             f"has {len(message.content_hash)} bytes; expected {CONTENT_HASH_BYTES}",
         )
-    tensors = {
+    tensors = tensors_from_proto(message)
+    return EncoderInput(message.content_hash, message.start, message.length, tensors)
+
+
+def tensors_from_proto(message: pb.EncoderInput) -> dict[str, TensorData]:
+    """Returns the tensors of an encoder input."""
+    return {
         name: TensorData(tensor.dtype, tuple(tensor.shape), tensor.data)
         for name, tensor in message.tensors.items()
     }
-    return EncoderInput(message.content_hash, message.start, message.length, tensors)

@@ -30,12 +30,14 @@ class MessageBounds:
         max_elements_within: those that differ, by the full name of the message that is checked.
         max_others: maximum elements of every other field, and of all unknown ones together.
         max_text_bytes: maximum bytes of a text.
+        max_bytes_of: that of texts and bytes that differ, by a field's full name.
     """
 
     max_elements: Mapping[str, int] = field(default_factory=dict)
     max_elements_within: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     max_others: int = 1024
     max_text_bytes: int = 2**20
+    max_bytes_of: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, data: bytes, descriptor: Descriptor) -> None:
         """Raises `InvalidArgumentError` beyond a bound. Bytes that are no message pass up to where
@@ -84,7 +86,8 @@ class _Count:
                 self.add(content, known.message_type, inner, depth + 1)
         elif known.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
             self._count(known.full_name, name, 1)
-            self._check_text(name, len(content))
+            most = self._bounds.max_bytes_of.get(known.full_name, self._bounds.max_text_bytes)
+            _check_bytes(name, len(content), most)
         else:  # packed numbers
             self._count(known.full_name, name, _num_packed(known, content))
 
@@ -96,12 +99,12 @@ class _Count:
                 name.rstrip("[]"), f"has too many elements; expected at most {most}"
             )
 
-    def _check_text(self, name: str, num_bytes: int) -> None:
-        most = self._bounds.max_text_bytes
-        if num_bytes > most:
-            raise InvalidArgumentError(
-                name.rstrip("[]"), f"has {num_bytes} bytes; at most {most} are taken"
-            )
+
+def _check_bytes(name: str, num_bytes: int, most: int) -> None:
+    if num_bytes > most:
+        raise InvalidArgumentError(
+            name.rstrip("[]"), f"has {num_bytes} bytes; at most {most} are taken"
+        )
 
 
 def _path_of(known: FieldDescriptor, path: str) -> str:

@@ -10,6 +10,7 @@ from baton.errors import FailedPreconditionError
 # workers need none, and there are others to use.
 _MODULES = {
     "http": ("httptools", "msgspec", "starlette", "uvicorn"),
+    "vision": ("PIL", "httpcore2", "msgspec", "numpy"),
     "worker": ("llguidance", "numpy", "safetensors", "setproctitle", "torch"),
 }
 

@@ -3,6 +3,7 @@
 isort:skip_file
 Public API of Baton, called by clients on the router."""
 
+from baton.v1 import encoder_pb2 as _encoder_pb2
 from baton.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -152,6 +153,8 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CONTINUE_FROM_FIELD_NUMBER: _builtins.int
     PARSING_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or alias of a model that `ListModels` lists. Empty: the first of them. Any other name is
     NOT_FOUND. Of an alias of several models, `request_id` alone decides which one it is.
@@ -192,6 +195,21 @@ class GenerateRequest(_message.Message):
         output is text alone.
         """
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """Images of `text` or `token_ids`, in order; those of a `chat` are in its messages. The input has
+        the placeholder token of the model's processor once for each of them, such as "<image>", which
+        becomes the tokens that stand for the image. At most as many, and of at most the bytes and
+        pixels, that the router's settings allow. FAILED_PRECONDITION: the model takes no images, or the
+        router cannot decode them.
+        """
+
+    @_builtins.property
+    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
+        """Images of `token_ids` that are preprocessed already, in order, instead of `images`. The tokens
+        that stand for each are in the prompt. `content_hash` is ignored: the router computes it.
+        """
+
     def __init__(
         self,
         *,
@@ -204,16 +222,50 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         continue_from: _abc.Iterable[Global___ReceivedTokens] | None = ...,
         parsing: Global___OutputParsing | None = ...,
+        images: _abc.Iterable[Global___Image] | None = ...,
+        encoder_inputs: _abc.Iterable[_encoder_pb2.EncoderInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "parsing", b"parsing", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "continue_from", b"continue_from", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "continue_from", b"continue_from", "encoder_inputs", b"encoder_inputs", "images", b"images", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Image(_message.Message):
+    """Image of a prompt: PNG, JPEG, WebP or GIF, of which the first frame is used. It is turned as its
+    EXIF orientation says and loses its transparency.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Encoded file."""
+    url: _builtins.str
+    """Data URL of an encoded file, such as "data:image/png;base64,...". Or an http or https URL of a
+    host that the router's settings allow: none by default.
+    """
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___Image: _TypeAlias = Image  # noqa: Y015
 
 @_typing.final
 class EmbedRequest(_message.Message):
@@ -631,6 +683,7 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Role of the author, one that the chat template knows: usually "system", "user" or "assistant"."""
     content: _builtins.str
@@ -645,6 +698,10 @@ class ChatMessage(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """Tool calls that the model made in this message."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """Text and images of the message, in order, instead of `content`."""
+
     def __init__(
         self,
         *,
@@ -654,14 +711,45 @@ class ChatMessage(_message.Message):
         tool_call_id: _builtins.str = ...,
         name: _builtins.str = ...,
         reasoning: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "parts", b"parts", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ContentPart(_message.Message):
+    """Part of a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text."""
+    @_builtins.property
+    def image(self) -> Global___Image:
+        """Image, as in `GenerateRequest.images`. The chat template puts its placeholder."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: Global___Image | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
@@ -1296,6 +1384,7 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as in `GenerateRequest`. An alias of several models is the one with the
     largest weight here.
@@ -1306,16 +1395,21 @@ class TokenizeRequest(_message.Message):
     def chat(self) -> Global___Chat:
         """Conversation, rendered by the model's chat template with its generation prompt."""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """Images of `text`, as `GenerateRequest.images`."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         text: _builtins.str = ...,
         chat: Global___Chat | None = ...,
+        images: _abc.Iterable[Global___Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "images", b"images", "input", b"input", "model", b"model", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -1332,10 +1426,12 @@ class TokenizeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text that was tokenized: the rendered conversation for a chat, else the input."""
+    """Text that was tokenized: the rendered conversation for a chat, else the input. Each image is the
+    text that the model's processor puts for it.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids."""
+        """Token ids, those that stand for images included."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceStub:
-    """Inference API: text in, tokens out. Served by the router.
+    """Inference API: text and images in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
@@ -74,7 +74,7 @@ class InferenceStub:
 
 
 class InferenceServicer:
-    """Inference API: text in, tokens out. Served by the router.
+    """Inference API: text and images in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
@@ -179,7 +179,7 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference:
-    """Inference API: text in, tokens out. Served by the router.
+    """Inference API: text and images in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceStub:
-    """Inference API: text in, tokens out. Served by the router.
+    """Inference API: text and images in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
@@ -70,7 +70,7 @@ class InferenceStub:
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
-    """Inference API: text in, tokens out. Served by the router.
+    """Inference API: text and images in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token
@@ -109,7 +109,7 @@ class InferenceAsyncStub(InferenceStub):
     """Lists the served models and their aliases."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
-    """Inference API: text in, tokens out. Served by the router.
+    """Inference API: text and images in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), NOT_FOUND (no such model; names those that there are), UNAUTHENTICATED (unknown bearer token

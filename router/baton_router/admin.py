@@ -176,7 +176,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if is_prompt:
             intake = self._models.of(request.model).services.intake
-            prompt = Prompt(tuple(await intake.tokens_of(request)), tenant.salt)
+            prompt = Prompt(tuple((await intake.prompt_of(request)).token_ids), tenant.salt)
 
         async def flush(fleet: Fleet, member: Member) -> int | BatonError:
             asked = request

@@ -17,13 +17,14 @@ from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
 from baton.errors import FailedPreconditionError
+from baton.models import DESCRIPTION, checkpoint_folder
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.allocator import return_large_blocks
 from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
 from baton.serving.large_messages import LargeMessages
 from baton.serving.large_requests import LargeRequests
-from baton.serving.optional_dependencies import check_extra
+from baton.serving.optional_dependencies import check_extra, has_extra
 from baton.serving.process import main, settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
@@ -66,6 +67,7 @@ from baton_router.telemetry.request_meter import RequestMeter
 
 if TYPE_CHECKING:
     from baton_router.http.server import HttpServer
+    from baton_router.images.image_reader import ImageReader
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,8 @@ async def serve(settings: RouterSettings) -> None:
         settings.http_max_tools,
         settings.max_inputs,
         settings.max_input_tokens,
+        settings.image_limits(),
+        settings.max_message_bytes,
     )
     server = Server(
         settings,
@@ -143,7 +147,11 @@ async def serve(settings: RouterSettings) -> None:
         shared = _Shared(
             settings, redis, tenants, limits, images, quotas, requests, rules, recorder
         )
-        served = [_served(card, fleets.of[card.name], shared) for card in cards]
+        readers = [await _image_reader(card, settings, stack) for card in cards]
+        served = [
+            _served(card, fleets.of[card.name], shared, reader)
+            for card, reader in zip(cards, readers, strict=True)
+        ]
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
         readiness = RouterReadiness({model.name: model.services.readiness for model in served})
@@ -188,7 +196,29 @@ class _Shared:
     recorder: Recorder | None
 
 
-def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
+async def _image_reader(
+    card: ModelCard, settings: RouterSettings, stack: AsyncExitStack
+) -> "ImageReader | None":
+    """Returns the reader of images for a model; None: requests with images are refused. Closing the
+    stack ends its processes."""
+    if not card.takes_images:
+        return None
+    if not has_extra("vision"):
+        logger.warning(
+            "requests with images are refused: they need pip install 'baton-serve[vision]'"
+        )
+        return None
+    from baton_router.images.image_reader import start_reader
+
+    folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
+    return await start_reader(
+        str(folder), settings.image_limits(), settings.image_processes, settings.image_hosts, stack
+    )
+
+
+def _served(
+    card: ModelCard, fleet: Fleet, shared: _Shared, images: "ImageReader | None"
+) -> ServedModel:
     """Returns a model with all that belongs to it alone."""
     settings = shared.settings
     intake = Intake(
@@ -199,6 +229,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared) -> ServedModel:
         max_inputs=settings.max_inputs,
         max_input_tokens=settings.max_input_tokens,
         allow_special_tokens=settings.allow_special_tokens_in_chat,
+        images=images,
     )
     is_pooled = card.pooling is not None
     placer = Placer(fleet, shared.rules, shared.recorder, prefill_alone=is_pooled)

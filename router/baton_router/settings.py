@@ -1,6 +1,7 @@
 """Router settings: flags, environment and YAML file."""
 
 from collections.abc import Callable, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,6 +20,17 @@ from baton_router.admission.image_budget import MAX_HELD_BYTES
 from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
+from baton_router.images.image_limits import (
+    DEFAULT_FETCH_SECONDS,
+    DEFAULT_MAX_IMAGE_BYTES,
+    DEFAULT_MAX_IMAGES,
+    DEFAULT_MAX_PIXELS,
+    DEFAULT_MAX_TOTAL_BYTES,
+    DEFAULT_MEMORY_BYTES,
+    DEFAULT_NUM_PROCESSES,
+    DEFAULT_TIMEOUT_SECONDS,
+    ImageLimits,
+)
 from baton_router.intake.model_card import AUTO
 from baton_router.intake.request_bounds import (
     DEFAULT_MAX_ELEMENTS,
@@ -40,6 +52,10 @@ _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 # Scheme, host and port, as browsers send them.
 _ORIGIN = r"https?://[^/\s,*]+"
 _ORIGINS = rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)$"
+
+
+def _comma_list(given: str | None) -> list[str]:
+    return [item.strip() for item in (given or "").split(",") if item.strip()]
 
 
 def _comma_separated(value: object) -> object:
@@ -186,6 +202,56 @@ class RouterSettings(PickerSettings):
         description="File of other names for models, in TOML, or JSON if it ends in .json: "
         '`alias = "model"`, or several models by weight, as in '
         "`alias = { model-a = 90, model-b = 10 }`. The router reads the file again after a change.",
+    )
+    max_images: int = Field(DEFAULT_MAX_IMAGES, ge=1, description="Maximum images of one request.")
+    max_image_bytes: int = Field(
+        DEFAULT_MAX_IMAGE_BYTES,
+        ge=1024,
+        description="Maximum bytes of one image, as an encoded file. In HTTP requests images are "
+        "base64, of 4/3 the bytes: --http-max-body-bytes bounds them, too.",
+    )
+    max_image_total_bytes: int = Field(
+        DEFAULT_MAX_TOTAL_BYTES,
+        ge=1024,
+        description="Maximum bytes of all images of one request together.",
+    )
+    max_image_pixels: int = Field(
+        DEFAULT_MAX_PIXELS,
+        ge=1,
+        description="Maximum pixels of one image: its width times its height.",
+    )
+    image_timeout_s: float = Field(
+        DEFAULT_TIMEOUT_SECONDS,
+        gt=0,
+        description="Timeout in seconds to decode and preprocess one image.",
+    )
+    image_processes: int = Field(
+        DEFAULT_NUM_PROCESSES,
+        ge=1,
+        description="Maximum processes of the router that decode images, for each model that takes "
+        "some. The first starts with the router, others when they are needed.",
+    )
+    image_process_memory_bytes: int = Field(
+        DEFAULT_MEMORY_BYTES,
+        ge=512 * 2**20,
+        description="Maximum bytes of address space of each of these processes. An image that "
+        "needs more is refused.",
+    )
+    image_url_hosts: str | None = Field(
+        None,
+        description="Hosts from which the router fetches images that requests give by http or "
+        "https URL, separated by commas, as in `images.example.org,*.example.com`; `*` is any. "
+        "Only public addresses are connected to. Unset: none; requests may have data URLs.",
+    )
+    image_url_networks: str | None = Field(
+        None,
+        description="Networks that are not public, of which --image-url-hosts may have addresses "
+        "nevertheless, separated by commas, as in `10.1.0.0/16`. Unset: none.",
+    )
+    image_url_timeout_s: float = Field(
+        DEFAULT_FETCH_SECONDS,
+        gt=0,
+        description="Timeout in seconds to fetch one image, redirects included.",
     )
     tool_call_parser: str = Field(
         AUTO,
@@ -437,6 +503,29 @@ class RouterSettings(PickerSettings):
         return Hysteresis(
             dwell_seconds=self.elastic_dwell_s, cooldown_seconds=self.elastic_cooldown_s
         )
+
+    def image_limits(self) -> ImageLimits:
+        return ImageLimits(
+            self.max_images,
+            self.max_image_bytes,
+            self.max_image_total_bytes,
+            self.max_image_pixels,
+            self.image_process_memory_bytes,
+            self.image_timeout_s,
+            self.image_url_timeout_s,
+        )
+
+    @field_validator("image_url_networks")
+    @classmethod
+    def _are_networks(cls, networks: str | None) -> str | None:
+        for network in _comma_list(networks):
+            ip_network(network)  # raises ValueError
+        return networks
+
+    @property
+    def image_hosts(self) -> tuple[list[str], list[str]]:
+        """Hosts from which images are fetched, and networks that they may be in."""
+        return _comma_list(self.image_url_hosts), _comma_list(self.image_url_networks)
 
     @property
     def models(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from baton_router.intake.model_card import ModelCard
 # Roles and other values that templates compare with, and that some make a control token of.
 _CONSTANTS = frozenset(
     ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
-)
+) | {"image", "text"}  # types of parts
 # Private-use characters, of which one that is in no text is the mark.
 _MARKS = range(0xE000, 0xF900)
 

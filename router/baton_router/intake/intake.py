@@ -8,8 +8,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from baton.encoder_input import EncoderInput
+from baton.encoder_input_wire import tensors_from_proto
 from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto
 from baton.sampling import (
@@ -19,14 +21,26 @@ from baton.sampling import (
     check_token_ids,
     check_vocabulary,
 )
+from baton.serving.optional_dependencies import check_extra
 from baton.serving.tenant import Tenant
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
+from baton_router.images.expansion import (
+    PromptTokens,
+    ReadImage,
+    encoder_inputs,
+    expand_ids,
+    expand_text,
+    placeholders,
+)
+from baton_router.images.image_source import GivenImage, ImageError, why_no_images
 from baton_router.intake.chat import ChatTokenizer, RenderedChat
 from baton_router.intake.model_card import ModelCard
 from baton_router.intake.parsing import (
     check_template_takes_tools,
     constrained,
+    given_image,
+    images_of,
     parsing_options,
     request_parsing,
     template_tools,
@@ -41,6 +55,9 @@ from baton_router.intake.request_bounds import (
     DEFAULT_MAX_TOOLS,
 )
 from baton_router.request import ANONYMOUS, Request
+
+if TYPE_CHECKING:
+    from baton_router.images.image_reader import ImageReader
 
 MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is dispatched.
@@ -75,11 +92,14 @@ class Intake:
         max_inputs: int = DEFAULT_MAX_INPUTS,
         max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
         allow_special_tokens: bool = False,
+        images: "ImageReader | None" = None,
     ) -> None:
         """Limits texts to `max_prompt_bytes`, conversations to `max_messages`, requests to
         `max_tools`, and calls for pooled outputs to `max_inputs` of `max_input_tokens` together.
-        `allow_special_tokens`: see `ChatTokenizer`."""
+        `allow_special_tokens`: see `ChatTokenizer`. `images`: reader of images; None: requests with
+        images are refused."""
         self._card = card
+        self._images = images
         self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
         self._max_prompt_bytes = max_prompt_bytes
         self._max_messages = min(max_messages, card.max_model_len)
@@ -104,7 +124,8 @@ class Intake:
             options = parsing_options(
                 message.parsing, self._card, self._max_tools, self._max_prompt_bytes
             )
-        token_ids = await self.tokens_of(message)
+        prompt = await self.prompt_of(message)
+        token_ids = prompt.token_ids
         prompt_field = f"input.{message.WhichOneof('input')}"
         check_length(len(token_ids), params.max_tokens, limit, prompt_field)
         if params.stop_token_ids:
@@ -130,6 +151,7 @@ class Intake:
             tenant,
             parsing,
             self._card.name,
+            encoder_inputs=prompt.encoder_inputs,
         )
 
     async def read_inputs(
@@ -232,7 +254,8 @@ class Intake:
     ) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized. `add_special_tokens`:
         those that the tokenizer puts around a text; a chat template has its own."""
-        return await self._encode(message, add_special_tokens=add_special_tokens)
+        prompt, text = await self._encode(message, add_special_tokens=add_special_tokens)
+        return prompt.token_ids, text
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """Returns the text of tokens, special ones included. Raises `InvalidArgumentError`."""
@@ -242,37 +265,106 @@ class Intake:
         text = await asyncio.to_thread(decode, token_ids) if is_long else decode(token_ids)
         return str(text)
 
-    async def tokenize_chat(
+    async def prompt_of_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Returns the tokens of a conversation, whose messages may have more fields than role and
-        text. The arguments are those of `ModelCard.render`."""
+        images: Sequence[GivenImage] = (),
+    ) -> PromptTokens:
+        """Returns the prompt of a conversation, whose messages may have more fields than role and
+        text. The arguments are those of `ModelCard.render`, and the images of its parts."""
         self._check_messages(len(messages))
         if tools:
             check_template_takes_tools(self._card)
+        read = await self._read_images(images)
         render = partial(self._chat.render, messages, tools, variables)
         is_long = len(messages) > _THREAD_FROM_MESSAGES or tools
         chat = await asyncio.to_thread(render) if is_long else render()
         self._check_size("input.chat.messages", chat.text)
-        return await _off_loop(self._chat.encode, chat, len(chat.text))
+        prompt, _ = await self._encode_chat(chat, read)
+        return prompt
 
-    async def tokens_of(
+    async def prompt_of(
         self, message: "pb.GenerateRequest | admin_pb2.FlushCacheRequest"
-    ) -> list[int]:
-        """Returns the tokens of the input, at least 1."""
-        if message.WhichOneof("input") == "token_ids":
+    ) -> PromptTokens:
+        """Returns the tokens of the input, at least 1, with its images."""
+        given = message if isinstance(message, pb.GenerateRequest) else pb.GenerateRequest()
+        kind = message.WhichOneof("input")
+        if given.images and kind == "chat":
+            raise ImageError("images", "is set beside chat; expected them in parts of its messages")
+        if given.encoder_inputs and (kind != "token_ids" or given.images):
+            raise ImageError(
+                "encoder_inputs", "is set; expected only with token_ids, and without images"
+            )
+        if kind == "token_ids":
             # Before a list is made of ids that are too many.
             check_length(len(message.token_ids.ids), 0, self._card.max_model_len, "input.token_ids")
             token_ids = list(message.token_ids.ids)
             check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
-            return token_ids
-        token_ids, _ = await self._encode(message)
-        if not token_ids:
+            if given.encoder_inputs:
+                return await self._check_inputs(given, token_ids)
+            return await self._expand_ids(token_ids, await self._read_images(_images_of(given)))
+        prompt, _ = await self._encode(message)
+        if not prompt.token_ids:
             raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
-        return token_ids
+        return prompt
+
+    async def _read_images(self, images: Sequence[GivenImage]) -> list[ReadImage]:
+        if not images:
+            return []
+        read = await self._reader().read(images)
+        check_length(sum(len(image.span) for image in read), 0, self._card.max_model_len, "images")
+        return read
+
+    def _reader(self) -> "ImageReader":
+        """Returns the reader of images. Raises `FailedPreconditionError` if there is none."""
+        if self._images is not None:
+            return self._images
+        if self._card.takes_images:
+            check_extra("vision", f"images for model {self._card.name!r}")
+        raise why_no_images(self._card.name)
+
+    async def _check_inputs(self, message: pb.GenerateRequest, ids: list[int]) -> PromptTokens:
+        """Returns the prompt of a client that has preprocessed its images."""
+        # The hash is computed here: the engine believes it.
+        given = [
+            EncoderInput(b"", item.start, item.length, tensors_from_proto(item))
+            for item in message.encoder_inputs
+        ]
+        return PromptTokens(ids, await self._reader().check(given, ids))
+
+    async def _expand_ids(self, ids: list[int], images: Sequence[ReadImage]) -> PromptTokens:
+        if self._images is None or not images:
+            return PromptTokens(ids)
+        reader = self._images
+        _check_placeholders(ids.count(reader.placeholder_id), images, reader, "input.token_ids")
+        texts = list(dict.fromkeys(image.replacement for image in images))
+        ids_of = {text: self._card.encode_rendered(text) for text in texts}
+        replacements = [ids_of[image.replacement] for image in images]
+        expanded = expand_ids(ids, reader.placeholder_id, replacements)
+        return PromptTokens(expanded, encoder_inputs(expanded, images))
+
+    async def _encode_chat(
+        self, chat: RenderedChat, images: Sequence[ReadImage]
+    ) -> tuple[PromptTokens, str]:
+        """Returns the tokens of a conversation and its text, with its images expanded."""
+        chat = self._expand(chat, images, "input.chat.messages")
+        token_ids = await _off_loop(self._chat.encode, chat, len(chat.text))
+        return PromptTokens(token_ids, encoder_inputs(token_ids, images)), chat.text
+
+    def _expand(self, given: RenderedChat, images: Sequence[ReadImage], field: str) -> RenderedChat:
+        """Returns a text with its placeholders expanded. Raises `InvalidArgumentError` unless it
+        has one for each image."""
+        reader = self._images
+        if reader is None:
+            return given
+        places = placeholders(given.text, reader.placeholder, given.cuts)
+        _check_placeholders(len(places), images, reader, field)
+        replacements = [image.replacement for image in images]
+        return RenderedChat(
+            *expand_text(given.text, reader.placeholder, places, replacements, given.cuts)
+        )
 
     def _received(
         self, message: pb.GenerateRequest, params: SamplingParams
@@ -308,16 +400,21 @@ class Intake:
         message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest",
         *,
         add_special_tokens: bool = True,
-    ) -> tuple[list[int], str]:
+    ) -> tuple[PromptTokens, str]:
         kind = message.WhichOneof("input")
         if kind == "text":
             self._check_size("input.text", message.text)
-            text = message.text
+            images = await self._read_images(_images_of(message))
+            text = self._expand(RenderedChat(message.text), images, "input.text").text
             encode = self._card.encode if add_special_tokens else self._card.encode_rendered
-            return await _off_loop(encode, text, len(text)), text
+            token_ids = await _off_loop(encode, text, len(text))
+            return PromptTokens(token_ids, encoder_inputs(token_ids, images)), text
         if kind == "chat":
+            given = images_of(message.chat)
+            if given:
+                self._reader()  # which many templates of other models would refuse less clearly
             chat = await self._render(message)
-            return await _off_loop(self._chat.encode, chat, len(chat.text)), chat.text
+            return await self._encode_chat(chat, await self._read_images(given))
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     def _without_words(self, params: SamplingParams) -> SamplingParams:
@@ -351,7 +448,8 @@ class Intake:
         variables = template_variables(parsing)
 
         def render() -> RenderedChat:
-            return self._chat.render(template_turns(chat), tools, variables)
+            turns = template_turns(chat, needs_parts=self._card.template_needs_parts)
+            return self._chat.render(turns, tools, variables)
 
         is_long = len(chat.messages) > _THREAD_FROM_MESSAGES or tools
         return await asyncio.to_thread(render) if is_long else render()
@@ -377,6 +475,26 @@ class Intake:
 async def _off_loop(encode: Callable[[_Text], list[int]], text: _Text, num_chars: int) -> list[int]:
     """Tokenizes long texts in a thread, so that other requests' tokens keep flowing."""
     return encode(text) if num_chars < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
+
+
+def _images_of(
+    message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest",
+) -> list[GivenImage]:
+    """Returns the images beside an input, in order."""
+    if isinstance(message, admin_pb2.FlushCacheRequest):
+        return []
+    return [given_image(image, f"images[{at}]") for at, image in enumerate(message.images)]
+
+
+def _check_placeholders(
+    num: int, images: Sequence[ReadImage], reader: "ImageReader", field: str
+) -> None:
+    if num != len(images):
+        raise InvalidArgumentError(
+            field,
+            f"has {num} times {reader.placeholder!r}; expected it once for each of the "
+            f"{len(images)} images",
+        )
 
 
 def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:

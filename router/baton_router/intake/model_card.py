@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,17 @@ from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
 from baton_router.output_parsing import formats
 from baton_router.output_parsing.output_format import OutputFormat
+
+# Content that a template of a vision model tells from a list of parts.
+_TAKES_TEXT = re.compile(r"\bis\s+(not\s+)?string\b")
+_IMAGE_TOKENS = (
+    "image_token_id",
+    "image_token_index",
+    "boi_token_index",
+    "eoi_token_index",
+    "vision_start_token_id",
+    "vision_end_token_id",
+)
 
 AUTO = "auto"
 """Name for the format that the chat template and the model type tell."""
@@ -40,6 +52,7 @@ class ModelCard:
         tool_format: name of the format of tool calls; None: unknown.
         reasoning_format: name of the format of reasoning; None: none.
         pooling: its pooled output; None: it generates.
+        image_token_ids: tokens that stand for images in prompts; empty: it takes no images.
     """
 
     name: str
@@ -54,6 +67,7 @@ class ModelCard:
     tool_format: str | None = None
     reasoning_format: str | None = None
     pooling: Pooling | None = None
+    image_token_ids: frozenset[int] = frozenset()
 
     def check_makes(self, output: PooledKind | None) -> None:
         """Raises `ModelOutputError` unless the model makes this output. None: text."""
@@ -71,10 +85,23 @@ class ModelCard:
         return _takes_tools(self.chat_template)
 
     @property
+    def takes_images(self) -> bool:
+        """True if the model is one of vision and language."""
+        return bool(self.image_token_ids)
+
+    @property
+    def template_needs_parts(self) -> bool:
+        """True if the chat template reads content as a list of parts, even of text alone."""
+        template = self.chat_template or ""
+        return self.takes_images and not _TAKES_TEXT.search(template)
+
+    @property
     def control_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, and those that chat templates have names for."""
+        """Tokens that end an answer, that stand for images, and those that chat templates have
+        names for."""
         named = map(self.tokenizer.token_to_id, self.special_tokens.values())
-        return self.eos_token_ids | {token_id for token_id in named if token_id is not None}
+        named_ids = {token_id for token_id in named if token_id is not None}
+        return self.eos_token_ids | self.image_token_ids | named_ids
 
     def encode(self, text: str) -> list[int]:
         """Returns the text's tokens, with the special tokens the tokenizer adds by default."""
@@ -197,7 +224,13 @@ def read_model_card(
             detected.reasoning_format if reasoning_format == AUTO else reasoning_format
         ),
         pooling=read_pooling(folder),
+        image_token_ids=_image_token_ids(config) if "vision_config" in config else frozenset(),
     )
+
+
+def _image_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
+    found = (config.get(name) for name in _IMAGE_TOKENS)
+    return frozenset(token_id for token_id in found if isinstance(token_id, int))
 
 
 def _read(file: Path) -> dict[str, Any]:

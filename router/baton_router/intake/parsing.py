@@ -5,7 +5,7 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from baton.sampling import (
     SamplingParams,
 )
 from baton.v1 import inference_pb2 as pb
+from baton_router.images.image_source import GivenImage
 from baton_router.intake.model_card import ModelCard
 from baton_router.output_parsing.output_format import Choice, ParsingOptions, Tool
 from baton_router.output_parsing.request_parsing import RequestParsing
@@ -90,13 +91,54 @@ def check_template_takes_tools(card: ModelCard) -> None:
         )
 
 
-def template_turns(chat: pb.Chat) -> list[dict[str, Any]]:
-    """Returns the messages as chat templates read them."""
-    return list(map(_template_turn, chat.messages))
+def template_turns(chat: pb.Chat, *, needs_parts: bool = False) -> list[dict[str, Any]]:
+    """Returns the messages as chat templates read them. `needs_parts`: as
+    `ModelCard.template_needs_parts`."""
+    return [_template_turn(message, needs_parts) for message in chat.messages]
 
 
-def _template_turn(message: pb.ChatMessage) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+def template_content(parts: Sequence[str | None], needs_parts: bool) -> str | list[dict[str, Any]]:
+    """Returns the content of a message, whose parts are texts and None for an image, as chat
+    templates read it."""
+    if needs_parts or None in parts:
+        return [
+            {"type": "image"} if part is None else {"type": "text", "text": part} for part in parts
+        ]
+    return "\n".join(part for part in parts if part is not None)
+
+
+def images_of(chat: pb.Chat) -> list[GivenImage]:
+    """Returns the images of a conversation, in order. Raises `InvalidArgumentError` for a message
+    with both content and parts, and for an empty part."""
+    images = []
+    for at, message in enumerate(chat.messages):
+        field = f"input.chat.messages[{at}]"
+        if message.content and message.parts:
+            raise InvalidArgumentError(f"{field}.parts", "is set beside content; give one of them")
+        for part_at, part in enumerate(message.parts):
+            kind = part.WhichOneof("part")
+            if kind is None:
+                raise InvalidArgumentError(
+                    f"{field}.parts[{part_at}]", "is empty; set text or image"
+                )
+            if kind == "image":
+                images.append(given_image(part.image, f"{field}.parts[{part_at}].image"))
+    return images
+
+
+def given_image(image: pb.Image, field: str) -> GivenImage:
+    """Returns an image of a message. Raises `InvalidArgumentError` if it has no source."""
+    kind = image.WhichOneof("source")
+    if kind is None:
+        raise InvalidArgumentError(field, "is empty; set data or url")
+    return GivenImage(image.data if kind == "data" else image.url, f"{field}.{kind}")
+
+
+def _template_turn(message: pb.ChatMessage, needs_parts: bool) -> dict[str, Any]:
+    parts: Sequence[str | None] = [message.content]
+    if message.parts:
+        parts = [part.text if part.HasField("text") else None for part in message.parts]
+    turn: dict[str, Any] = {"role": message.role, "content": template_content(parts, needs_parts)}
     if message.name:
         turn["name"] = message.name
     if message.tool_call_id:
@@ -137,6 +179,7 @@ def texts_of(chat: pb.Chat) -> Iterator[str]:
     for message in chat.messages:
         yield from (message.role, message.content, message.reasoning)
         yield from (message.name, message.tool_call_id)
+        yield from (part.text for part in message.parts)
         for call in message.tool_calls:
             yield from (call.id, call.name, call.arguments)
 

@@ -5,8 +5,11 @@ from baton.sampling import (
     MAX_BAD_TOKEN_SEQUENCES,
     MAX_SEQUENCES,
 )
+from baton.serving.channels import MAX_MESSAGE_BYTES
 from baton.serving.message_bounds import MessageBounds
+from baton_router.images.image_limits import ImageLimits
 
+_DEFAULT_IMAGES = ImageLimits()
 DEFAULT_MAX_MESSAGES = 4096
 # Of HTTP bodies.
 DEFAULT_MAX_ELEMENTS = 65_536
@@ -16,7 +19,7 @@ DEFAULT_MAX_TOOLS = 512
 DEFAULT_MAX_INPUTS = 2048
 DEFAULT_MAX_INPUT_TOKENS = 300_000
 
-_MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
+_MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "parts")
 
 
 def message_bounds(
@@ -26,6 +29,8 @@ def message_bounds(
     max_tools: int = DEFAULT_MAX_TOOLS,
     max_inputs: int = DEFAULT_MAX_INPUTS,
     max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
+    images: ImageLimits = _DEFAULT_IMAGES,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> MessageBounds:
     """Returns the bounds of messages for a model of this length in tokens."""
     num_messages = min(max_messages, max_model_len)
@@ -37,6 +42,7 @@ def message_bounds(
         # Each call in a conversation has a message with its result.
         **{f"ChatMessage.{name}": num_messages for name in _MESSAGE_FIELDS},
         **{f"ToolCall.{name}": num_messages for name in ("id", "name", "arguments")},
+        **{f"ContentPart.{name}": num_messages for name in ("text", "image")},
         "OutputParsing.tools": max_tools,
         **{f"Tool.{name}": max_tools for name in ("name", "description", "strict")},
         "Tool.parameters_json_schema": max_tools,
@@ -50,4 +56,10 @@ def message_bounds(
         {f"baton.v1.{name}": most for name, most in counts.items()},
         {"baton.v1.EmbedRequest": {"baton.v1.TokenIds.ids": max_input_tokens}},
         max_text_bytes=max_prompt_bytes,
+        max_bytes_of={
+            "baton.v1.Image.data": images.max_bytes,
+            # In base64.
+            "baton.v1.Image.url": max(max_prompt_bytes, images.max_bytes // 3 * 4 + 128),
+            "baton.v1.Tensor.data": max_message_bytes,
+        },
     )

@@ -1,0 +1,91 @@
+"""Messages between the router and a process that decodes images, and their frames.
+
+A frame is the length of a message in 8 bytes, little-endian, and the message in MessagePack.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from baton.encoder_input import TensorData
+from baton.models.images import ImageFormat
+
+LENGTH_BYTES: Final = 8
+
+
+class Start(Struct, frozen=True, tag=True):
+    """First message to the process.
+
+    Attributes:
+        path: folder of the checkpoint.
+        memory_bytes: address space that the process may use.
+    """
+
+    path: str
+    max_pixels: int
+    memory_bytes: int
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """Facts of the checkpoint's processor.
+
+    Attributes:
+        identity: part of the content hash of each image.
+        placeholder: token that stands for an image in a text that is not expanded.
+        format: None: the model takes no images.
+    """
+
+    identity: bytes
+    placeholder: str
+    placeholder_id: int
+    format: ImageFormat | None
+
+
+class Job(Struct, frozen=True, tag=True):
+    """Image to decode and preprocess: an encoded file."""
+
+    file: bytes
+
+
+class Done(Struct, frozen=True, tag=True):
+    """Preprocessed image.
+
+    Attributes:
+        replacement: text that the processor puts in place of the placeholder.
+        tensors: of the image, by the processor's names.
+    """
+
+    replacement: str
+    tensors: dict[str, TensorData]
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """Image or checkpoint that the process refuses. `problem` follows the field in an error."""
+
+    problem: str
+
+
+Answer = Ready | Done | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Start | Job)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def frame(message: Start | Job | Answer) -> bytes:
+    """Returns a message with its length."""
+    content = _encoder.encode(message)
+    return len(content).to_bytes(LENGTH_BYTES, "little") + content
+
+
+def read_request(content: bytes) -> Start | Job:
+    """Returns a message to the process."""
+    request: Start | Job = _requests.decode(content)
+    return request
+
+
+def read_answer(content: bytes) -> Answer:
+    """Returns a message of the process. Raises `msgspec.DecodeError`."""
+    answer: Answer = _answers.decode(content)
+    return answer

@@ -1,0 +1,234 @@
+"""Pool of processes that decode and preprocess the images of one checkpoint.
+
+A process that crashes, or takes too long for an image, costs that image's request alone: the pool
+ends it and starts another one for the next image.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from baton.cluster.parent_death import dying_with_parent
+from baton.errors import InternalError, OverloadedError, UnsupportedModelError
+from baton_router.images.image_limits import ImageLimits
+from baton_router.images.image_messages import (
+    LENGTH_BYTES,
+    Answer,
+    Done,
+    Job,
+    Ready,
+    Refused,
+    Start,
+    frame,
+    read_answer,
+)
+
+logger = logging.getLogger(__name__)
+
+# Seconds until a process has loaded transformers and the processor.
+_START_SECONDS = 120.0
+# Images that may wait for each process; further ones are rejected.
+_MAX_WAITING = 64
+_MODULE = "baton_router.images.image_process"
+# Variables that the process has: no secrets are among them.
+_VARIABLES = (
+    "HF_HOME", "HF_HUB_CACHE", "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR",
+)  # fmt: skip
+
+
+class RefusedImageError(Exception):
+    """Image that is refused; the message gives the reason, after the field that has it."""
+
+
+class ImagePool:
+    """Pool of processes for one checkpoint.
+
+    Args:
+        path: folder of the checkpoint.
+        on_restart: called when a process is replaced after a crash or a timeout.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        limits: ImageLimits,
+        num_processes: int,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._start = Start(path, limits.max_pixels, limits.memory_bytes)
+        self._limits = limits
+        self._slots = asyncio.Semaphore(num_processes)
+        self._max_pending = num_processes * (1 + _MAX_WAITING)
+        self._idle: list[_Process] = []
+        self._jobs: set[asyncio.Task[Done]] = set()
+        self._on_restart = on_restart
+
+    async def start(self) -> Ready:
+        """Starts the first process, and returns the facts of the checkpoint's processor. Raises
+        `UnsupportedModelError` if it cannot be loaded."""
+        process = await _Process.start(self._start)
+        self._idle.append(process)
+        return process.ready
+
+    async def process(self, file: bytes) -> Done:
+        """Returns the preprocessed image. Raises `RefusedImageError` with the reason if there is
+        none, and `OverloadedError` if too many wait."""
+        if len(self._jobs) >= self._max_pending:
+            raise OverloadedError(
+                f"{len(self._jobs)} images wait to be decoded; expected at most "
+                f"{self._max_pending}. Retry later, or raise --image-processes."
+            )
+        # A client that leaves does not cost the process, which is in the middle of its image.
+        job = asyncio.create_task(self._run(Job(file)))
+        self._jobs.add(job)
+        job.add_done_callback(self._end)
+        return await asyncio.shield(job)
+
+    async def close(self) -> None:
+        """Ends all processes."""
+        jobs = list(self._jobs)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await asyncio.gather(*(process.kill() for process in self._idle))
+        self._idle.clear()
+
+    def _end(self, job: "asyncio.Task[Done]") -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # of a client that has left
+
+    async def _run(self, job: Job) -> Done:
+        async with self._slots:
+            process = await self._take()
+            try:
+                async with asyncio.timeout(self._limits.timeout):
+                    answer = await process.ask(job)
+            except TimeoutError:
+                await self._replace(process)
+                raise RefusedImageError(
+                    f"was not decoded within {self._limits.timeout:g} s. Send a smaller one"
+                ) from None
+            except (_LostError, OSError):
+                await self._replace(process)
+                raise RefusedImageError("crashed its decoder; expected a valid image") from None
+            except BaseException:
+                await process.kill()
+                raise
+            self._idle.append(process)
+        if isinstance(answer, Refused):
+            raise RefusedImageError(answer.problem)
+        if not isinstance(answer, Done):
+            raise InternalError("a process of images answered with something else")
+        return answer
+
+    async def _take(self) -> "_Process":
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_running:
+                return process
+            await self._replace(process)  # it ended while it had no image
+        return await _Process.start(self._start)
+
+    async def _replace(self, process: "_Process") -> None:
+        await process.kill()
+        logger.warning("a process that decodes images was ended, exit code %s", process.exit_code)
+        self._on_restart()
+
+
+class _LostError(Exception):
+    """Process that ended without an answer."""
+
+
+class _Process:
+    """One process, with its pipes."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self._child = child
+        self._requests = child.stdin
+        self._answers = child.stdout
+        self.ready = Ready(b"", "", 0, None)
+
+    @classmethod
+    async def start(cls, start: Start) -> "_Process":
+        """Starts a process that has loaded the checkpoint's processor. Raises
+        `UnsupportedModelError`."""
+        child = await asyncio.create_subprocess_exec(
+            *dying_with_parent([sys.executable, "-m", _MODULE]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(),
+        )
+        process = cls(child)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                answer = await process._exchange(frame(start))
+        except (_LostError, OSError, TimeoutError) as error:
+            await process.kill()
+            raise UnsupportedModelError(
+                f"the process for images of {start.path!r} did not start (exit code "
+                f"{process.exit_code}, {type(error).__name__}). See its log"
+            ) from None
+        except BaseException:
+            await process.kill()
+            raise
+        if not isinstance(answer, Ready):
+            await process.kill()
+            problem = answer.problem if isinstance(answer, Refused) else "no facts"
+            raise UnsupportedModelError(
+                f"the processor of {start.path!r} cannot be loaded: {problem}"
+            )
+        process.ready = answer
+        return process
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.returncode is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._child.returncode
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def ask(self, job: Job) -> Answer:
+        """Returns the answer to a job. Raises `_LostError` or `OSError` if the process ends."""
+        return await self._exchange(frame(job))
+
+    async def kill(self) -> None:
+        """Ends the process, and waits until it has."""
+        with suppress(ProcessLookupError):
+            self._child.kill()
+        await self._child.wait()
+        self._requests.close()
+
+    async def _exchange(self, request: bytes) -> Answer:
+        self._requests.write(request)
+        await self._requests.drain()
+        try:
+            head = await self._answers.readexactly(LENGTH_BYTES)
+            size = int.from_bytes(head, "little")
+            return read_answer(await self._answers.readexactly(size))
+        except (asyncio.IncompleteReadError, msgspec.DecodeError):
+            raise _LostError from None
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    # One thread: more would each reserve address space, which is limited.
+    return {
+        **kept,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    }

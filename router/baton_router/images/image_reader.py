@@ -1,0 +1,124 @@
+"""Reader of the images of requests to one model: from their sources to what its encoder takes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from baton.encoder_input import EncoderInput, TensorData, content_hash
+from baton.errors import InvalidArgumentError
+from baton.models.images import ImageFormat
+from baton_router.images.expansion import ReadImage
+from baton_router.images.image_fetch import AllowedHosts, ImageFetcher
+from baton_router.images.image_files import ImageFiles
+from baton_router.images.image_limits import ImageLimits
+from baton_router.images.image_pool import ImagePool, RefusedImageError
+from baton_router.images.image_source import GivenImage, ImageError
+
+# Bytes of tensors above which a thread hashes them.
+_THREAD_FROM_BYTES = 2**18
+
+
+class ImageReader:
+    """Reader of images for one model.
+
+    Attributes:
+        placeholder, placeholder_id: token that stands for an image until it is expanded.
+        max_images: images of one request.
+    """
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        pool: ImagePool,
+        images: ImageFormat,
+        identity: bytes,
+        placeholder: tuple[str, int],
+        max_images: int,
+    ) -> None:
+        self._files = files
+        self._pool = pool
+        self._format = images
+        self._identity = identity
+        self.placeholder, self.placeholder_id = placeholder
+        self.max_images = max_images
+
+    async def read(self, images: Sequence[GivenImage]) -> list[ReadImage]:
+        """Returns the images, in order. Raises `ImageError` for one that is refused, and as
+        `ImagePool.process`."""
+        files = await self._files.read(images)
+        return await asyncio.gather(*map(self._read, images, files))
+
+    async def _read(self, image: GivenImage, file: bytes) -> ReadImage:
+        try:
+            done = await self._pool.process(file)
+            span = self._format.span(done.tensors)
+        except RefusedImageError as error:
+            raise ImageError(image.field, str(error)) from None
+        except InvalidArgumentError as error:
+            raise ImageError(image.field, f"has {error}") from None
+        return ReadImage(done.replacement, span, await self._hash(done.tensors), done.tensors)
+
+    async def check(
+        self, inputs: Sequence[EncoderInput], token_ids: Sequence[int]
+    ) -> tuple[EncoderInput, ...]:
+        """Returns preprocessed images of a client with their content hashes. Raises `ImageError`
+        unless each fits the model, and its tokens are in the prompt."""
+        if len(inputs) > self.max_images:
+            raise ImageError(
+                "encoder_inputs", f"has {len(inputs)} items; at most {self.max_images} are taken"
+            )
+        checked, end = [], 0
+        for at, given in enumerate(inputs):
+            field = f"encoder_inputs[{at}]"
+            try:
+                span = self._format.span(given.tensors)
+            except InvalidArgumentError as error:
+                raise ImageError(f"{field}.{error.field}", error.problem) from None
+            if given.length != len(span):
+                raise ImageError(f"{field}.length", f"is {given.length}; expected {len(span)}")
+            if given.start < end or tuple(token_ids[given.start : given.end]) != span:
+                raise ImageError(
+                    f"{field}.start",
+                    f"is {given.start}; expected where the image's {len(span)} tokens begin in "
+                    "token_ids, after those of the image before",
+                )
+            end = given.end
+            digest = await self._hash(given.tensors)
+            checked.append(EncoderInput(digest, given.start, given.length, given.tensors))
+        return tuple(checked)
+
+    async def _hash(self, tensors: Mapping[str, TensorData]) -> bytes:
+        if sum(len(tensor.data) for tensor in tensors.values()) < _THREAD_FROM_BYTES:
+            return content_hash(self._identity, tensors)
+        return await asyncio.to_thread(content_hash, self._identity, tensors)
+
+
+async def start_reader(
+    folder: str,
+    limits: ImageLimits,
+    num_processes: int,
+    hosts: tuple[Sequence[str], Sequence[str]],
+    stack: AsyncExitStack,
+) -> ImageReader | None:
+    """Returns a reader whose first process runs; None: the checkpoint's model takes no images.
+    Closing the stack ends its processes. Raises `UnsupportedModelError`.
+
+    Args:
+        hosts: hosts from which images are fetched, and networks that they may be in.
+    """
+    pool = ImagePool(folder, limits, num_processes)
+    stack.push_async_callback(pool.close)
+    facts = await pool.start()
+    if facts.format is None:
+        return None
+    fetcher = None
+    if hosts[0]:
+        fetcher = ImageFetcher(AllowedHosts(*hosts), limits.max_bytes, limits.fetch_timeout)
+    return ImageReader(
+        ImageFiles(limits, fetcher),
+        pool,
+        facts.format,
+        facts.identity,
+        (facts.placeholder, facts.placeholder_id),
+        limits.max_images,
+    )

@@ -1,0 +1,46 @@
+"""Vision checkpoints for the router, readers of their images, and encoded images."""
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from PIL import Image
+
+from baton_router.images.image_limits import ImageLimits
+from baton_router.images.image_reader import start_reader
+from baton_router.intake.intake import Intake
+from baton_router.intake.model_card import read_model_card
+from tests.support.engine.images import save_llava
+
+# As llava-hf's: content is always a list of parts, images come first.
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ' : ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image> ' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant :' }}{% endif %}"
+)
+
+
+def save_checkpoint(name: str, folder: Path) -> str:
+    """Writes a LLaVA checkpoint with a chat template; returns its folder."""
+    save_llava(name, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+@asynccontextmanager
+async def running_intake(folder: str, limits: ImageLimits | None = None) -> AsyncIterator[Intake]:
+    """Yields the intake of a vision model, with one process for its images."""
+    async with AsyncExitStack() as stack:
+        reader = await start_reader(folder, limits or ImageLimits(), 1, ([], []), stack)
+        yield Intake(read_model_card(folder), 2**20, images=reader)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
+    """Returns an image as a file."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
