@@ -54,7 +54,6 @@ class Request:
         model: name of the model that answers.
         encoder_inputs: the prompt's images, in the order of their spans.
         prompt: the tokens with their chain hashes.
-        encoder_inputs: images of the prompt, in the order of its tokens.
     """
 
     request_id: str
@@ -68,7 +67,6 @@ class Request:
     model: str = ""
     encoder_inputs: tuple[EncoderInput, ...] = ()
     prompt: Prompt = field(init=False, repr=False, compare=False)
-    encoder_inputs: tuple[EncoderInput, ...] = ()
 
     def __post_init__(self) -> None:
         images = tuple(each.hashed for each in self.encoder_inputs)

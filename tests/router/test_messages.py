@@ -268,8 +268,12 @@ async def test_message_accepts_hints_without_effect(model):
         ({"messages": [USER, {"role": "assistant", "content": "It"}]}, "messages[1].role"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
             "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].source.type",
         ),
         (
             {

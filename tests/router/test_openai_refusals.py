@@ -47,9 +47,13 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "too great a seed": ({"seed": 2**64}, "seed"),
     "no messages": ({"messages": []}, "messages"),
     "a message without a role": ({"messages": [{"content": "x"}]}, "messages[0].role"),
-    "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+    "a sound": (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         "messages[0].content[0].type",
+    ),
+    "an image without a URL": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        "messages[0].content[0].image_url",
     ),
     "half a character": (
         {"messages": [{"role": "user", "content": "\ud800"}]},

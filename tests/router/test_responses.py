@@ -191,8 +191,12 @@ async def test_reasoning_effort_reaches_the_template(model):
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]},
             "input[0].content[0].type",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            "input[0].content[0].image_url",
         ),
         (
             {"input": [{"type": "function_call_output", "call_id": "call_9", "output": "x"}]},

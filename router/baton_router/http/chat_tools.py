@@ -7,9 +7,25 @@ from typing import Any
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 from baton_router.http.answer_writer import Json
-from baton_router.http.schemas import AllowedTools, ChatMessage, ChatRequest, NamedTool, Tool
+from baton_router.http.schemas import (
+    AllowedTools,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    ImagePart,
+    LocatedImage,
+    NamedTool,
+    TextPart,
+    Tool,
+)
+from baton_router.images.image_source import GivenImage
 from baton_router.intake.model_card import ModelCard
-from baton_router.intake.parsing import add_reasoning, call_arguments, check_variables
+from baton_router.intake.parsing import (
+    add_reasoning,
+    call_arguments,
+    check_variables,
+    template_content,
+)
 
 _CHOICES = {
     "auto": pb.TOOL_CHOICE_AUTO,
@@ -18,16 +34,43 @@ _CHOICES = {
 }
 
 
-def template_turns(body: ChatRequest) -> list[Json]:
-    """Returns the messages as chat templates read them: content as plain text, arguments of calls
-    as objects."""
-    return list(map(_turn, body.messages))
+def template_turns(body: ChatRequest, *, needs_parts: bool = False) -> list[Json]:
+    """Returns the messages as chat templates read them: content as text, or with images as parts,
+    arguments of calls as objects. `needs_parts`: as `ModelCard.template_needs_parts`."""
+    return [_turn(message, needs_parts) for message in body.messages]
 
 
-def _turn(message: ChatMessage) -> Json:
-    turn: Json = {"role": message.role, "content": message.content or ""}
+def images_of(body: ChatRequest) -> list[GivenImage]:
+    """Returns the images of a conversation, in order."""
+    return [
+        GivenImage(
+            image.url,
+            image.field
+            if isinstance(image, LocatedImage)
+            else f"messages[{at}].content[{part_at}].image_url",
+        )
+        for at, message in enumerate(body.messages)
+        for part_at, part in enumerate(_parts(message))
+        if isinstance(part, ImagePart)
+        for image in (part.image_url,)
+    ]
+
+
+def text_or_parts(parts: Sequence[ContentPart]) -> str | list[ContentPart]:
+    """Returns content as text if it has no images."""
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    return "\n".join(texts) if len(texts) == len(parts) else list(parts)
+
+
+def _parts(message: ChatMessage) -> Sequence[ContentPart]:
+    return message.content if isinstance(message.content, list) else ()
+
+
+def _turn(message: ChatMessage, needs_parts: bool) -> Json:
+    content: Sequence[str | None] = [message.content if isinstance(message.content, str) else ""]
     if isinstance(message.content, list):
-        turn["content"] = "\n".join(part.text for part in message.content)
+        content = [part.text if isinstance(part, TextPart) else None for part in message.content]
+    turn: Json = {"role": message.role, "content": template_content(content, needs_parts)}
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:

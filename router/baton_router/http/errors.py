@@ -2,6 +2,7 @@
 
 InvalidArgumentError      400 invalid_request_error, with the field as `param`
 ModelOutputError          400 unsupported_output, with `model` as `param`
+NoImagesError             400 unsupported_input, with `model` as `param`
 UnauthenticatedError      401 invalid_api_key
 NotFoundError             404
     of a model            404 model_not_found, with `model` as `param`
@@ -25,6 +26,7 @@ from typing import TypedDict
 from baton import errors
 from baton.serving.errors import UNEXPECTED
 from baton_router.admission.rate_limit import Kind, RateLimitedError, RateLimitStatus
+from baton_router.images.image_source import NoImagesError
 from baton_router.intake.model_card import ModelOutputError
 from baton_router.models.models import ModelNotFoundError
 
@@ -93,6 +95,7 @@ _SERVER = "server_error"
 _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.InvalidArgumentError: (400, _INVALID, None),
     ModelOutputError: (400, _INVALID, "unsupported_output"),
+    NoImagesError: (400, _INVALID, "unsupported_input"),
     errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
     errors.PermissionDeniedError: (403, "permission_error", "permission_denied"),
     errors.NotFoundError: (404, _INVALID, "not_found"),
@@ -118,7 +121,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(500, UNEXPECTED, _SERVER, "internal_error", is_bug=True)
     status, name, code = kind
     param = error.field if isinstance(error, errors.InvalidArgumentError) else None
-    if isinstance(error, ModelNotFoundError | ModelOutputError):
+    if isinstance(error, ModelNotFoundError | ModelOutputError | NoImagesError):
         param = "model"
     if isinstance(error, ModelNotFoundError):
         code = "model_not_found"

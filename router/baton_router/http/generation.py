@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from baton.encoder_input_wire import to_proto
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
@@ -12,6 +13,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
 from baton_router.http.answer_writer import AnswerStart, Extra, WriterOf
 from baton_router.http.chat_tools import (
+    images_of,
     parsing_of,
     template_tools,
     template_turns,
@@ -33,6 +35,7 @@ from baton_router.http.schemas import (
 from baton_router.http.sequence_reader import Prompt, Reader
 from baton_router.http.structure import MAX_PROMPTS
 from baton_router.http.tokens import TokenBytes
+from baton_router.images.expansion import PromptTokens
 from baton_router.intake.intake import Intake
 from baton_router.lifecycle.inference import Inference
 
@@ -88,7 +91,8 @@ class Generations:
         _check_stream(body)
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
-        token_ids = await self.tokens_of_chat(body)
+        prompt = await self._prompt_of_chat(body)
+        token_ids = prompt.token_ids
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
             raise InvalidArgumentError(
@@ -99,6 +103,7 @@ class Generations:
         request_id = _new_id()
         sampling = chat_sampling(body, num_left)
         request = self._request(body, request_id, sampling, token_ids)
+        request.encoder_inputs.extend(map(to_proto, prompt.encoder_inputs))
         has_free_grammar = sampling.HasField("grammar") and not sampling.grammar.json_schema
         parsing = parsing_of(body, self._inference.card, has_free_grammar=has_free_grammar)
         if parsing is not None:
@@ -111,10 +116,17 @@ class Generations:
 
     async def tokens_of_chat(self, body: ChatRequest) -> Sequence[int]:
         """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
+        return (await self._prompt_of_chat(body)).token_ids
+
+    async def _prompt_of_chat(self, body: ChatRequest) -> PromptTokens:
         variables = template_variables(body)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
-        turns = await asyncio.to_thread(template_turns, body) if is_long else template_turns(body)
-        return await self._intake.tokenize_chat(turns, template_tools(body), variables)
+        needs_parts = self._inference.card.template_needs_parts
+        make = partial(template_turns, body, needs_parts=needs_parts)
+        turns = await asyncio.to_thread(make) if is_long else make()
+        return await self._intake.prompt_of_chat(
+            turns, template_tools(body), variables, images_of(body)
+        )
 
     async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
         """Answers `/tokenize`. Raises `InvalidArgumentError`."""

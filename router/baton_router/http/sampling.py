@@ -19,6 +19,7 @@ from baton_router.http.schemas import (
     GenerationRequest,
 )
 from baton_router.http.structured_outputs import field_of_grammar, grammar_of
+from baton_router.images.image_source import ImageError
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
@@ -102,6 +103,8 @@ def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 def in_openai_terms(error: InvalidArgumentError, body: Struct) -> InvalidArgumentError:
     """Returns the same error with the client's field names."""
+    if isinstance(error, ImageError):  # has the path in the client's own terms
+        return error
     return InvalidArgumentError(
         _their_name(error.field, body), error.problem.replace("sampling.", "")
     )
@@ -111,6 +114,8 @@ def renamed(
     error: InvalidArgumentError, names: Sequence[tuple[re.Pattern[str], str]]
 ) -> InvalidArgumentError:
     """Returns the same error of a field that the first pattern that matches it renames."""
+    if isinstance(error, ImageError):
+        return error
     for pattern, name in names:
         if pattern.match(error.field):
             return InvalidArgumentError(pattern.sub(name, error.field, count=1), error.problem)

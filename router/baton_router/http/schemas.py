@@ -137,11 +137,42 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: int | None = None
 
 
-class ContentPart(_Schema, frozen=True, forbid_unknown_fields=False):
-    """Part of a message. Only text is accepted."""
+class TextPart(_Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="text"):
+    """Text in a message."""
 
-    type: Literal["text"]
     text: str
+
+
+class ImageUrl(_Schema, frozen=True, forbid_unknown_fields=False):
+    """URL of an image.
+
+    Attributes:
+        detail: changes nothing: the model's processor decides about sizes.
+    """
+
+    url: str
+    detail: str | None = None
+
+
+class LocatedImage(ImageUrl, frozen=True, kw_only=True):
+    """Image of a request of another API.
+
+    Attributes:
+        field: path of the field that has it there.
+    """
+
+    field: str
+
+
+class ImagePart(
+    _Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="image_url"
+):
+    """Image in a message."""
+
+    image_url: ImageUrl
+
+
+ContentPart = TextPart | ImagePart
 
 
 class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 
 
+class NoImagesError(FailedPreconditionError):
+    """Images for a model that takes none."""
+
+
 class ImageError(InvalidArgumentError):
     """Image that is refused; the field is the one that the client sent."""
 
@@ -25,8 +29,8 @@ class GivenImage:
     field: str
 
 
-def why_no_images(name: str) -> FailedPreconditionError:
+def why_no_images(name: str) -> NoImagesError:
     """Returns the error of a request with images to a model that takes none."""
-    return FailedPreconditionError(
+    return NoImagesError(
         f"model {name!r} takes no images; expected a vision-language model, such as LLaVA"
     )

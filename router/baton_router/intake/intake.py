@@ -314,7 +314,13 @@ class Intake:
         if not images:
             return []
         read = await self._reader().read(images)
-        check_length(sum(len(image.span) for image in read), 0, self._card.max_model_len, "images")
+        num_tokens = sum(len(image.span) for image in read)
+        if num_tokens > self._card.max_model_len:  # before they are tokenized
+            raise ImageError(
+                images[-1].field,
+                f"makes the images of the request {num_tokens} tokens; the model's length is "
+                f"{self._card.max_model_len}",
+            )
         return read
 
     def _reader(self) -> "ImageReader":

@@ -210,7 +210,10 @@ def _content(message: pb.GenerateRequest, outcome: RequestOutcome, card: ModelCa
     if kind == "text":
         details["gen_ai.input.messages"] = json.dumps([_part("user", message.text)])
     elif kind == "chat":
-        parts = [_part(m.role, m.content) for m in message.chat.messages]
+        parts = [
+            _part(m.role, m.content or "\n".join(part.text for part in m.parts))
+            for m in message.chat.messages
+        ]
         details["gen_ai.input.messages"] = json.dumps(parts)
     texts = [card.tokenizer.decode(token_ids) for token_ids in outcome.token_ids]
     details["gen_ai.output.messages"] = json.dumps(

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from PIL import Image
 from transformers import AutoProcessor
 
@@ -28,7 +29,7 @@ def checkpoint(request, tmp_path_factory) -> str:
     return save_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def intake(checkpoint) -> AsyncIterator[Intake]:
     async with running_intake(checkpoint) as made:
         yield made

@@ -31,6 +31,7 @@ from baton_router.http.schemas import EmbeddingRequest
 from baton_router.http.structure import bounds_of
 from baton_router.http.timeline import timeline_for
 from baton_router.http.unknown_fields import UnknownFields
+from baton_router.images.image_reader import ImageReader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.in_flight import Requests
@@ -75,6 +76,7 @@ def routes_to(
     responses_ttl: float = 0.0,
     unknown: UnknownFields | None = None,
     origins: str | None = None,
+    images: ImageReader | None = None,
 ) -> Routes:
     """The routes of a router without tenants, of one model."""
     return routes_of(
@@ -85,6 +87,7 @@ def routes_to(
         responses_ttl=responses_ttl,
         unknown=unknown,
         origins=origins,
+        images=images,
     )
 
 
@@ -103,12 +106,13 @@ def routes_of(
     responses_ttl: float = 0.0,
     unknown: UnknownFields | None = None,
     origins: str | None = None,
+    images: ImageReader | None = None,
 ) -> Routes:
     """The routes of a router without tenants, of several models."""
     controllers: list[AdmissionController] = []
     requests, limits, tenants = Requests(controllers), RateLimits(quotas.of), Tenants()
     served = [
-        served_model(fleets[name], model, quotas, requests, limits, max_waiting)
+        served_model(fleets[name], model, quotas, requests, limits, max_waiting, images)
         for name, model in cards.items()
     ]
     controllers += [model.services.admission_controller for model in served]
@@ -152,11 +156,12 @@ def served_model(
     requests: Requests,
     limits: RateLimits,
     max_waiting: int,
+    images: ImageReader | None = None,
 ) -> ServedModel:
     """A model that scripted workers serve."""
     known = _FrontFleet(fleet, model.max_model_len)
     bounds = {"max_inputs": MAX_INPUTS, "max_input_tokens": MAX_INPUT_TOKENS}
-    intake, tenants = Intake(model, MAX_PROMPT_BYTES, **bounds), Tenants()
+    intake, tenants = Intake(model, MAX_PROMPT_BYTES, **bounds, images=images), Tenants()
     is_pooled = model.pooling is not None
     placer = Placer(known, HANDOFFS, prefill_alone=is_pooled)  # type: ignore[arg-type]
     forecasts = Forecasts[Request](
@@ -192,12 +197,13 @@ async def front_of(
     responses_ttl: float = 0.0,
     unknown: UnknownFields | None = None,
     origins: str | None = None,
+    images: ImageReader | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one."""
     async with fleet_of(*workers) as fleet:
         quotas = Quotas(default=limits)
         routes = routes_to(
-            fleet, model or card(), quotas, max_waiting, responses_ttl, unknown, origins
+            fleet, model or card(), quotas, max_waiting, responses_ttl, unknown, origins, images
         )
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:

@@ -1,5 +1,6 @@
 """Vision checkpoints for the router, readers of their images, and encoded images."""
 
+import base64
 import io
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_reader import start_reader
+from baton_router.images.image_reader import ImageReader, start_reader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
 from tests.support.engine.images import save_llava
@@ -32,11 +33,25 @@ def save_checkpoint(name: str, folder: Path) -> str:
 
 
 @asynccontextmanager
-async def running_intake(folder: str, limits: ImageLimits | None = None) -> AsyncIterator[Intake]:
-    """Yields the intake of a vision model, with one process for its images."""
+async def running_reader(
+    folder: str, limits: ImageLimits | None = None
+) -> AsyncIterator[ImageReader]:
+    """Yields the reader of a vision model's images, with one process."""
     async with AsyncExitStack() as stack:
         reader = await start_reader(folder, limits or ImageLimits(), 1, ([], []), stack)
+        assert reader is not None
+        yield reader
+
+
+@asynccontextmanager
+async def running_intake(folder: str, limits: ImageLimits | None = None) -> AsyncIterator[Intake]:
+    """Yields the intake of a vision model, with one process for its images."""
+    async with running_reader(folder, limits) as reader:
         yield Intake(read_model_card(folder), 2**20, images=reader)
+
+
+def data_url(file: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(file).decode()}"
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from baton.errors import InvalidArgumentError
 from baton_router.http.answer_writer import Json
+from baton_router.http.chat_tools import text_or_parts
 from baton_router.http.messages.schemas import (
     AnyChoice,
     Conversation,
     CustomTool,
+    ImageBlock,
     Message,
     MessagesRequest,
     NoChoice,
@@ -25,12 +27,16 @@ from baton_router.http.sampling import in_openai_terms, renamed
 from baton_router.http.schemas import (
     ChatMessage,
     ChatRequest,
+    ContentPart,
     Function,
     FunctionCall,
     FunctionName,
+    ImagePart,
     JsonSchema,
+    LocatedImage,
     NamedTool,
     SchemaFormat,
+    TextPart,
     Tool,
     ToolCall,
     ToolChoice,
@@ -83,8 +89,8 @@ def _conversation(body: Conversation) -> Json:
     _check(body.messages)
     system = _text(body.system)
     messages = [ChatMessage("system", system)] if system else []
-    for message in body.messages:
-        messages += _converted(message)
+    for at, message in enumerate(body.messages):
+        messages += _converted(message, f"messages[{at}]")
     fields: Json = {
         "model": body.model,
         "messages": messages,
@@ -134,25 +140,38 @@ def _blocks(message: Message) -> Sequence[object]:
     return message.content if isinstance(message.content, list) else ()
 
 
-def _converted(message: Message) -> list[ChatMessage]:
+def _converted(message: Message, place: str) -> list[ChatMessage]:
     if isinstance(message.content, str):
         return [ChatMessage(message.role, message.content)]
     if message.role == "assistant":
         return [_turn(message)]
     messages: list[ChatMessage] = []
-    texts: list[TextBlock] = []
-    for block in message.content:
+    parts: list[ContentPart] = []
+    for at, block in enumerate(message.content):
+        field = f"{place}.content[{at}]"
         if isinstance(block, ToolResult):
-            if texts:
-                messages.append(ChatMessage("user", _text(texts)))
-                texts = []
-            output = _text(block.content)
+            if parts:
+                messages.append(ChatMessage("user", text_or_parts(parts)))
+                parts = []
+            output: str | list[ContentPart]
+            if isinstance(block.content, str):
+                output = block.content
+            else:
+                inner = enumerate(block.content)
+                output = text_or_parts([_part(each, f"{field}.content[{i}]") for i, each in inner])
             messages.append(ChatMessage("tool", output, tool_call_id=block.tool_use_id))
-        elif isinstance(block, TextBlock):
-            texts.append(block)
-    if texts or not messages:
-        messages.append(ChatMessage("user", _text(texts)))
+        elif isinstance(block, TextBlock | ImageBlock):
+            parts.append(_part(block, field))
+    if parts or not messages:
+        messages.append(ChatMessage("user", text_or_parts(parts)))
     return messages
+
+
+def _part(block: TextBlock | ImageBlock, field: str) -> ContentPart:
+    if isinstance(block, TextBlock):
+        return TextPart(text=block.text)
+    image = LocatedImage(url=block.source.as_url, field=f"{field}.source")
+    return ImagePart(image_url=image)
 
 
 def _turn(message: Message) -> ChatMessage:

@@ -40,12 +40,33 @@ class ToolUse(_Block, frozen=True, tag="tool_use"):
     input: JsonObject
 
 
+class Base64Source(_Schema, frozen=True, tag_field="type", tag="base64"):
+    media_type: str
+    data: str
+
+    @property
+    def as_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(_Schema, frozen=True, tag_field="type", tag="url"):
+    url: str
+
+    @property
+    def as_url(self) -> str:
+        return self.url
+
+
+class ImageBlock(_Block, frozen=True, tag="image"):
+    source: Base64Source | UrlSource
+
+
 class ToolResult(_Block, frozen=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[TextBlock | ImageBlock] = ""
 
 
-Block = TextBlock | ThinkingBlock | ToolUse | ToolResult
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUse | ToolResult
 
 
 class Message(_Schema, frozen=True, forbid_unknown_fields=False):

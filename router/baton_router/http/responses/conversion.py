@@ -7,11 +7,13 @@ from typing import TypeGuard
 from baton.errors import InvalidArgumentError
 from baton_router.http.answer_writer import Json
 from baton_router.http.body import convert
+from baton_router.http.chat_tools import text_or_parts
 from baton_router.http.responses.schemas import (
     AllowedFunctions,
     AnyObject,
     FunctionCallItem,
     FunctionCallOutput,
+    InputImage,
     InputText,
     Item,
     Message,
@@ -28,19 +30,25 @@ from baton_router.http.schemas import (
     AllowedTools,
     ChatMessage,
     ChatRequest,
+    ContentPart,
     Function,
     FunctionCall,
     FunctionName,
+    ImagePart,
     JsonSchema,
+    LocatedImage,
     NamedTool,
     ObjectFormat,
     ResponseFormat,
     SchemaFormat,
     SomeTools,
+    TextPart,
     Tool,
     ToolCall,
     ToolChoice,
 )
+
+Part = InputText | InputImage | OutputText | Refusal
 
 # Fields of chat completions that have another name in the Responses API.
 _NAMES = (
@@ -81,7 +89,13 @@ def chat_request(
     _check_outputs(before, items)
     return ChatRequest(
         model=body.model,
-        messages=_messages(body.instructions, [*before, *items]),
+        messages=_messages(
+            body.instructions,
+            [
+                *((item, "previous_response_id") for item in before),
+                *((item, f"input[{at}]") for at, item in enumerate(items)),
+            ],
+        ),
         stream=body.stream,
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
@@ -130,38 +144,42 @@ def _is_whole_call(item: Item) -> TypeGuard[FunctionCallItem]:
     return isinstance(item, FunctionCallItem) and item.status != "incomplete"
 
 
-def _messages(instructions: str, items: Sequence[Item]) -> list[ChatMessage]:
+def _messages(instructions: str, items: Sequence[tuple[Item, str]]) -> list[ChatMessage]:
     """Returns the messages of a conversation, for chat templates that take one system message at
-    its beginning, and the calls and the text of a turn in one message."""
+    its beginning, and the calls and the text of a turn in one message.
+
+    Args:
+        items: with the path of each in the request.
+    """
     rules = [instructions] if instructions else []
     num_leading = 0
-    for item in items:
+    for item, place in items:
         if not (isinstance(item, Message) and item.role in ("system", "developer")):
             break
-        rules.append(_text(item.content))
+        rules.append(_text(item.content, f"{place}.content"))
         num_leading += 1
     messages = _Messages()
     if rules:
         messages.add(ChatMessage("system", "\n\n".join(rules)))
-    for item in items[num_leading:]:
-        _add(messages, item)
+    for item, place in items[num_leading:]:
+        _add(messages, item, place)
     return messages.end()
 
 
-def _add(messages: "_Messages", item: Item) -> None:
+def _add(messages: "_Messages", item: Item, place: str) -> None:
     match item:
         case Message(role="assistant"):
-            messages.say(_text(item.content))
+            messages.say(_text(item.content, f"{place}.content"))
         case Message():
             role = "system" if item.role == "developer" else item.role
-            messages.add(ChatMessage(role, _text(item.content)))
+            messages.add(ChatMessage(role, _content(item.content, f"{place}.content")))
         case FunctionCallItem(status="incomplete"):
             pass  # its arguments end somewhere
         case FunctionCallItem():
             call = FunctionCall(item.name, item.arguments)
             messages.call(ToolCall(id=item.call_id, function=call))
         case FunctionCallOutput():
-            output = _text(item.output)
+            output = _content(item.output, f"{place}.output")
             messages.add(ChatMessage("tool", output, tool_call_id=item.call_id))
         case ReasoningItem():
             messages.think("".join(part.text for part in item.content or ()))
@@ -209,10 +227,33 @@ class _Messages:
         self._thoughts, self._text, self._calls = [], None, []
 
 
-def _text(content: str | Sequence[InputText | OutputText | Refusal]) -> str:
+def _content(content: str | Sequence[Part], field: str) -> str | list[ContentPart]:
+    """Returns the content of a message, at `field` of the request."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content)
+    is_earlier = field.startswith("previous_response_id")
+    parts: list[ContentPart] = []
+    for at, part in enumerate(content):
+        if isinstance(part, InputImage):
+            place = "previous_response_id" if is_earlier else f"{field}[{at}].image_url"
+            parts.append(ImagePart(image_url=LocatedImage(url=part.image_url, field=place)))
+        else:
+            parts.append(TextPart(text=part.text))
+    return text_or_parts(parts)
+
+
+def _text(content: str | Sequence[Part], field: str) -> str:
+    """Returns content that has no images. Raises `InvalidArgumentError` if it has one."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for at, part in enumerate(content):
+        if isinstance(part, InputImage):
+            raise InvalidArgumentError(
+                f"{field}[{at}]", "is an image; expected one in messages of the user alone"
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
 
 
 def _response_format(text: TextOptions) -> ResponseFormat | None:

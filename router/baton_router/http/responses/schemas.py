@@ -29,6 +29,13 @@ class InputText(_Item, frozen=True, tag="input_text"):
     text: str
 
 
+class InputImage(_Item, frozen=True, tag="input_image"):
+    """Image. `detail` changes nothing: the model's processor decides about sizes."""
+
+    image_url: str
+    detail: str | None = None
+
+
 class OutputText(_Item, frozen=True, tag="output_text"):
     text: str
 
@@ -43,7 +50,7 @@ class ReasoningText(_Item, frozen=True, tag="reasoning_text"):
 
 class Message(_Item, frozen=True, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText | Refusal]
+    content: str | list[InputText | InputImage | OutputText | Refusal]
 
 
 class FunctionCallItem(_Item, frozen=True, tag="function_call"):
@@ -55,7 +62,7 @@ class FunctionCallItem(_Item, frozen=True, tag="function_call"):
 
 class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage]
 
 
 class ReasoningItem(_Item, frozen=True, tag="reasoning"):
