@@ -123,7 +123,7 @@ def words(count: int, seed: int) -> str:
 
 def greedy(path: str, text: str, images: Sequence[Image.Image], max_tokens: int) -> tuple[int, ...]:
     """Returns the tokens by which transformers continues a prompt, none of them a toss-up."""
-    model, processor = _loaded(path)
+    model, processor = loaded(path)
     inputs = processor(text=text, images=list(images) or None, return_tensors="pt")
     out = model.generate(
         **inputs,
@@ -139,7 +139,8 @@ def greedy(path: str, text: str, images: Sequence[Image.Image], max_tokens: int)
 
 
 @cache
-def _loaded(path: str) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+def loaded(path: str) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+    """Returns a checkpoint's model and processor, as transformers loads them."""
     model = LlavaForConditionalGeneration.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
