@@ -2,17 +2,22 @@
 equal to those of transformers, however a request is moved."""
 
 import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from PIL import Image
 
+from baton.encoder_input import EncoderInput, TensorData
 from baton.encoder_input_wire import to_proto
 from baton.engine import Engine, EngineConfig
-from baton.errors import InvalidArgumentError
+from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
+from baton.v1 import prefill_pb2
 from baton_router.placement.decision import DEFAULT_RULES
 from tests.support.engine.images import (
     IMAGE_TOKEN,
@@ -22,11 +27,12 @@ from tests.support.engine.images import (
     save_llava,
     words,
 )
+from tests.support.failures import failure_of
 from tests.support.router.scripted import HANDOFFS
 from tests.support.waiting import until
 from tests.support.worker.crew import crew_of
 from tests.support.worker.fleet import Request, WorkerFleet, fleet_of_workers
-from tests.support.worker.pair import TIMEOUT, rest_of
+from tests.support.worker.pair import TIMEOUT, Pair, pair_of, rest_of
 
 Given = tuple[str, tuple[Image.Image, ...]]
 
@@ -206,6 +212,54 @@ async def test_client_resumes_answer_about_images_at_other_router(llava):
             request.resume()
         await run_all(requests)
         assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"content_hash": b"short"}, r"encoder_inputs\[1\].content_hash"),
+        ({"start": 3}, r"encoder_inputs\[1\]"),
+        ({"start": 2**32 - 1}, r"encoder_inputs\[1\]"),
+        ({"length": 0}, r"encoder_inputs\[1\]"),
+        ({"length": 3}, r"encoder_inputs\[1\]"),
+        ({"tensors": {}}, r"encoder_inputs\[1\].tensors"),
+        ({"tensors": {"pixel_values": TensorData("int64", (1,), b"")}}, "encoder_inputs"),
+        ({"start": 26}, r"token_ids\[.*\]"),
+    ],
+)
+async def test_workers_refuse_images_by_field(llava, changes, field):
+    prompt = llava.engine.prompt_with_images(*PROMPTS[1])
+    inputs = [*prompt.encoder_inputs]
+    inputs[1] = replace(inputs[1], **changes)
+    async with pair_of(llava.path) as pair:
+        await check_refused(pair, list(prompt.token_ids), inputs, InvalidArgumentError, field)
+
+
+async def test_workers_refuse_images_of_model_without(llava, checkpoint):
+    prompt = llava.engine.prompt_with_images(*PROMPTS[0])
+    async with pair_of(checkpoint("llama")) as pair:
+        given = list(prompt.token_ids), prompt.encoder_inputs
+        await check_refused(pair, *given, FailedPreconditionError, "takes no images")
+
+
+async def check_refused(
+    pair: Pair,
+    tokens: list[int],
+    inputs: Sequence[EncoderInput],
+    error: type[BatonError],
+    match: str,
+) -> None:
+    """Checks that both workers refuse a prompt with these images, the decode worker also where it
+    would fetch its KV."""
+    requests: list[Any] = [pair.prefill_request(tokens, GREEDY)]
+    requests += [pair.decode_request(tokens, GREEDY, lease) for lease in (None, bytes(16))]
+    for request in requests:
+        request.encoder_inputs.extend(map(to_proto, inputs))
+        is_prefill = isinstance(request, prefill_pb2.PrefillRequest)
+        method = pair.to_prefill.Prefill if is_prefill else pair.to_decode.Generate
+        failure = await failure_of(method(request, timeout=TIMEOUT))
+        assert isinstance(failure, error)
+        assert re.search(match, str(failure))
 
 
 async def test_worker_takes_large_messages_for_their_images_alone(llava):
