@@ -92,8 +92,8 @@ class PrefillRequest(_message.Message):
 
     @_builtins.property
     def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
-        """Images of the prompt, in the order of their spans, which do not overlap. INVALID_ARGUMENT if the
-        model takes none, or others.
+        """Images of the prompt, in the order of their spans, which do not overlap. FAILED_PRECONDITION if
+        the model takes none, INVALID_ARGUMENT for others than it takes.
         """
 
     def __init__(
