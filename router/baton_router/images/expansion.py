@@ -83,7 +83,8 @@ def find_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> list
     `InternalError` if one is not there: the processor and the model's format disagree."""
     tokens = array("I", token_ids)
     content, size = tokens.tobytes(), tokens.itemsize
-    starts, at = [], 0
+    starts: list[int] = []
+    at = 0
     for span in spans:
         wanted = array("I", span).tobytes()
         at = content.find(wanted, at)

@@ -8,8 +8,9 @@ name that resolves to another one a moment later changes nothing. Redirects are 
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -25,15 +26,38 @@ _PORTS = {"http": 80, "https": 443}
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Beside what `is_global` excludes: addresses that carry an IPv4 address, by which a gateway could
-# reach what is excluded, and metadata services of clouds that have public addresses.
+# Beside what `is_global` excludes in each version of Python: addresses that carry an IPv4 address,
+# by which a gateway could reach what is excluded, metadata services of clouds that have public
+# addresses, and ranges that are not in use any more.
 _REFUSED: Final[tuple[Network, ...]] = tuple(
-    map(ipaddress.ip_network, ("64:ff9b::/96", "2002::/16", "2001::/32", "168.63.129.16/32"))
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16/32",
+            "192.0.0.0/24",
+            "192.88.99.0/24",
+            "::/96",
+            "64:ff9b::/96",
+            "2001::/23",
+            "2002::/16",
+            "fec0::/10",
+        ),
+    )
 )
 
 
 class FetchError(Exception):
     """URL that is not fetched; the message gives the reason, after the field that has it."""
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host and port."""
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Returns the addresses of a host by the system's resolver. Raises `OSError`."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(info[4][0]) for info in found]
 
 
 class AllowedHosts:
@@ -82,8 +106,10 @@ class ImageFetcher:
         max_bytes: int,
         timeout: float,
         certificates: str | None = None,
+        resolve: Resolve = resolve,
     ) -> None:
         self._hosts = hosts
+        self._resolve = resolve
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._tls = ssl.create_default_context(cafile=certificates)
@@ -111,7 +137,7 @@ class ImageFetcher:
         """Returns the body of the answer, or the URL to which it redirects."""
         # A pool of its own: no connection is kept for a request of another host or tenant.
         pool = httpcore2.AsyncConnectionPool(
-            ssl_context=self._tls, network_backend=_CheckedBackend(self._hosts)
+            ssl_context=self._tls, network_backend=_CheckedBackend(self._hosts, self._resolve)
         )
         headers = [("host", url.netloc), ("accept", "image/*"), ("user-agent", "baton")]
         async with pool, pool.stream("GET", url.geturl(), headers=headers) as response:
@@ -136,8 +162,9 @@ class ImageFetcher:
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):
     """Connects to hosts at addresses that may be reached."""
 
-    def __init__(self, hosts: AllowedHosts) -> None:
+    def __init__(self, hosts: AllowedHosts, resolve: Resolve) -> None:
         self._hosts = hosts
+        self._resolve = resolve
         self._inner = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -171,8 +198,7 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> Sequence[Address]:
         """Returns the addresses of a host, all of which may be reached. Raises `FetchError`."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)
-        addresses = [ipaddress.ip_address(info[4][0]) for info in found]
+        addresses = list(map(ipaddress.ip_address, await self._resolve(host, port)))
         for address in addresses:
             if not self._hosts.may_reach(address):
                 # The address is not told: it is knowledge of this network.

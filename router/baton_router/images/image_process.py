@@ -45,6 +45,8 @@ class ImageProcess:
         from transformers import AutoConfig, AutoProcessor
 
         self._max_pixels = start.max_pixels
+        # Pillow refuses twice as many, of later frames, too, before they are counted here.
+        Image.MAX_IMAGE_PIXELS = start.max_pixels
         self._processor = AutoProcessor.from_pretrained(
             start.path, trust_remote_code=False, local_files_only=True, backend="pil"
         )
@@ -65,6 +67,8 @@ class ImageProcess:
             image = self._decode(job.file)
         except UnidentifiedImageError:
             return Refused(f"is no image that can be read; expected {_NAMED_FORMATS}")
+        except Image.DecompressionBombError:
+            return Refused(f"has more pixels than the {self._max_pixels} that are taken")
         except _RefusedImageError as error:
             return Refused(str(error))
         except MemoryError:

@@ -1,0 +1,234 @@
+"""Processes that decode images: hostile files, crashes, hangs and memory."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from baton.errors import OverloadedError, UnsupportedModelError
+from baton_router.images.image_limits import ImageLimits
+from baton_router.images.image_pool import ImagePool, RefusedImageError
+from tests.support.engine.images import image, save_llava
+from tests.support.router.hostile_images import damaged, gif_frames, png, png_bomb, text_bomb
+from tests.support.router.images import encoded
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+NUM_FUZZED = 300
+NUM_FUZZED_NIGHTLY = 10_000
+GOOD = encoded(image(1))
+# What a process of LLaVA needs without an image, and the largest image beside it.
+MEMORY_BYTES = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("llava")
+    save_llava("llava_clip", folder)
+    return str(folder)
+
+
+@asynccontextmanager
+async def pool_of(
+    checkpoint: str, num_processes: int = 1, **limits: float
+) -> AsyncIterator[ImagePool]:
+    pool = ImagePool(checkpoint, ImageLimits(**limits), num_processes)  # type: ignore[arg-type]
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(checkpoint) -> AsyncIterator[ImagePool]:
+    async with pool_of(checkpoint, memory_bytes=MEMORY_BYTES) as made:
+        yield made
+
+
+def pid_of(pool: ImagePool) -> int:
+    (process,) = pool._idle
+    return process.pid
+
+
+async def refusal(pool: ImagePool, file: bytes) -> str:
+    with pytest.raises(RefusedImageError) as caught:
+        await pool.process(file)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
+async def test_pool_decodes_format(pool, form):
+    done = await pool.process(encoded(image(2), form))
+    assert done.tensors["pixel_values"].shape == (1, 3, 24, 24)
+
+
+@pytest.mark.parametrize("form", ["TIFF", "BMP", "ICO", "PPM", "TGA", "PDF", "JPEG2000"])
+async def test_pool_refuses_other_formats(pool, form):
+    assert "expected PNG, JPEG, WebP or GIF" in await refusal(pool, encoded(image(2), form))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+async def test_pool_decodes_mode(pool, mode):
+    picture = image(3).convert(mode if mode != "I;16" else "L")
+    if mode == "I;16":
+        picture = picture.convert("I").convert("I;16")
+    done = await pool.process(encoded(picture, "JPEG" if mode == "CMYK" else "PNG"))
+    assert done.tensors["pixel_values"].shape == (1, 3, 24, 24)
+
+
+HOSTILE = {
+    "a bomb": (png_bomb(60_000), "has more pixels than the 67108864"),
+    "a smaller bomb": (png_bomb(10_000), "has 10000 x 10000 pixels; at most 67108864"),
+    "a header alone": (png(2**31 - 1, 2**31 - 1, b""), "has more pixels than the"),
+    "few rows": (png(4000, 4000, bytes(100)), "is damaged"),
+    "a text bomb": (text_bomb(50 * 2**20), "is damaged"),
+    "a truncated file": (GOOD[: len(GOOD) // 2], "is damaged"),
+    "a truncated JPEG": (encoded(image(1), "JPEG")[:300], "is damaged"),
+    "a header of JPEG": (b"\xff\xd8\xff\xe0", "is no image that can be read"),
+    "no image": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no image that can be read"),
+    "no width": (png(0, 10, b""), "is"),
+    "a line": (png(6_000_000, 1, bytes(1 + 750_000), depth=1, color=0), "takes more memory"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_pool_refuses_hostile_image(pool, name):
+    file, part = HOSTILE[name]
+    pid = pid_of(pool)
+    assert part in await refusal(pool, file)
+    assert (await pool.process(GOOD)).replacement
+    assert pid_of(pool) == pid
+
+
+async def test_pool_takes_first_frame(pool):
+    first = encoded(Image.new("L", (16, 16), 0), "GIF")
+    assert await pool.process(gif_frames(300)) == await pool.process(first)
+
+
+async def test_image_beyond_memory_is_refused(checkpoint):
+    file = encoded(Image.new("RGB", (8000, 8000)))
+    async with pool_of(checkpoint, memory_bytes=640 << 20) as pool:
+        assert "takes more memory" in await refusal(pool, file)
+        assert (await pool.process(GOOD)).replacement
+
+
+async def test_hang_ends_after_timeout(checkpoint):
+    async with pool_of(checkpoint, timeout=2.0) as pool:
+        await pool.process(GOOD)
+        pid = pid_of(pool)
+        os.kill(pid, signal.SIGSTOP)
+        assert "was not decoded within 2 s" in await refusal(pool, GOOD)
+        assert not psutil.pid_exists(pid)
+        pool._limits = ImageLimits()
+        assert (await pool.process(GOOD)).replacement
+
+
+async def test_killed_process_costs_one_image(checkpoint):
+    async with pool_of(checkpoint) as pool:
+        pid = pid_of(pool)
+        os.kill(pid, signal.SIGSTOP)
+        hit = asyncio.create_task(pool.process(GOOD))
+        waiting = asyncio.create_task(pool.process(GOOD))
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RefusedImageError, match="crashed its decoder"):
+            await hit
+        assert (await waiting).replacement
+        os.kill(pid_of(pool), signal.SIGKILL)  # without an image
+        await asyncio.sleep(0.1)
+        assert (await pool.process(GOOD)).replacement
+
+
+async def test_client_that_leaves_costs_no_process(pool):
+    pid = pid_of(pool)
+    leaving = asyncio.create_task(pool.process(GOOD))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await pool.process(GOOD)).replacement
+    assert pid_of(pool) == pid
+
+
+async def test_pool_rejects_images_beyond_its_queue(checkpoint):
+    async with pool_of(checkpoint) as pool:
+        pid = pid_of(pool)
+        os.kill(pid, signal.SIGSTOP)
+        jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(65)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="expected at most 65"):
+            await pool.process(GOOD)
+        os.kill(pid, signal.SIGCONT)
+        assert all(done.replacement for done in await asyncio.gather(*jobs))
+
+
+async def test_process_ends_with_its_parent(checkpoint):
+    async with pool_of(checkpoint) as pool:
+        process = psutil.Process(pid_of(pool))
+        environment = process.environ()
+    assert not process.is_running()
+    assert not {name for name in environment if name.startswith("BATON_")}
+
+
+async def test_pool_names_checkpoint_without_processor(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llava"}')
+    pool = ImagePool(str(tmp_path), ImageLimits(), 1)
+    with pytest.raises(UnsupportedModelError, match="cannot be loaded"):
+        await pool.start()
+    await pool.close()
+
+
+SCRIPT = """
+import io, sys
+from pathlib import Path
+from baton_router.images.image_process import ImageProcess
+from baton_router.images.image_messages import Job, Start
+process = ImageProcess(Start(sys.argv[1], 2**26, 2**31))
+print(process(Job(Path(sys.argv[2]).read_bytes())).replacement)
+print(sorted(m for m in sys.modules if m.startswith("torch") and sys.modules[m] is not None))
+"""
+
+
+async def test_process_imports_no_torch(checkpoint, tmp_path):
+    file = tmp_path / "image.png"
+    file.write_bytes(GOOD)
+    command = [sys.executable, "-c", SCRIPT, checkpoint, str(file)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["<image>" * 16, "[]"], done.stderr
+
+
+def peak_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no peak")
+
+
+async def fuzz(pool: ImagePool, num: int) -> None:
+    """Decodes damaged files: none crashes or hangs the process, and its memory is bounded."""
+    pid, num_refused = pid_of(pool), 0
+    for file in damaged(num):
+        try:
+            await pool.process(file)
+        except RefusedImageError:
+            num_refused += 1
+        assert pid_of(pool) == pid, file.hex()  # it was not replaced after a crash or a timeout
+    assert num / 4 < num_refused < num
+    assert peak_bytes(pid) < MEMORY_BYTES
+
+
+async def test_damaged_images_harm_nothing(pool):
+    await fuzz(pool, NUM_FUZZED)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+async def test_many_damaged_images_harm_nothing(pool):
+    await fuzz(pool, NUM_FUZZED_NIGHTLY)
