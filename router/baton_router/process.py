@@ -16,15 +16,15 @@ from baton.cluster.address import with_password
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
-from baton.errors import FailedPreconditionError
-from baton.models import DESCRIPTION, checkpoint_folder
+from baton.errors import FailedPreconditionError, UnsupportedModelError
+from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.allocator import return_large_blocks
 from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
 from baton.serving.large_messages import LargeMessages
 from baton.serving.large_requests import LargeRequests
-from baton.serving.optional_dependencies import check_extra, has_extra
+from baton.serving.optional_dependencies import check_extra
 from baton.serving.process import main, settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
@@ -147,10 +147,9 @@ async def serve(settings: RouterSettings) -> None:
         shared = _Shared(
             settings, redis, tenants, limits, images, quotas, requests, rules, recorder
         )
-        readers = [await _image_reader(card, settings, stack) for card in cards]
         served = [
-            _served(card, fleets.of[card.name], shared, reader)
-            for card, reader in zip(cards, readers, strict=True)
+            _served(card, fleets.of[card.name], shared, *await _image_reader(card, settings, stack))
+            for card in cards
         ]
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
@@ -198,26 +197,33 @@ class _Shared:
 
 async def _image_reader(
     card: ModelCard, settings: RouterSettings, stack: AsyncExitStack
-) -> "ImageReader | None":
-    """Returns the reader of images for a model; None: requests with images are refused. Closing the
-    stack ends its processes."""
+) -> tuple["ImageReader | None", str]:
+    """Returns the reader of images for a model, or None and the reason why requests with images are
+    refused; empty: the model takes none. Closing the stack ends its processes."""
     if not card.takes_images:
-        return None
-    if not has_extra("vision"):
-        logger.warning(
-            "requests with images are refused: they need pip install 'baton-serve[vision]'"
-        )
-        return None
-    from baton_router.images.image_reader import start_reader
+        return None, ""
+    try:
+        check_extra("vision", f"images for model {card.name!r}")
+        from baton.models.images import VISION_TOWERS
+        from baton_router.images.image_reader import start_reader
 
-    folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
-    return await start_reader(
-        str(folder), settings.image_limits(), settings.image_processes, settings.image_hosts, stack
-    )
+        folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
+        if read_json(folder / "config.json").get("model_type") not in VISION_TOWERS:
+            return None, ""
+        limits, num_processes = settings.image_limits(), settings.image_processes
+        hosts = settings.image_hosts
+        return await start_reader(str(folder), limits, num_processes, hosts, stack), ""
+    except (FailedPreconditionError, UnsupportedModelError) as error:
+        logger.warning("requests with images are refused: %s", error)
+        return None, str(error)
 
 
 def _served(
-    card: ModelCard, fleet: Fleet, shared: _Shared, images: "ImageReader | None"
+    card: ModelCard,
+    fleet: Fleet,
+    shared: _Shared,
+    images: "ImageReader | None",
+    why_no_images: str,
 ) -> ServedModel:
     """Returns a model with all that belongs to it alone."""
     settings = shared.settings
@@ -230,6 +236,7 @@ def _served(
         max_input_tokens=settings.max_input_tokens,
         allow_special_tokens=settings.allow_special_tokens_in_chat,
         images=images,
+        why_no_images=why_no_images,
     )
     is_pooled = card.pooling is not None
     placer = Placer(fleet, shared.rules, shared.recorder, prefill_alone=is_pooled)

@@ -1,6 +1,7 @@
 """A router process of a vision model: images over gRPC and its processes' lives."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,17 @@ def test_router_takes_large_image_over_grpc(router):
     noise = encoded(image(1).resize((1400, 1400)), "PNG", compress_level=0)
     assert len(noise) > 5 * 2**20
     assert tokens_of(router, noise).count(PLACEHOLDER_ID) == TOKENS_PER_IMAGE
+
+
+def test_router_without_processor_serves_text(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "llava")
+    (tmp_path / "llava" / "processor_config.json").unlink()
+    with lone_router(model=str(tmp_path / "llava")) as router:
+        assert tokens_of(router, text="w5 w6") == [5, 6]
+        with pytest.raises(grpc.RpcError) as caught:
+            tokens_of(router, GOOD)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "cannot be loaded" in caught.value.details()
 
 
 def test_image_process_ends_with_its_router(checkpoint):

@@ -27,10 +27,3 @@ class GivenImage:
 
     source: bytes | str
     field: str
-
-
-def why_no_images(name: str) -> NoImagesError:
-    """Returns the error of a request with images to a model that takes none."""
-    return NoImagesError(
-        f"model {name!r} takes no images; expected a vision-language model, such as LLaVA"
-    )

@@ -21,7 +21,6 @@ from baton.sampling import (
     check_token_ids,
     check_vocabulary,
 )
-from baton.serving.optional_dependencies import check_extra
 from baton.serving.tenant import Tenant
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
@@ -33,7 +32,7 @@ from baton_router.images.expansion import (
     expand_text,
     placeholders,
 )
-from baton_router.images.image_source import GivenImage, ImageError, why_no_images
+from baton_router.images.image_source import GivenImage, ImageError, NoImagesError
 from baton_router.intake.chat import ChatTokenizer, RenderedChat
 from baton_router.intake.model_card import ModelCard
 from baton_router.intake.parsing import (
@@ -93,13 +92,15 @@ class Intake:
         max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
         allow_special_tokens: bool = False,
         images: "ImageReader | None" = None,
+        why_no_images: str = "",
     ) -> None:
         """Limits texts to `max_prompt_bytes`, conversations to `max_messages`, requests to
         `max_tools`, and calls for pooled outputs to `max_inputs` of `max_input_tokens` together.
         `allow_special_tokens`: see `ChatTokenizer`. `images`: reader of images; None: requests with
-        images are refused."""
+        images are refused, for the reason `why_no_images`; empty: the model takes none."""
         self._card = card
         self._images = images
+        self._why_no_images = why_no_images
         self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
         self._max_prompt_bytes = max_prompt_bytes
         self._max_messages = min(max_messages, card.max_model_len)
@@ -324,12 +325,14 @@ class Intake:
         return read
 
     def _reader(self) -> "ImageReader":
-        """Returns the reader of images. Raises `FailedPreconditionError` if there is none."""
-        if self._images is not None:
-            return self._images
-        if self._card.takes_images:
-            check_extra("vision", f"images for model {self._card.name!r}")
-        raise why_no_images(self._card.name)
+        """Returns the reader of images. Raises `NoImagesError` if there is none."""
+        if self._images is None:
+            raise NoImagesError(
+                self._why_no_images
+                or f"model {self._card.name!r} takes no images; expected a vision-language model, "
+                "such as LLaVA"
+            )
+        return self._images
 
     async def _check_inputs(self, message: pb.GenerateRequest, ids: list[int]) -> PromptTokens:
         """Returns the prompt of a client that has preprocessed its images."""

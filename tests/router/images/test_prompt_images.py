@@ -220,3 +220,6 @@ async def test_model_without_images_refuses_them():
     for fields in ({"text": "abc", "images": files(1)}, {"chat": chat("abc", *files(1))}):
         with pytest.raises(FailedPreconditionError, match="takes no images"):
             await read(intake, **fields)
+    intake = Intake(read_model_card(locate("tiny")), 1000, why_no_images="pip install more")
+    with pytest.raises(FailedPreconditionError, match="pip install more"):
+        await read(intake, text="abc", images=files(1))
