@@ -13,6 +13,7 @@ from rich.style import Style
 from baton.client.client import (
     Client,
     FinishReason,
+    Image,
     Message,
     OutputParsing,
     Part,
@@ -47,6 +48,14 @@ def read_tools(path: Path) -> list[Tool]:
             f"cannot be read from {path}: {error!r}; expected a JSON list of tools as OpenAI's API "
             'has them, such as [{"type": "function", "function": {"name": "time"}}]',
         ) from None
+
+
+def read_image(path: Path) -> Image:
+    """Reads an image. Raises `InvalidArgumentError`."""
+    try:
+        return Image(path.read_bytes())
+    except OSError as error:
+        raise InvalidArgumentError("--image", f"cannot be read from {path}: {error}") from None
 
 
 class Answer:
@@ -123,11 +132,13 @@ class Conversation:
         system: str,
         priority: int = 0,
         tools: Sequence[Tool] = (),
+        images: Sequence[Image] = (),
     ) -> None:
         self._client = client
         self._params = params
         self._priority = priority
         self._tools = tools
+        self._images = images
         # A grammar that is no JSON schema binds the output from its beginning on.
         grammar = params.grammar
         self._splits = grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA
@@ -135,12 +146,16 @@ class Conversation:
         self.pending: list[ToolCall] = []
 
     def say(self, content: str) -> None:
-        """Adds a turn of the user, or the result of the first pending call, and streams the answer
-        to stdout once no call is pending.
+        """Adds a turn of the user, the first one with the images, or the result of the first
+        pending call, and streams the answer to stdout once no call is pending.
 
         Ctrl-C cuts the answer short; the conversation continues from there.
         """
-        turn, pending = Message("user", content), self.pending
+        has_turns = any(message.role == "user" for message in self.messages)
+        given: str | Sequence[str | Image] = content
+        if self._images and not has_turns:
+            given = [*self._images, content]
+        turn, pending = Message("user", given), self.pending
         if pending:
             call, *pending = pending
             turn = Message("tool", content, tool_call_id=call.id, name=call.name)
@@ -171,7 +186,12 @@ class Conversation:
 
 
 def run(
-    client: Client, params: SamplingParams, system: str, priority: int, tools: Sequence[Tool]
+    client: Client,
+    params: SamplingParams,
+    system: str,
+    priority: int,
+    tools: Sequence[Tool],
+    images: Sequence[Image] = (),
 ) -> None:
     """Reads turns from stdin until it ends.
 
@@ -180,7 +200,7 @@ def run(
     model = client.get_model()
     if not model.has_chat_template:
         raise FailedPreconditionError(f"{model.name} has no chat template; use `baton generate`")
-    conversation = Conversation(client, params, system, priority, tools)
+    conversation = Conversation(client, params, system, priority, tools, images)
     if sys.stdin.isatty():
         _talk(conversation, model.name)
     else:

@@ -34,6 +34,7 @@ from baton.client.types import (
     Explanation,
     Finished,
     FinishReason,
+    Image,
     Info,
     Inputs,
     Load,
@@ -83,6 +84,7 @@ __all__ = [
     "Generation",
     "Grammar",
     "GrammarKind",
+    "Image",
     "Info",
     "Inputs",
     "Load",
@@ -157,6 +159,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
         timeout: float | None = None,
         metadata: Metadata = (),
         parsing: OutputParsing | None = None,
+        images: Sequence[Image] = (),
     ) -> _AnyGeneration:
         """Starts a generation. Errors of the server are raised when its chunks are read.
 
@@ -169,6 +172,8 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
             metadata: sent with each of its calls, such as `traceparent`, which makes the request
                 part of a trace of the caller's.
             parsing: tools of the model, and parsing of its output; None: the output is text alone.
+            images: of a prompt that is text or token ids, which has the model's placeholder for
+                each. Those of a conversation are in its messages.
         """
 
         def open_attempt(attempt: CallAttempt) -> Any:
@@ -178,7 +183,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
                 call = self._connections[attempt.router].inference.Generate
                 return call(attempt.request, **self._options(attempt.timeout, metadata))
 
-        request = generate_request(prompt, params, model, request_id, priority, parsing)
+        request = generate_request(prompt, params, model, request_id, priority, parsing, images)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, wait_for_ready=self._wait_for_ready)
         return self._generation_type(

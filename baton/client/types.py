@@ -16,11 +16,23 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """Image of a prompt.
+
+    Attributes:
+        source: encoded file (PNG, JPEG, WebP or GIF), or a URL.
+    """
+
+    source: bytes | str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """Message of a conversation.
 
     Attributes:
         role: one that the model's chat template knows.
+        content: text, or texts and images in order.
         tool_calls: made by the model in this message.
         tool_call_id: of the call whose result this message is.
         name: of the author, or of the tool whose result this is.
@@ -28,7 +40,7 @@ class Message:
     """
 
     role: str
-    content: str
+    content: str | Sequence[str | Image]
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""

@@ -17,6 +17,7 @@ from baton.client.types import (
     Explanation,
     Finished,
     FinishReason,
+    Image,
     Info,
     Inputs,
     Load,
@@ -73,6 +74,7 @@ def generate_request(
     request_id: str,
     priority: int,
     parsing: OutputParsing | None = None,
+    images: Sequence[Image] = (),
 ) -> pb.GenerateRequest:
     if not hasattr(priority, "__index__") or not -(2**31) <= priority < 2**31:
         raise InvalidArgumentError("priority", f"is {priority!r}; must be in [-2^31, 2^31)")
@@ -83,6 +85,7 @@ def generate_request(
         sampling=sampling,
         priority=priority,
         parsing=None if parsing is None else _parsing_to_message(parsing),
+        images=map(_image_to_message, images),
     )
     _set_input(request, prompt)
     return request
@@ -204,9 +207,11 @@ def _chat(messages: Chat) -> pb.Chat:
 def _chat_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMessage:
     field = f"chat.messages[{index}]"
     if isinstance(message, Message):
+        is_text = isinstance(message.content, str)
         return pb.ChatMessage(
             role=message.role,
-            content=message.content,
+            content=message.content if isinstance(message.content, str) else "",
+            parts=() if is_text else map(_part_to_message, message.content),
             tool_calls=map(_tool_call_to_message, message.tool_calls),
             tool_call_id=message.tool_call_id,
             name=message.name,
@@ -217,6 +222,18 @@ def _chat_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMe
     if not all(isinstance(value, str) for value in message.values()):
         raise InvalidArgumentError(field, "role and content must be text")
     return pb.ChatMessage(role=message["role"], content=message["content"])
+
+
+def _part_to_message(part: str | Image) -> pb.ContentPart:
+    if isinstance(part, str):
+        return pb.ContentPart(text=part)
+    return pb.ContentPart(image=_image_to_message(part))
+
+
+def _image_to_message(image: Image) -> pb.Image:
+    if isinstance(image.source, str):
+        return pb.Image(url=image.source)
+    return pb.Image(data=image.source)
 
 
 def _tool_call_to_message(call: ToolCall) -> pb.ToolCall:

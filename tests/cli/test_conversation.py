@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from baton.cli.chat import Conversation, read_tools
+from baton.cli.chat import Conversation, read_image, read_tools
 from baton.client.client import (
     Chunk,
     Finished,
     FinishReason,
+    Image,
     Message,
     OutputParsing,
     Part,
@@ -82,6 +83,20 @@ def test_conversation_sends_all_earlier_messages(capsys: pytest.CaptureFixture[s
         Message("assistant", "hello"),
         Message("user", "two"),
     ]
+
+
+def test_conversation_sends_images_with_first_turn(tmp_path: Path) -> None:
+    file = tmp_path / "circles.png"
+    file.write_bytes(b"a file")
+    client = FakeClient("two")
+    talk = conversation(client, system="Be kind.", images=[read_image(file)])
+    talk.say("How many?")
+    talk.say("Sure?")
+    first = Message("user", [Image(b"a file"), "How many?"])
+    assert client.asked[0][1:] == [first]
+    assert client.asked[1][1:] == [first, Message("assistant", "two"), Message("user", "Sure?")]
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        read_image(tmp_path / "missing.png")
 
 
 def test_conversation_keeps_the_part_of_an_interrupted_answer() -> None:

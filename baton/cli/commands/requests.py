@@ -77,6 +77,13 @@ def chat(
             metavar="FILE",
         ),
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Image file (PNG, JPEG, WebP or GIF) of the first turn; may be repeated.",
+            metavar="FILE",
+        ),
+    ] = None,
     timeout: Timeout = 120.0,
 ) -> None:
     """Talk with the model; each line is a turn.
@@ -87,12 +94,14 @@ def chat(
     Examples:
       baton chat --system "You write Python."
       baton chat --tools tools.json
+      echo "How many circles are there?" | baton chat --image circles.png
       echo 'Write a function `get` that returns the value of the key.' | baton chat --temperature 0
     """
     from baton.cli import chat as impl
     from baton.cli.session import session
 
     given = [] if tools is None else impl.read_tools(tools)
+    images = list(map(impl.read_image, image or ()))
     params = sampling.params()
     with session(address, timeout, token, tls.tls()) as client:
-        impl.run(client, params, system, sampling.priority, given)
+        impl.run(client, params, system, sampling.priority, given, images)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -50,7 +49,6 @@ class ImagePool:
 
     Args:
         path: folder of the checkpoint.
-        on_restart: called when a process is replaced after a crash or a timeout.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class ImagePool:
         path: str,
         limits: ImageLimits,
         num_processes: int,
-        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self._start = Start(path, limits.max_pixels, limits.memory_bytes)
         self._limits = limits
@@ -66,7 +63,6 @@ class ImagePool:
         self._max_pending = num_processes * (1 + _MAX_WAITING)
         self._idle: list[_Process] = []
         self._jobs: set[asyncio.Task[Done]] = set()
-        self._on_restart = on_restart
 
     async def start(self) -> Ready:
         """Starts the first process, and returns the facts of the checkpoint's processor. Raises
@@ -138,7 +134,6 @@ class ImagePool:
     async def _replace(self, process: "_Process") -> None:
         await process.kill()
         logger.warning("a process that decodes images was ended, exit code %s", process.exit_code)
-        self._on_restart()
 
 
 class _LostError(Exception):
