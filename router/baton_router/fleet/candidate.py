@@ -42,9 +42,9 @@ class Candidate(NamedTuple):
     num_held_tokens: int = 0
     max_held_tokens: int | None = None
     last_turn: int = 0
-    source: str = ""
-    num_source_tokens: int = 0
-    num_source_recent_tokens: float = 0.0
     excluded: str = ""
     rates: Rates | None = None
     version: str = ""
+    source: str = ""
+    num_source_tokens: int = 0
+    num_source_recent_tokens: float = 0.0

@@ -33,14 +33,23 @@ class Rates:
 
     def prefill_seconds(self, num_uncached: int, num_cached: int) -> float:
         """Returns the seconds to compute `num_uncached` tokens after `num_cached`, once begun."""
-        linear = num_uncached * self.prefill_seconds_per_token
-        quadratic = self._attention_seconds(num_uncached, num_cached)
-        return self.num_steps(num_uncached) * self.prefill_seconds_per_step + linear + quadratic
+        return self.prefill_and_added_seconds(num_uncached, num_cached)[0]
 
     def added_seconds(self, num_uncached: int, num_cached: int) -> float:
         """Returns the seconds by which such a prompt delays other requests: the part that depends
         on its tokens. A step that runs anyway delays no request."""
-        return self.queue_seconds(num_uncached) + self._attention_seconds(num_uncached, num_cached)
+        return self.prefill_and_added_seconds(num_uncached, num_cached)[1]
+
+    def prefill_and_added_seconds(self, num_uncached: int, num_cached: int) -> tuple[float, float]:
+        """Returns both, as placements need them of every worker."""
+        size, step = self.max_step_tokens, self.prefill_seconds_per_step
+        linear = num_uncached * self.prefill_seconds_per_token
+        num_pairs = num_uncached * (num_cached + num_uncached / 2)
+        quadratic = num_pairs * self.attention_seconds_per_pair
+        if not size:  # one step is assumed, and none of other prompts
+            return (step if num_uncached else 0.0) + linear + quadratic, linear + quadratic
+        prefill = -(-num_uncached // size) * step + linear + quadratic
+        return prefill, num_uncached / size * step + linear + quadratic
 
     def queue_seconds(self, num_queued: int) -> float:
         """Returns the seconds to compute `num_queued` tokens of other prompts in full steps."""
@@ -51,16 +60,6 @@ class Rates:
         """Returns the seconds of a decode step of `num_sequences`, one token for each."""
         each = self.interference_seconds_per_sequence / STEPS_SLOWED
         return self.prefill_seconds_per_step + num_sequences * each
-
-    def num_steps(self, num_tokens: int) -> int:
-        """Returns the number of steps of a prompt with `num_tokens` to compute, run alone."""
-        if not self.max_step_tokens:
-            return min(1, num_tokens)
-        return -(-num_tokens // self.max_step_tokens)
-
-    def _attention_seconds(self, num_uncached: int, num_cached: int) -> float:
-        num_pairs = num_uncached * (num_cached + num_uncached / 2)
-        return num_pairs * self.attention_seconds_per_pair
 
 
 PRIOR = Rates()

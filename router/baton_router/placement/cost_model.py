@@ -70,22 +70,30 @@ class CostModel(Rates):
     def terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
         """Returns the cost of a candidate for a prompt of `num_tokens`, in seconds by term."""
         rates = candidate.rates or self
-        num_cached = min(candidate.num_cached_tokens, num_tokens)
+        num_cached = candidate.num_cached_tokens
+        if num_cached > num_tokens:
+            num_cached = num_tokens
         if candidate.role == "decode":
             return self._decode_terms(rates, candidate, num_tokens - num_cached)
         recent = candidate.num_recent_tokens
-        terms = {"uncached": rates.prefill_seconds(num_tokens - num_cached, num_cached)}
-        num_found = min(candidate.num_source_tokens, num_tokens)
-        if num_found > num_cached:
-            uncached = rates.prefill_seconds(num_tokens - num_found, num_found)
-            fetch = self._fetch_seconds(rates, num_found - num_cached)
-            if fetch < terms["uncached"] - uncached:
-                copy = self._copy_seconds(rates, num_found - num_cached)
-                terms = {"uncached": uncached, FETCH: fetch, "copy": copy}
-                num_cached = num_found
-                recent = max(recent, candidate.num_source_recent_tokens)
+        uncached, added = rates.prefill_and_added_seconds(num_tokens - num_cached, num_cached)
+        terms = {"uncached": uncached}
+        if candidate.num_source_tokens > num_cached < num_tokens:
+            num_found = candidate.num_source_tokens
+            if num_found > num_tokens:
+                num_found = num_tokens
+            rest, rest_added = rates.prefill_and_added_seconds(num_tokens - num_found, num_found)
+            num_fetched = num_found - num_cached
+            moving = num_fetched * rates.transfer_seconds_per_token
+            fetch = self.fetch_seconds + 2 * rates.prefill_seconds_per_step + moving
+            if fetch < uncached - rest:
+                copy = num_fetched * rates.prefill_seconds_per_token * self.copying
+                terms = {"uncached": rest, FETCH: fetch, "copy": copy}
+                added = rest_added
+                if candidate.num_source_recent_tokens > recent:
+                    recent = candidate.num_source_recent_tokens
         terms["queue"] = rates.queue_seconds(candidate.num_queued_tokens)
-        terms["crowding"] = self._crowding_seconds(rates, num_tokens, num_cached)
+        terms["crowding"] = added / rates.slowness * self.crowding
         terms["recent"] = recent * rates.prefill_seconds_per_token * self.recency
         return terms
 
@@ -98,33 +106,23 @@ class CostModel(Rates):
         win the more sequences it runs. `prefill_rates`: of prefill workers that could compute it.
         """
         rates = candidate.rates or self
-        num_cached = min(candidate.num_cached_tokens, num_tokens)
-        uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
-        added = rates.added_seconds(num_tokens - num_cached, num_cached)
-        displaced = self._num_displaced(candidate, num_tokens - num_cached)
+        num_cached = candidate.num_cached_tokens
+        if num_cached > num_tokens:
+            num_cached = num_tokens
+        num_missing = num_tokens - num_cached
+        uncached, added = rates.prefill_and_added_seconds(num_missing, num_cached)
+        delays = [
+            each.added_seconds(num_missing, num_cached) / each.slowness for each in prefill_rates
+        ]
+        displaced = self._num_displaced(candidate, num_missing)
         return {
             "uncached": uncached,
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
-            "crowding": min(
-                self._crowding_seconds(each, num_tokens, num_cached)
-                for each in prefill_rates or (rates,)
-            ),
+            "crowding": (min(delays) if delays else added / rates.slowness) * self.crowding,
             "interruption": added * (1 + candidate.num_sequences),
             "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
             "memory": displaced * rates.prefill_seconds_per_token,
         }
-
-    def _crowding_seconds(self, rates: Rates, num_tokens: int, num_cached: int) -> float:
-        added = rates.added_seconds(num_tokens - num_cached, num_cached)
-        return added / rates.slowness * self.crowding
-
-    def _fetch_seconds(self, rates: Rates, num_fetched: int) -> float:
-        """Returns the seconds to fetch tokens that a source has and the candidate lacks."""
-        moving = num_fetched * rates.transfer_seconds_per_token
-        return self.fetch_seconds + 2 * rates.prefill_seconds_per_step + moving
-
-    def _copy_seconds(self, rates: Rates, num_fetched: int) -> float:
-        return num_fetched * rates.prefill_seconds_per_token * self.copying
 
     def _decode_terms(
         self, rates: Rates, candidate: Candidate, num_missing: int

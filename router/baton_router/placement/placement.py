@@ -99,8 +99,7 @@ def place(
         prefill_alone: a prefill worker is all that the request needs.
     """
     seed = xxh64_intdigest(request_id.encode())
-    scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
-    scored.sort()
+    scored = sorted(_scores(candidates, num_tokens, policy, seed))
     if prefill_alone:
         return _prefill_alone(scored, broken)
     pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
@@ -135,11 +134,12 @@ def place_again(
     """Returns the cheapest other decode worker of its pairing to replace `decode`, or None."""
     seed = xxh64_intdigest(request_id.encode())
     pairings = {c.pairing for c in candidates if c.worker == decode}
-    scored = [
-        _score(c, num_tokens, policy, seed)
+    others = [
+        c
         for c in candidates
         if c.role == "decode" and c.worker != decode and not c.excluded and c.pairing in pairings
     ]
+    scored = _scores(others, num_tokens, policy, seed)
     return min(scored).candidate.worker if scored else None
 
 
@@ -174,10 +174,15 @@ def why_none(
     return "no prefill and decode worker serve the same model with the same KV layout"
 
 
-def _score(candidate: Candidate, num_tokens: int, policy: Policy, seed: int) -> Scored:
-    terms = policy(candidate, num_tokens)
-    rank = xxh64_intdigest(candidate.worker.encode(), seed)
-    return Scored(candidate.excluded != "", sum(terms.values()), rank, candidate, terms)
+def _scores(
+    candidates: Iterable[Candidate], num_tokens: int, policy: Policy, seed: int
+) -> list[Scored]:
+    scores = []
+    for candidate in candidates:
+        terms = policy(candidate, num_tokens)
+        rank = xxh64_intdigest(candidate.worker.encode(), seed)
+        scores.append(Scored(candidate.excluded != "", sum(terms.values()), rank, candidate, terms))
+    return scores
 
 
 def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple[Scored, ...]:
@@ -185,12 +190,12 @@ def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple
     if alone is None:
         return ()
     singles = []
-    for one in scored:
-        if one.candidate.role == "decode":
-            terms = alone(one.candidate, num_tokens)
-            cost = sum(terms.values())
-            singles.append(Scored(one.is_excluded, cost, one.rank, one.candidate, terms))
-    return tuple(sorted(singles))
+    for is_excluded, _, rank, candidate, _ in scored:
+        if candidate.role == "decode":
+            terms = alone(candidate, num_tokens)
+            singles.append(Scored(is_excluded, sum(terms.values()), rank, candidate, terms))
+    singles.sort()
+    return tuple(singles)
 
 
 def _pair_order(pair: tuple[Scored, Scored]) -> tuple[float, int, int]:

@@ -6,7 +6,6 @@ the router, in a replay and in the simulator; eligibility and tie breaking are t
 """
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Literal, get_args
 
 from baton_router.fleet.candidate import Candidate
@@ -39,7 +38,9 @@ def policy_named(name: PolicyName) -> Policy:
 def alone_policy_named(name: PolicyName, prefill_rates: Collection[Rates] = ()) -> Policy | None:
     """Returns the policy called `name` for decode workers that compute the prompt themselves, while
     prefill workers have `prefill_rates`; None if it has no cost for that."""
-    return partial(_COSTS.alone_terms, prefill_rates=prefill_rates) if name == "baton" else None
+    if name != "baton":
+        return None
+    return lambda candidate, num_tokens: _COSTS.alone_terms(candidate, num_tokens, prefill_rates)
 
 
 def prefix_only(candidate: Candidate, num_tokens: int) -> Terms:

@@ -5,39 +5,36 @@ The placement policy decides if a fetch is cheaper than computing the prefix.
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from baton_router.fleet.candidate import Candidate
+
+_num_cached_tokens = attrgetter("num_cached_tokens")
+_load = attrgetter("num_queued_tokens", "num_sequences", "worker")
 
 
 def with_sources(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Returns the candidates; each prefill worker with the source of its pairing, in either role,
     that has the longest cached prefix, if that is longer than its own."""
     candidates = list(candidates)
-    holders = sorted((c for c in candidates if c.num_cached_tokens and not c.excluded), key=_order)
+    # The longest cached prefix first, then the least load: sorts are stable.
+    holders = sorted((c for c in candidates if c.num_cached_tokens and not c.excluded), key=_load)
+    holders.sort(key=_num_cached_tokens, reverse=True)
     best: dict[bytes, list[Candidate]] = {}
     for holder in holders:
-        best.setdefault(holder.pairing, []).append(holder)
-    return [_with_source(c, best.get(c.pairing, [])[:2]) for c in candidates]
+        of_pairing = best.setdefault(holder.pairing, [])
+        if len(of_pairing) < 2:
+            of_pairing.append(holder)
+    return [
+        _with_source(c, best.get(c.pairing, ())) if c.role == "prefill" else c for c in candidates
+    ]
 
 
-def _with_source(candidate: Candidate, holders: list[Candidate]) -> Candidate:
-    for holder in holders if candidate.role == "prefill" else ():
+def _with_source(candidate: Candidate, holders: Iterable[Candidate]) -> Candidate:
+    for holder in holders:
         if holder.num_cached_tokens <= candidate.num_cached_tokens:
             break
         if holder.worker != candidate.worker:
-            return candidate._replace(
-                source=holder.worker,
-                num_source_tokens=holder.num_cached_tokens,
-                num_source_recent_tokens=holder.num_recent_tokens,
-            )
+            source = holder.worker, holder.num_cached_tokens, holder.num_recent_tokens
+            return Candidate._make(candidate[: -len(source)] + source)
     return candidate
-
-
-def _order(holder: Candidate) -> tuple[int, int, int, str]:
-    """Sorts by the longest cached prefix, then by the least load."""
-    return (
-        -holder.num_cached_tokens,
-        holder.num_queued_tokens,
-        holder.num_sequences,
-        holder.worker,
-    )
