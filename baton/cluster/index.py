@@ -15,7 +15,7 @@ _EVICTED_SHARE = 512  # one eviction pass checks 1 of this many entries
 _MAX_PASSES = 64  # passes until some are evicted: an eighth of all entries
 _SWEPT_SHARE = 64  # a sweep takes about this many operations
 _LEAST_SWEPT = 1024
-_MAX_NAMED = 4096  # bitmaps whose workers are cached
+_MAX_CACHED = 1024  # bitmaps whose workers are cached
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class LocalityIndex:
         self._slots: dict[str, _Slot] = {}
         self._by_position: list[_Slot] = []  # includes slots of dropped workers
         self._live = 0  # bits of known workers; all other bits of an entry are stale
-        self._named: dict[int, tuple[str, ...]] = {}  # cache: the workers of a bitmap
+        self._counts: dict[int, tuple[int, dict[str, int]]] = {}  # cache of `_count`
         self._free: list[int] = []
         self._dropped: list[int] = []  # positions whose stale bits are still in the entries
         self._swept: list[int] = []  # dropped positions that the current sweep clears
@@ -107,14 +107,14 @@ class LocalityIndex:
             last = value
             remaining = holders & (value or 0)
             if remaining != holders:
-                found = dict.fromkeys(self._workers_of(holders ^ remaining), num_blocks)
+                found = self._count(holders ^ remaining, num_blocks)
                 matches = matches | found if matches else found
                 holders = remaining
                 if not holders:
                     break
         else:
             num_blocks = len(hashes)
-            matches.update(dict.fromkeys(self._workers_of(holders), num_blocks))
+            matches.update(self._count(holders, num_blocks))
         if self._is_crowded:
             self._note_seen(hashes[:num_blocks])
         return matches
@@ -124,14 +124,17 @@ class LocalityIndex:
         slot = self._slots.get(worker)
         return slot.num_blocks if slot is not None else 0
 
-    def _workers_of(self, bits: int) -> tuple[str, ...]:
-        """Returns the workers of a bitmap, cached: most prompts begin with widely held prefixes."""
-        workers = self._named.get(bits)
-        if workers is None:
-            if len(self._named) >= _MAX_NAMED:
-                self._named.clear()
-            workers = self._named[bits] = tuple(slot.worker for slot in self._slots_of(bits))
-        return workers
+    def _count(self, bits: int, num_blocks: int) -> dict[str, int]:
+        """Returns a new dict with `num_blocks` for each worker of a bitmap. Copies a cached one,
+        which is several times as fast: most prompts begin with widely held prefixes."""
+        known, counts = self._counts.get(bits, (0, {}))
+        if known != num_blocks:
+            if len(self._counts) >= _MAX_CACHED:
+                self._counts.clear()
+            workers = counts or [slot.worker for slot in self._slots_of(bits)]
+            counts = dict.fromkeys(workers, num_blocks)
+            self._counts[bits] = num_blocks, counts
+        return counts.copy()
 
     def _slots_of(self, bits: int) -> Iterator[_Slot]:
         while bits:
@@ -152,7 +155,7 @@ class LocalityIndex:
         position = self._free.pop() if self._free else len(self._by_position)
         slot = _Slot(worker, epoch, position, 1 << position)
         self._by_position[position : position + 1] = [slot]
-        self._named.clear()
+        self._counts.clear()
         self._slots[worker] = slot
         self._live |= slot.bit
         return slot
