@@ -141,3 +141,13 @@ def test_index_bitmaps_stay_small_when_workers_come_and_go() -> None:
         index.replace("comes and goes", epoch, hashes[:10])
     assert len(index._by_position) < 20
     assert index.match(hashes[:20]) == {"stays": 20, "comes and goes": 10}
+
+
+def test_match_is_the_callers_own_when_the_same_is_cached() -> None:
+    index = LocalityIndex()
+    index.apply("a", 1, KvEvents(stored=tuple(BLOCKS[:2])))
+    index.apply("b", 1, KvEvents(stored=(BLOCKS[0],)))
+    for _ in range(2):
+        match = index.match(BLOCKS[:2])
+        assert match == {"a": 2, "b": 1}
+        match["a"] = match["c"] = 9
