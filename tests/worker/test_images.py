@@ -199,6 +199,26 @@ async def test_prefix_fetch_ends_within_an_image(llava, num_blocks):
         assert result.first_tokens[0].token_id == llava.expected(given)[0][0]
 
 
+async def test_samples_about_images_resume_on_another_worker(llava):
+    """The other decode worker gets the tokens of each sample, and takes the prompt over again."""
+    params = replace(GREEDY, n=2, temperature=0.9, seed=4)
+    prompts = [llava.engine.prompt_with_images(*given) for given in PROMPTS]
+    expected = [
+        [tuple(c.token_ids) for c in result.completions]
+        for result in llava.engine.generate(prompts, params)
+    ]
+    async with fleet_of_workers(llava.path, *TWO_DECODE) as fleet:
+        lost = fleet.member("decode-0")
+        requests = [llava.request(fleet, given, params) for given in PROMPTS]
+        with lost.slowed():
+            tasks = [asyncio.create_task(request.run()) for request in requests]
+            await until(lambda: all(r.progress.num_received >= 10 for r in requests))
+            await lost.kill()
+            await asyncio.gather(*tasks)
+        assert list(map(said, requests)) == expected
+        assert [request.num_migrations for request in requests] == [1] * len(PROMPTS)
+
+
 async def test_client_resumes_answer_about_images_at_other_router(llava):
     async with fleet_of_workers(llava.path, *ONE_OF_EACH) as fleet:
         requests = [llava.request(fleet, given) for given in PROMPTS]
