@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,15 @@ pytestmark = pytest.mark.e2e
 
 Given = tuple[str, tuple[Image.Image, ...]]
 
-NUM_TOKENS = 60
+NUM_TOKENS = 100
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-PROMPTS: list[Given] = [
-    (f"{words(40, i)} {IMAGE_TOKEN} {words(30, i + 20)} {IMAGE_TOKEN}", (image(i), image(i + 1)))
-    for i in range(6)
-]
+
+
+def prompts_of(seed: int) -> list[Given]:
+    """Prompts with two images each, of which no worker has anything cached."""
+    seeds = range(10 * seed, 10 * seed + 4)
+    texts = [f"{words(40, i)} {IMAGE_TOKEN} {words(30, -i)} {IMAGE_TOKEN}" for i in seeds]
+    return [(text, (image(i), image(i + 4))) for i, text in zip(seeds, texts, strict=True)]
 
 
 class Model:
@@ -83,10 +87,10 @@ class Router:
         placer = Placer(self.fleet, HANDOFFS)
         return RequestLifecycle(request, self.fleet, placer, answer, recovery, deadline)
 
-    def cached_tokens(self, given: Given, role: str) -> int:
-        """Tokens of a prompt that the router knows to be cached by workers of a role."""
-        prompt = self._model.request("", given).prompt
-        return max(c.num_cached_tokens for c in self.fleet.candidates(prompt) if c.role == role)
+    def knows(self, request: Request, role: str, num_cached: int) -> bool:
+        """Whether it knows so many tokens of a prompt to be cached by a worker of the role."""
+        candidates = self.fleet.candidates(request.prompt)
+        return num_cached == max(c.num_cached_tokens for c in candidates if c.role == role)
 
 
 class Running:
@@ -118,9 +122,10 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def started(llava: Model) -> Iterator[LocalCluster]:
-    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_batched_tokens": 8}
+    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
+    slow = {"max_num_batched_tokens": 2}  # a prompt takes more than fifty steps
     two = {"num_prefill": 2, "num_decode": 2}
-    with LocalCluster(llava.path, **two, worker_flags=flags) as cluster:
+    with LocalCluster(llava.path, **two, worker_flags=flags, prefill_flags=slow) as cluster:
         yield cluster
 
 
@@ -143,60 +148,82 @@ async def router_of(cluster: LocalCluster, model: Model) -> AsyncIterator[Router
         await redis.aclose()
 
 
-def begun(router: Router, model: Model) -> list[Running]:
-    requests = (model.request(f"r{i}", given) for i, given in enumerate(PROMPTS))
-    return [Running(router.lifecycle(request)) for request in requests]
+class Asked:
+    """Requests of one test and their answers by transformers, made while no event loop runs."""
+
+    def __init__(self, model: Model, given: list[Given]) -> None:
+        self.requests = [model.request(f"r{i}", each) for i, each in enumerate(given)]
+        self._expected = [greedy(model.path, *each, NUM_TOKENS) for each in given]
+
+    def begin(self, router: Router) -> list[Running]:
+        return [Running(router.lifecycle(request)) for request in self.requests]
+
+    async def check(self, running: list[Running]) -> None:
+        """Waits until all have ended, and checks their tokens."""
+        await asyncio.gather(*(each.task for each in running))
+        assert [tuple(each.tokens) for each in running] == self._expected
 
 
-async def check_all(running: list[Running], model: Model) -> None:
-    await asyncio.gather(*(each.task for each in running))
-    expected = [greedy(model.path, *given, NUM_TOKENS) for given in PROMPTS]
-    assert [tuple(each.tokens) for each in running] == expected
+@pytest.fixture
+def asked(request: pytest.FixtureRequest, llava: Model) -> Asked:
+    return Asked(llava, request.param)
 
 
-async def test_router_finds_equal_images_cached_after_restart(cluster, llava):
-    text = f"{words(20, 1)} {IMAGE_TOKEN} {words(30, 2)}"
-    given, other = (text, (image(11),)), (text, (image(12),))
-    num_cached = (50 + TOKENS_PER_IMAGE) // 16 * 16
+def asking(given: list[Given]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("asked", [given], indirect=True, ids=[""])
+
+
+_TEXT = f"{words(20, 1)} {IMAGE_TOKEN} {words(30, 2)}"
+_CACHED = (50 + TOKENS_PER_IMAGE) // 16 * 16
+
+
+@asking([(_TEXT, (image(91),)), (_TEXT, (image(91),)), (_TEXT, (image(92),))])
+async def test_router_finds_equal_images_cached_after_restart(cluster, llava, asked):
+    first, again, other = asked.requests
+    running = []
     async with router_of(cluster, llava) as router:
-        first = Running(router.lifecycle(llava.request("a", given)))
-        await first.task
-        assert tuple(first.tokens) == greedy(llava.path, *given, NUM_TOKENS)
-        assert first.usage.num_cached_prompt_tokens == 0
+        running.append(Running(router.lifecycle(first)))
+        await running[0].task
     async with router_of(cluster, llava) as router:
         for role in ("prefill", "decode"):
-            await until(lambda role=role: router.cached_tokens(given, role) == num_cached)
-            assert router.cached_tokens(other, role) == 16  # the text before the image
-        for name, asked, num_hit in (("b", given, num_cached), ("c", other, 16)):
-            again = Running(router.lifecycle(llava.request(name, asked)))
-            await again.task
-            assert tuple(again.tokens) == greedy(llava.path, *asked, NUM_TOKENS)
-            assert again.usage.num_cached_prompt_tokens == num_hit
+            await until(partial(router.knows, again, role, _CACHED))
+            assert router.knows(other, role, 16)  # the text before the image
+        for request in (again, other):
+            running.append(Running(router.lifecycle(request)))
+            await running[-1].task
+    await asked.check(running)
+    assert [each.usage.num_cached_prompt_tokens for each in running] == [0, _CACHED, 16]
     await until_nothing_is_held(cluster)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_images_survive_killed_worker(cluster, llava, role):
+@asking(prompts_of(1))
+async def test_images_survive_killed_prefill_worker(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
-        running = begun(router, llava)
-        if role == "prefill":  # amid the prompts, which take it a hundred steps
-            await until(lambda: any(each.is_accepted for each in running))
-            killed = running[0].lifecycle.placement.prefill
-        else:
-            await until(lambda: all(len(each.tokens) > 3 for each in running))
-            killed = running[0].lifecycle.placement.decode
-        cluster.kill(name_of(cluster, killed))
-        await check_all(running, llava)
-        assert sum(each.usage.num_migrations for each in running) > 0
+        running = asked.begin(router)
+        await until(lambda: any(each.is_accepted for each in running))
+        accepted = next(each for each in running if each.is_accepted)
+        cluster.kill(name_of(cluster, accepted.lifecycle.placement.prefill))
+        await asked.check(running)
+    assert accepted.usage.num_migrations > 0, "it was killed after the prompt"
 
 
-async def test_draining_decode_worker_hands_over_images(cluster, llava):
+@asking(prompts_of(2))
+async def test_images_survive_killed_decode_worker(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
-        running = begun(router, llava)
-        await until(lambda: all(len(each.tokens) > 3 for each in running))
-        leaving = running[0].lifecycle.placement.decode
-        process = cluster.process(name_of(cluster, leaving))
+        running = asked.begin(router)
+        await until(lambda: len(running[0].tokens) > 3)
+        cluster.kill(name_of(cluster, running[0].lifecycle.placement.decode))
+        await asked.check(running)
+    assert running[0].usage.num_migrations > 0
+
+
+@asking(prompts_of(3))
+async def test_draining_decode_worker_hands_over_images(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        running = asked.begin(router)
+        await until(lambda: len(running[0].tokens) > 3)
+        process = cluster.process(name_of(cluster, running[0].lifecycle.placement.decode))
         async with grpc.aio.insecure_channel(process.admin_endpoint) as channel:
             await AdminStub(channel).Drain(admin_pb2.DrainRequest(), timeout=5.0)
-        await check_all(running, llava)
-        assert running[0].usage.num_migrations == 1
+        await asked.check(running)
+    assert running[0].usage.num_migrations == 1
