@@ -31,6 +31,7 @@ from baton_router.images.image_messages import (
     frame,
     read_request,
 )
+from baton_router.images.processor_loader import load_processor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _NAMED_FORMATS = "PNG, JPEG, WebP or GIF"
@@ -42,14 +43,12 @@ class ImageProcess:
 
     def __init__(self, start: Start) -> None:
         _leave_out_torch()
-        from transformers import AutoConfig, AutoProcessor
+        from transformers import AutoConfig
 
         self._max_pixels = start.max_pixels
         # Pillow refuses twice as many, of later frames, too, before they are counted here.
         Image.MAX_IMAGE_PIXELS = start.max_pixels
-        self._processor = AutoProcessor.from_pretrained(
-            start.path, trust_remote_code=False, local_files_only=True, backend="pil"
-        )
+        self._processor = load_processor(start.path)
         config = AutoConfig.from_pretrained(
             start.path, trust_remote_code=False, local_files_only=True
         )
@@ -107,7 +106,8 @@ class ImageProcess:
         )["images_kwargs"]
         images, *_ = processor.prepare_inputs_layout(images=[image], text=[processor.image_token])
         tensors, replacements = processor._process_images(images, **settings)
-        kept = {k: v for k, v in tensors.items() if k not in processor.unused_input_names}
+        wanted = set(processor.model_input_names) - set(processor.unused_input_names)
+        kept = {name: value for name, value in tensors.items() if name in wanted}
         return Done(replacements[0], _tensors(kept))
 
 
