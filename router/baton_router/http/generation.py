@@ -91,7 +91,8 @@ class Generations:
         _check_stream(body)
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
-        prompt = await self._prompt_of_chat(body)
+        async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
+            prompt = await self._prompt_of_chat(body)
         token_ids = prompt.token_ids
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:

@@ -1,6 +1,8 @@
 """Images over HTTP: OpenAI's and Anthropic's own clients, streamed and whole."""
 
 import base64
+import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -203,6 +205,18 @@ async def test_text_prompt_of_vision_model_needs_no_images(model, reader):
         )
     assert response.status_code == 200
     assert prompt_given_to(given) == model.encode_rendered(f"user : {TEXT} assistant :")
+
+
+async def test_deadline_covers_images(model, reader):
+    (process,) = reader._pool._idle
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        async with front_of(*workers(model), model=model, images=reader) as front:
+            body = {"messages": [openai_turn()], "baton": {"timeout_s": 0.3}}
+            response = await front.post("/v1/chat/completions", json=body)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert response.status_code == 504
 
 
 async def test_model_of_text_refuses_images():
