@@ -15,7 +15,7 @@ from tests.support.container_file import ROOT
 FOLDER = ROOT / "helm" / "image"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HASHED = ("build", "router", "worker", "worker-cpu")
-EXTRAS = {"router": ("http",), "worker": ("worker", "nixl")}
+EXTRAS = {"router": ("http", "vision"), "worker": ("worker", "nixl")}
 # For which locks are resolved.
 TARGET = {
     "python_version": "3.11",

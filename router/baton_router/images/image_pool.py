@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0
 # Images that may wait for each process; further ones are rejected.
 _MAX_WAITING = 64
+# Bytes of files that wait or are decoded. One alone may have more.
+_MAX_PENDING_BYTES = 2**28
 _MODULE = "baton_router.images.image_process"
 # Variables that the process has: no secrets are among them.
 _VARIABLES = (
@@ -63,6 +66,7 @@ class ImagePool:
         self._max_pending = num_processes * (1 + _MAX_WAITING)
         self._idle: list[_Process] = []
         self._jobs: set[asyncio.Task[Done]] = set()
+        self._pending_bytes = 0
 
     async def start(self) -> Ready:
         """Starts the first process, and returns the facts of the checkpoint's processor. Raises
@@ -74,15 +78,19 @@ class ImagePool:
     async def process(self, file: bytes) -> Done:
         """Returns the preprocessed image. Raises `RefusedImageError` with the reason if there is
         none, and `OverloadedError` if too many wait."""
-        if len(self._jobs) >= self._max_pending:
+        pending_bytes = self._pending_bytes + len(file)
+        has_room = len(self._jobs) < self._max_pending and pending_bytes <= _MAX_PENDING_BYTES
+        if self._jobs and not has_room:
             raise OverloadedError(
-                f"{len(self._jobs)} images wait to be decoded; expected at most "
-                f"{self._max_pending}. Retry later, or raise --image-processes."
+                f"{len(self._jobs)} images of {self._pending_bytes} bytes wait to be decoded; "
+                f"expected at most {self._max_pending} of {_MAX_PENDING_BYTES}. Retry later, or "
+                "raise --image-processes."
             )
+        self._pending_bytes = pending_bytes
         # A client that leaves does not cost the process, which is in the middle of its image.
         job = asyncio.create_task(self._run(Job(file)))
         self._jobs.add(job)
-        job.add_done_callback(self._end)
+        job.add_done_callback(partial(self._end, len(file)))
         return await asyncio.shield(job)
 
     async def close(self) -> None:
@@ -94,7 +102,8 @@ class ImagePool:
         await asyncio.gather(*(process.kill() for process in self._idle))
         self._idle.clear()
 
-    def _end(self, job: "asyncio.Task[Done]") -> None:
+    def _end(self, num_bytes: int, job: "asyncio.Task[Done]") -> None:
+        self._pending_bytes -= num_bytes
         self._jobs.discard(job)
         if not job.cancelled():
             job.exception()  # of a client that has left

@@ -161,12 +161,19 @@ async def test_pool_rejects_images_beyond_its_queue(checkpoint):
     async with pool_of(checkpoint) as pool:
         pid = pid_of(pool)
         os.kill(pid, signal.SIGSTOP)
-        jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(65)]
+        large = [asyncio.create_task(pool.process(bytes(200 << 20)))]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="of 209715200 bytes wait"):
+            await pool.process(bytes(100 << 20))
+        jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(64)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="expected at most 65"):
             await pool.process(GOOD)
         os.kill(pid, signal.SIGCONT)
         assert all(done.replacement for done in await asyncio.gather(*jobs))
+        with pytest.raises(RefusedImageError, match="no image"):
+            await large[0]
+        assert pool._pending_bytes == 0
 
 
 async def test_process_ends_with_its_parent(checkpoint):
