@@ -21,11 +21,13 @@ def load_processor(path: str) -> Any:
     from transformers import AutoImageProcessor, AutoTokenizer
 
     kind = _processor_class(path)
-    # Of neither the class nor its parts may code of the checkpoint be run.
-    given = {"trust_remote_code": False, "local_files_only": True}
     parts = {
-        "image_processor": AutoImageProcessor.from_pretrained(path, backend="pil", **given),
-        "tokenizer": AutoTokenizer.from_pretrained(path, **given),
+        "image_processor": AutoImageProcessor.from_pretrained(
+            path, backend="pil", trust_remote_code=False, local_files_only=True
+        ),
+        "tokenizer": AutoTokenizer.from_pretrained(
+            path, trust_remote_code=False, local_files_only=True
+        ),
     }
     settings, _ = kind.get_processor_dict(path, local_files_only=True)
     attributes = kind.get_attributes()
