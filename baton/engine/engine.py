@@ -253,10 +253,10 @@ class Engine:
         return list(params)
 
     def prompt_with_images(self, text: str, images: SequenceOf[Any]) -> MultimodalPrompt:
-        """Returns a prompt made by the checkpoint's processor.
+        """Returns a prompt made by the checkpoint's tokenizer and image processor.
 
         Args:
-            text: with the processor's image token once per image, such as "<image>".
+            text: with the model's image token once per image, such as "<image>".
             images: images of Pillow.
 
         Raises `FailedPreconditionError` if the model takes no images, and `InvalidArgumentError` if

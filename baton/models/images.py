@@ -5,25 +5,21 @@ Knows nothing of torch. All formats have the same methods; a family of models ad
 `ImageFormat` and to `read_image_format`.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from baton.encoder_input import TensorData
-from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.errors import UnsupportedModelError
+from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
+from baton.models.tiled_images import TiledImages, tiled
 
 VISION_TOWERS: Final[Mapping[str, tuple[str, ...]]] = {
     "llava": ("clip_vision_model", "siglip_vision_model"),
+    "internvl": ("internvl_vision",),
 }
 """Vision towers of each model type that is implemented, by their own model types."""
-
-PIXEL_VALUES = "pixel_values"
-"""Name under which processors return the pixels of an image."""
-
-ELEMENT_BYTES: Final[Mapping[str, int]] = {"float32": 4, "int64": 8}
-"""Bytes of an element, by the dtypes that processors return."""
 
 
 class FixedImages(msgspec.Struct, frozen=True, tag=True):
@@ -39,6 +35,20 @@ class FixedImages(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int
     shape: tuple[int, ...]
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of the image processor, besides those of its configuration."""
+        return {}
+
+    def split(self, processed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the tensors of each image.
+
+        Args:
+            processed: output of the image processor for several images.
+        """
+        for pixels in processed[PIXEL_VALUES]:
+            yield {PIXEL_VALUES: pixels[None]}
+
     def span(self, tensors: Mapping[str, TensorData]) -> tuple[int, ...]:
         """Returns the tokens that stand for an image in a prompt, one for each row of its encoder
         output. Raises `InvalidArgumentError` for tensors that the encoder could not compute.
@@ -49,25 +59,13 @@ class FixedImages(msgspec.Struct, frozen=True, tag=True):
         check_tensors(tensors, {PIXEL_VALUES: ("float32", self.shape)})
         return (self.placeholder_id,) * self.max_tokens
 
+    def blank(self) -> dict[str, TensorData]:
+        """Returns the tensors of a small image, for a trial of the encoder."""
+        return {PIXEL_VALUES: blank_pixels(self.shape)}
 
-ImageFormat = FixedImages
+
+ImageFormat = FixedImages | TiledImages
 """Any of the formats. Structs, so that they keep their type on the way from an engine's process."""
-
-
-def check_tensors(
-    tensors: Mapping[str, TensorData], expected: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> None:
-    """Raises `InvalidArgumentError` unless these are the tensors of `expected`, which has the dtype
-    and the shape of each."""
-    forms = {name: (data.dtype, data.shape) for name, data in tensors.items()}
-    if forms != expected:
-        raise InvalidArgumentError("tensors", f"are {forms}; expected {dict(expected)}")
-    for name, data in tensors.items():
-        size = math.prod(data.shape) * ELEMENT_BYTES[data.dtype]
-        if len(data.data) != size:
-            raise InvalidArgumentError(
-                f"tensors[{name!r}]", f"has {len(data.data)} bytes; expected {size}"
-            )
 
 
 def read_image_format(config: Mapping[str, Any]) -> ImageFormat | None:
@@ -88,6 +86,8 @@ def read_image_format(config: Mapping[str, Any]) -> ImageFormat | None:
             f"the vision tower of this {model_type} is {tower}; implemented are "
             f"{' and '.join(towers)}"
         )
+    if model_type == "internvl":
+        return tiled(config, vision)
     return _fixed(config, vision)
 
 

@@ -17,16 +17,18 @@ from baton.engine.messages import EngineRequest, MultimodalPrompt
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
+from baton.models.tiled_images import TiledImages
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
 from tests.support.engine.images import (
     IMAGE_TOKEN,
-    LLAVA,
     PLACEHOLDER_ID,
     TOKENS_PER_IMAGE,
+    VISION_LANGUAGE,
     greedy,
     image,
-    save_llava,
+    prompt_ids,
+    save_vision_language,
     words,
 )
 from tests.support.engine.recorded_steps import CountedGraphs
@@ -55,7 +57,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     def make(name: str) -> str:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            save_llava(name, folder)
+            save_vision_language(name, folder)
             made[name] = str(folder)
         return made[name]
 
@@ -88,6 +90,13 @@ def counted(path: str, **changes: Any) -> tuple[Engine, CountingEncoder]:
     return Engine(config, replace(loaded, encoder=counting)), counting  # type: ignore[arg-type]
 
 
+def max_tokens(path: str) -> int:
+    """Returns the tokens of a model's largest image, at least those of two that are given."""
+    images = load(path).info.images
+    assert images is not None
+    return max(2 * TOKENS_PER_IMAGE, images.max_tokens)
+
+
 def prompts_of(engine: Engine, given: Sequence[Given]) -> list[MultimodalPrompt]:
     return [engine.prompt_with_images(text, images) for text, images in given]
 
@@ -96,7 +105,15 @@ def expected(path: str, given: Sequence[Given] = PROMPTS) -> list[tuple[int, ...
     return [greedy(path, text, images, NUM_TOKENS) for text, images in given]
 
 
-@pytest.mark.parametrize("name", LLAVA)
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_prompt_has_the_tokens_of_transformers_processor(checkpoint, name):
+    path = checkpoint(name)
+    given = [*PROMPTS, (f"w1{IMAGE_TOKEN}{IMAGE_TOKEN}w2", (image(7), image(8)))]
+    made = [tuple(prompt.token_ids) for prompt in prompts_of(load(path), given)]
+    assert made == [prompt_ids(path, text, images) for text, images in given]
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
 def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
     path = checkpoint(name)
     engine = load(path, prefix_caching=False)
@@ -107,7 +124,7 @@ def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
 
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("num_batched", [7, 13, 24, 512])
-@pytest.mark.parametrize("name", mostly_slow(LLAVA, "llava_clip"))
+@pytest.mark.parametrize("name", mostly_slow(VISION_LANGUAGE, "llava_clip", "internvl"))
 def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batched, block_size):
     path = checkpoint(name)
     engine = load(path, max_num_batched_tokens=num_batched, max_num_seqs=6, block_size=block_size)
@@ -118,13 +135,13 @@ def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batc
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("name", LLAVA)
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
 def test_preemption_changes_no_token_after_images(checkpoint, name, preemption):
     path = checkpoint(name)
     tight = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 24, "max_num_seqs": 6}
     engine = load(
         path, **tight, preemption=preemption, swap_bytes=2**20, prefix_caching=False,
-        encoder_cache_tokens=2 * TOKENS_PER_IMAGE,
+        encoder_cache_tokens=max_tokens(path),
     )  # fmt: skip
     assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
     assert engine.stats().num_preemptions > 0
@@ -258,6 +275,20 @@ def test_images_that_do_not_fit_their_prompt_are_refused(checkpoint):
     short = {"pixel_values": replace(pixels, data=pixels.data[:-4])}
     assert "tensors['pixel_values']: has 6908 bytes; expected 6912" in refusal(tensors=short)
     assert_idle(engine)
+
+
+def test_image_of_more_tiles_than_trained_is_refused(checkpoint):
+    images = load(checkpoint("internvl")).info.images
+    assert isinstance(images, TiledImages)
+    (tile,) = images.blank().values()
+
+    def of(count: int) -> TensorData:
+        return replace(tile, shape=(count, *tile.shape[1:]), data=tile.data * count)
+
+    assert len(images.span({"pixel_values": of(13)})) == images.max_tokens == 52
+    for count in (0, 14):
+        with pytest.raises(InvalidArgumentError, match=f"have {count} tiles; expected 1 to 13"):
+            images.span({"pixel_values": of(count)})
 
 
 def test_text_with_too_few_image_tokens_is_refused(checkpoint):

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from baton.encoder_input import TensorData
 from baton.engine.models.hf import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from baton.errors import UnsupportedModelError
-from baton.models.images import PIXEL_VALUES, read_image_format
+from baton.models.images import read_image_format
 
 
 class VisionModel:
@@ -27,12 +28,13 @@ class VisionModel:
         self.device: torch.device = model.device
         images = read_image_format(model.config.to_dict())
         assert images is not None
+        blank = images.blank()
         with torch.inference_mode():
-            blank = self({PIXEL_VALUES: torch.zeros(images.shape)})
-        if len(blank) != images.max_tokens:
+            features = self({name: tensor_of(data) for name, data in blank.items()})
+        if len(features) != (expected := len(images.span(blank))):
             raise UnsupportedModelError(
-                f"the encoder returns {len(blank)} features for an image; expected "
-                f"{images.max_tokens} by the configuration"
+                f"the encoder returns {len(features)} features for an image; expected "
+                f"{expected} by the configuration"
             )
         self.images = images
 
@@ -50,6 +52,12 @@ class VisionModel:
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device, dtype, non_blocking=True)
+
+
+def tensor_of(data: TensorData) -> torch.Tensor:
+    """Returns plain data as a tensor."""
+    dtype: torch.dtype = getattr(torch, data.dtype)
+    return torch.frombuffer(bytearray(data.data), dtype=dtype).reshape(data.shape)
 
 
 def is_vision_language(config: PretrainedConfig) -> bool:

@@ -1,17 +1,22 @@
 """Prompt processor: a text and its images as token ids and encoder inputs, by the checkpoint's own
-processor of transformers, which needs Pillow.
+tokenizer and image processor of transformers, which needs Pillow.
+
+It expands placeholders by the model's image format, as transformers' processors do, of which many
+cannot be loaded without torchvision.
 """
 
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 from typing import Any
 
 import torch
-from transformers import AutoProcessor  # not in `models.hf`: text models do without it
+from transformers import AutoImageProcessor, AutoTokenizer  # not in `models.hf`: for images alone
 
 from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.messages import MultimodalPrompt
 from baton.errors import InvalidArgumentError
-from baton.models.images import PIXEL_VALUES, ImageFormat
+from baton.models.images import ImageFormat
+from baton.models.tiled_images import TiledImages
 
 
 class PromptProcessor:
@@ -22,35 +27,42 @@ class PromptProcessor:
     """
 
     def __init__(self, path: str, images: ImageFormat) -> None:
-        self._processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        self._image_processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
         self._images = images
-        self._identity = self._processor.image_processor.to_json_string().encode()
-        self.tokenizer: Any = self._processor.tokenizer
+        self._identity = self._image_processor.to_json_string().encode()
+        self._image_token: str = self.tokenizer.convert_ids_to_tokens(images.placeholder_id)
+        self._frame = _frame(self.tokenizer, images)
 
     def __call__(self, text: str, images: SequenceOf[Any]) -> MultimodalPrompt:
         """Returns the prompt.
 
         Args:
-            text: with the processor's image token once per image, such as "<image>".
+            text: with the model's image token once per image, such as "<image>".
             images: images of Pillow.
 
         Raises `InvalidArgumentError` if the text has another number of image tokens.
         """
-        image_token = self._processor.image_token
-        if text.count(image_token) != len(images):
+        between = text.split(self._image_token)
+        if len(between) - 1 != len(images):
             raise InvalidArgumentError(
                 "images",
-                f"are {len(images)}; the text has {text.count(image_token)} times {image_token!r}",
+                f"are {len(images)}; the text has {len(between) - 1} times {self._image_token!r}",
             )
         if not images:
             return MultimodalPrompt(self.tokenizer(text)["input_ids"])
-        given = self._processor(text=text, images=list(images), return_tensors="pt")
-        token_ids = tuple(given["input_ids"][0].tolist())
+        processed = self._image_processor(list(images), return_tensors="pt", **self._images.options)
+        given = [
+            {name: tensor_data(tensor) for name, tensor in tensors.items()}
+            for tensors in self._images.split(processed)
+        ]
+        spans = [self._images.span(tensors) for tensors in given]
+        texts = [*map(self._text_of, spans), ""]
+        expanded = "".join(chain.from_iterable(zip(between, texts, strict=True)))
+        token_ids = tuple(self.tokenizer(expanded)["input_ids"])
         inputs: list[EncoderInput] = []
         start = 0
-        for pixels in given[PIXEL_VALUES]:
-            tensors = {PIXEL_VALUES: tensor_data(pixels[None])}
-            span = self._images.span(tensors)
+        for tensors, span in zip(given, spans, strict=True):
             start = token_ids.index(span[0], start)
             inputs.append(
                 EncoderInput(content_hash(self._identity, tensors), start, len(span), tensors)
@@ -58,8 +70,20 @@ class PromptProcessor:
             start += len(span)
         return MultimodalPrompt(token_ids, tuple(inputs))
 
+    def _text_of(self, span: SequenceOf[int]) -> str:
+        """Returns the text of an image's tokens and of those around them."""
+        before, after = self._frame
+        return before + "".join(self.tokenizer.convert_ids_to_tokens(list(span))) + after
+
 
 def tensor_data(tensor: torch.Tensor) -> TensorData:
     """Returns a tensor of a processor as plain data."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorData(dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
+
+
+def _frame(tokenizer: Any, images: ImageFormat) -> tuple[str, str]:
+    """Returns the texts that a family puts before and after an image."""
+    if isinstance(images, TiledImages):
+        return tokenizer.start_image_token, tokenizer.end_image_token
+    return "", ""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.encoder_input import EncoderInput, TensorData
+from baton.encoder_input import EncoderInput
 from baton.engine.device_stream import uploader
 from baton.engine.models.encoder_features import EncoderFeatures
-from baton.engine.models.vision_model import VisionModel
+from baton.engine.models.vision_model import VisionModel, tensor_of
 from baton.engine.scheduler.scheduling.plan import StepPlan
 
 
@@ -46,7 +46,7 @@ class VisionEncoder:
         """Computes the outputs of these inputs, together those whose tensors are alike."""
         for alike in _alike(inputs):
             names = alike[0].tensors
-            tensors = {n: torch.cat([_tensor(i.tensors[n]) for i in alike]) for n in names}
+            tensors = {n: torch.cat([tensor_of(i.tensors[n]) for i in alike]) for n in names}
             outputs = self._model(tensors).split([i.length for i in alike])
             for encoder_input, output in zip(alike, outputs, strict=True):
                 # A copy, since a view would keep the others' memory when they are forgotten.
@@ -92,8 +92,3 @@ def _alike(inputs: SequenceOf[EncoderInput]) -> Iterator[list[EncoderInput]]:
         form = sorted((name, data.dtype, data.shape[1:]) for name, data in tensors)
         groups[tuple(form)].append(encoder_input)
     yield from groups.values()
-
-
-def _tensor(data: TensorData) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, data.dtype)
-    return torch.frombuffer(bytearray(data.data), dtype=dtype).reshape(data.shape)

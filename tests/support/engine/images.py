@@ -1,4 +1,5 @@
-"""Small random LLaVA checkpoints with their processors, images, and transformers' answers."""
+"""Small random vision-language checkpoints with their processors, images, and transformers'
+answers."""
 
 import random
 from collections.abc import Sequence
@@ -13,19 +14,24 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
-    AutoProcessor,
+    AutoModelForImageTextToText,
     CLIPVisionConfig,
     GenerationConfig,
+    InternVLConfig,
+    InternVLProcessor,
+    InternVLVisionConfig,
     LlamaConfig,
     LlavaConfig,
-    LlavaForConditionalGeneration,
     LlavaProcessor,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
+    ProcessorMixin,
     Qwen2Config,
     SiglipVisionConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from tests.support.engine.checkpoints import HIDDEN_SIZE, MAX_LEN, VOCAB_SIZE, randomize
@@ -74,20 +80,49 @@ def _siglip(text: PretrainedConfig) -> tuple[LlavaConfig, LlavaProcessor]:
 
 
 def _processor(images: Any, *, num_additional_image_tokens: int, strategy: str) -> LlavaProcessor:
-    words = {f"w{i}": i for i in range(PLACEHOLDER_ID)}
-    tokenizer = Tokenizer(WordLevel({**words, IMAGE_TOKEN: PLACEHOLDER_ID}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_special_tokens([IMAGE_TOKEN])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, extra_special_tokens={"image_token": IMAGE_TOKEN}
-    )
     return LlavaProcessor(
         image_processor=images,
-        tokenizer=fast,
+        tokenizer=_tokenizer(image_token=IMAGE_TOKEN),
         patch_size=_PATCH,
         vision_feature_select_strategy=strategy,
         num_additional_image_tokens=num_additional_image_tokens,
     )
+
+
+def _tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of words; these special tokens, by their names, begin at the placeholder,
+    which is the first."""
+    words = {f"w{i}": i for i in range(PLACEHOLDER_ID)}
+    tokens = {token: PLACEHOLDER_ID + i for i, token in enumerate(special.values())}
+    tokenizer = Tokenizer(WordLevel({**words, **tokens}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(list(tokens))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=special)
+
+
+class _InternVLProcessor(InternVLProcessor):  # type: ignore[misc]
+    """Processor of InternVL without its part for videos, which needs torchvision."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        if argument is not None:
+            super().check_argument_for_proper_class(argument_name, argument)
+
+
+def _internvl(text: PretrainedConfig) -> tuple[InternVLConfig, InternVLProcessor]:
+    config = InternVLConfig(
+        vision_config=InternVLVisionConfig(
+            **{**_TOWER, "image_size": [_SIDE] * 2, "patch_size": [_PATCH] * 2}
+        ),
+        text_config=text,
+        image_token_id=PLACEHOLDER_ID,
+        image_seq_length=4,
+    )
+    tokenizer = _tokenizer(
+        context_image_token=IMAGE_TOKEN, start_image_token="<img>", end_image_token="</img>",
+        video_token="<video>",
+    )  # fmt: skip
+    images = GotOcr2ImageProcessorPil(size={"height": _SIDE, "width": _SIDE}, max_patches=4)
+    return config, _InternVLProcessor(images, tokenizer, image_seq_length=4)
 
 
 # The last one runs as a model of transformers, the others in fused modules.
@@ -96,16 +131,24 @@ LLAVA = {
     "llava_siglip": lambda: _siglip(Qwen2Config(**_TEXT)),
     "llava_clip_gelu": lambda: _clip(LlamaConfig(hidden_act="gelu", **_TEXT)),
 }
+VISION_LANGUAGE = {
+    **LLAVA,
+    "internvl": lambda: _internvl(Qwen2Config(**_TEXT)),
+}
+# Processors by the folders of their checkpoints: some cannot be loaded without torchvision.
+_processors: dict[str, ProcessorMixin] = {}
 
 
-def save_llava(name: str, folder: Path) -> None:
+def save_vision_language(name: str, folder: Path) -> None:
     """Writes a model with random weights, and its processor, to a folder."""
     torch.manual_seed(0)
-    config, processor = LLAVA[name]()
-    model = LlavaForConditionalGeneration(config).float()
+    config, processor = VISION_LANGUAGE[name]()
+    model = AutoModelForImageTextToText.from_config(config).float()
     randomize(model)
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    _processors[str(folder)] = processor
 
 
 @cache
@@ -119,6 +162,13 @@ def image(seed: int) -> Image.Image:
 def words(count: int, seed: int) -> str:
     source = random.Random(f"{count} {seed}")
     return " ".join(f"w{source.randrange(5, PLACEHOLDER_ID)}" for _ in range(count))
+
+
+def prompt_ids(path: str, text: str, images: Sequence[Image.Image]) -> tuple[int, ...]:
+    """Returns the tokens of a prompt by transformers' processor."""
+    processor = loaded(path)[1]
+    inputs = processor(text=text, images=list(images) or None, return_tensors="pt")
+    return tuple(inputs["input_ids"][0].tolist())
 
 
 def greedy(path: str, text: str, images: Sequence[Image.Image], max_tokens: int) -> tuple[int, ...]:
@@ -139,9 +189,9 @@ def greedy(path: str, text: str, images: Sequence[Image.Image], max_tokens: int)
 
 
 @cache
-def loaded(path: str) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+def loaded(path: str) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Returns a checkpoint's model and processor, as transformers loads them."""
-    model = LlavaForConditionalGeneration.from_pretrained(
+    model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
-    return model.eval(), AutoProcessor.from_pretrained(path)
+    return model.eval(), _processors[path]
