@@ -13,11 +13,13 @@ import msgspec
 from baton.encoder_input import TensorData
 from baton.errors import UnsupportedModelError
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
+from baton.models.pixtral_images import TOWER, PixtralImages, pixtral
 from baton.models.tiled_images import TiledImages, tiled
 
 VISION_TOWERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "llava": ("clip_vision_model", "siglip_vision_model"),
+    "llava": ("clip_vision_model", "siglip_vision_model", TOWER),
     "internvl": ("internvl_vision",),
+    "mistral3": (TOWER,),
 }
 """Vision towers of each model type that is implemented, by their own model types."""
 
@@ -64,7 +66,7 @@ class FixedImages(msgspec.Struct, frozen=True, tag=True):
         return {PIXEL_VALUES: blank_pixels(self.shape)}
 
 
-ImageFormat = FixedImages | TiledImages
+ImageFormat = FixedImages | TiledImages | PixtralImages
 """Any of the formats. Structs, so that they keep their type on the way from an engine's process."""
 
 
@@ -88,6 +90,8 @@ def read_image_format(config: Mapping[str, Any]) -> ImageFormat | None:
         )
     if model_type == "internvl":
         return tiled(config, vision)
+    if tower == TOWER:
+        return pixtral(config, vision)
     return _fixed(config, vision)
 
 

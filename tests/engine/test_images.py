@@ -1,5 +1,6 @@
 """Prompts with images: tokens equal to transformers', however the prompt is computed."""
 
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +18,7 @@ from baton.engine.messages import EngineRequest, MultimodalPrompt
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
+from baton.models.pixtral_images import PixtralImages
 from baton.models.tiled_images import TiledImages
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
@@ -35,6 +37,8 @@ from tests.support.engine.recorded_steps import CountedGraphs
 from tests.support.engine.streams import read
 
 NUM_TOKENS = 10
+# One model of each image format in the short run of the tests.
+MOSTLY_SLOW = mostly_slow(VISION_LANGUAGE, "llava_clip", "internvl", "mistral3")
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 Checkpoint = Callable[[str], str]
 Given = tuple[str, tuple[Image.Image, ...]]
@@ -124,7 +128,7 @@ def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
 
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("num_batched", [7, 13, 24, 512])
-@pytest.mark.parametrize("name", mostly_slow(VISION_LANGUAGE, "llava_clip", "internvl"))
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batched, block_size):
     path = checkpoint(name)
     engine = load(path, max_num_batched_tokens=num_batched, max_num_seqs=6, block_size=block_size)
@@ -148,20 +152,25 @@ def test_preemption_changes_no_token_after_images(checkpoint, name, preemption):
     assert_idle(engine)
 
 
-def test_equal_images_hit_the_prefix_cache_and_others_do_not(checkpoint):
-    path = checkpoint("llava_clip")
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
+def test_equal_images_hit_the_prefix_cache_and_others_do_not(checkpoint, name):
+    path = checkpoint(name)
     engine = load(path, block_size=4)
     text = f"{words(5, 1)} {IMAGE_TOKEN} {words(7, 2)}"
-    given = [(text, (image(seed),)) for seed in (1, 1, 2)]
+    other = image(2).resize(image(1).size)
+    given: list[Given] = [(text, (each,)) for each in (image(1), image(1), other)]
     results = [engine.generate([p], GREEDY)[0] for p in prompts_of(engine, given)]
     assert results[2].prompt_token_ids == results[0].prompt_token_ids
-    assert [r.num_cached_tokens for r in results] == [0, 27, 4]
+    num_tokens = len(results[0].prompt_token_ids)
+    all_but_last = min(num_tokens // 4 * 4, num_tokens - 1)
+    assert [r.num_cached_tokens for r in results] == [0, all_but_last, 4]
     assert tokens(results) == expected(path, given)
     assert results[2].token_ids != results[0].token_ids
 
 
-def test_encoder_computes_only_the_image_that_is_not_cached(checkpoint):
-    path = checkpoint("llava_clip")
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
+def test_encoder_computes_only_the_image_that_is_not_cached(checkpoint, name):
+    path = checkpoint(name)
     engine, encoder = counted(path)
     given: list[Given] = [
         (f"{words(4, 1)} {IMAGE_TOKEN} {words(3, 2)}", (image(1),)),
@@ -190,15 +199,17 @@ def test_encoder_budget_spreads_images_over_steps(checkpoint):
     assert encoder.calls == [2, 2, 1]
 
 
-def test_steps_launched_ahead_change_no_token_after_images(checkpoint):
-    path = checkpoint("llava_clip")
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
+def test_steps_launched_ahead_change_no_token_after_images(checkpoint, name):
+    path = checkpoint(name)
     engine = load(path, async_scheduling=True, max_num_batched_tokens=24, max_num_seqs=6)
     assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
     assert engine.stats().num_steps_ahead > 0
 
 
-def test_drafts_after_an_image_change_no_token(checkpoint):
-    path = checkpoint("llava_clip")
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
+def test_drafts_after_an_image_change_no_token(checkpoint, name):
+    path = checkpoint(name)
     engine = load(path, max_drafts=3)
     assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
 
@@ -214,8 +225,9 @@ def test_recorded_steps_fill_no_placeholder(checkpoint):
     assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
 
 
-async def test_engine_core_takes_images(checkpoint, serve):
-    path = checkpoint("llava_clip")
+@pytest.mark.parametrize("name", MOSTLY_SLOW)
+async def test_engine_core_takes_images(checkpoint, serve, name):
+    path = checkpoint(name)
     requests = [
         EngineRequest(str(i), ids, GREEDY, len(ids), encoder_inputs=prompt.encoder_inputs)
         for i, prompt in enumerate(prompts_of(load(path), PROMPTS))
@@ -291,6 +303,45 @@ def test_image_of_more_tiles_than_trained_is_refused(checkpoint):
             images.span({"pixel_values": of(count)})
 
 
+def test_pixtral_image_of_a_wrong_size_is_refused(checkpoint):
+    images = load(checkpoint("mistral3")).info.images
+    assert isinstance(images, PixtralImages)
+    assert len(images.span(_pixtral_tensors(48, 48))) == images.max_tokens == 20
+    for height, width in ((48, 60), (0, 24), (24, 18)):
+        with pytest.raises(InvalidArgumentError, match="pixels; expected multiples of 12 up to 48"):
+            images.span(_pixtral_tensors(height, width))
+    with pytest.raises(InvalidArgumentError, match="12x12 pixels, for one token; expected two"):
+        images.span(_pixtral_tensors(12, 12))
+    pixels, sizes = (_pixtral_tensors(*size) for size in ((24, 48), (48, 24)))
+    with pytest.raises(InvalidArgumentError, match=r"is \(48, 24\); the image has 24x48 pixels"):
+        images.span({**sizes, "pixel_values": pixels["pixel_values"]})
+    with pytest.raises(InvalidArgumentError, match="tensors: are "):
+        images.span({})
+
+
+def _pixtral_tensors(height: int, width: int) -> dict[str, TensorData]:
+    return {
+        "pixel_values": TensorData("float32", (1, 3, height, width), bytes(12 * height * width)),
+        "image_sizes": TensorData("int64", (1, 2), struct.pack("<2q", height, width)),
+    }
+
+
+@pytest.mark.parametrize("name", ["llava_pixtral", "mistral3"])
+def test_image_has_one_hash_beside_a_larger_one(checkpoint, name):
+    engine = load(checkpoint(name))
+    small, large = image(1).resize((20, 14)), image(2)
+    alone = engine.prompt_with_images(f"w1 {IMAGE_TOKEN}", [small])
+    beside = engine.prompt_with_images(f"{IMAGE_TOKEN} {IMAGE_TOKEN}", [large, small])
+    assert alone.encoder_inputs[0].content_hash == beside.encoder_inputs[1].content_hash
+
+
+def test_pixtral_without_its_tokens_of_text_is_refused(checkpoint, tmp_path: Path):
+    folder = _copy(checkpoint("mistral3"), tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"lacks \[IMG_BREAK\] and \[IMG_END\]"):
+        load(str(folder))
+
+
 def test_text_with_too_few_image_tokens_is_refused(checkpoint):
     engine = load(checkpoint("llava_clip"))
     with pytest.raises(InvalidArgumentError, match="images: are 2; the text has 1 times '<image>'"):
@@ -315,11 +366,14 @@ def test_content_hash_covers_processor_names_and_tensors():
 
 
 def test_unknown_vision_tower_is_refused(checkpoint, tmp_path: Path):
-    folder = Path(checkpoint("llava_clip"))
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = (folder / "config.json").read_text()
-    changed = config.replace('"clip_vision_model"', '"pixtral"').replace('"CLIPVisionModel"', '""')
-    (tmp_path / "config.json").write_text(changed)
-    with pytest.raises(UnsupportedModelError, match="vision tower of this llava is pixtral"):
+    config = _copy(checkpoint("llava_clip"), tmp_path) / "config.json"
+    changed = config.read_text().replace('"clip_vision_model"', '"clip"')
+    config.write_text(changed.replace('"CLIPVisionModel"', '""'))
+    with pytest.raises(UnsupportedModelError, match="vision tower of this llava is clip; impl"):
         load(str(tmp_path))
+
+
+def _copy(checkpoint: str, folder: Path) -> Path:
+    for file in Path(checkpoint).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder

@@ -29,6 +29,7 @@ from baton.engine.models.transformers_model import without_head
 from baton.engine.models.vision_model import is_vision_language
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support
+from baton.models.pixtral_images import text_tokens
 from baton.models.pooling import Pooling
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,6 +50,7 @@ def load_config(path: str) -> PretrainedConfig:
         raise UnsupportedModelError(
             f"cannot read a model configuration at {path!r}: {_summary(error)}"
         ) from error
+    config.update(text_tokens(Path(path), config.to_dict()))
     support.check_config(config.to_dict())  # with its class's defaults, which the file may omit
     _check_architecture(config)
     return config

@@ -47,7 +47,8 @@ class VisionEncoder:
         for alike in _alike(inputs):
             names = alike[0].tensors
             tensors = {n: torch.cat([tensor_of(i.tensors[n]) for i in alike]) for n in names}
-            outputs = self._model(tensors).split([i.length for i in alike])
+            token_ids = [t for i in alike for t in self.images.span(i.tensors)]
+            outputs = self._model(tensors, token_ids).split([i.length for i in alike])
             for encoder_input, output in zip(alike, outputs, strict=True):
                 # A copy, since a view would keep the others' memory when they are forgotten.
                 self._outputs[encoder_input.content_hash] = output.clone()

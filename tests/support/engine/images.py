@@ -23,6 +23,9 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaProcessor,
+    Mistral3Config,
+    MistralConfig,
+    PixtralVisionConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -32,6 +35,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from tests.support.engine.checkpoints import HIDDEN_SIZE, MAX_LEN, VOCAB_SIZE, randomize
@@ -125,6 +129,45 @@ def _internvl(text: PretrainedConfig) -> tuple[InternVLConfig, InternVLProcessor
     return config, _InternVLProcessor(images, tokenizer, image_seq_length=4)
 
 
+class _PixtralProcessor(ProcessorMixin):  # type: ignore[misc]
+    """Processor as transformers' PixtralProcessor, which needs torchvision to be imported."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, square: int = 0) -> None:
+        super().__init__(image_processor, tokenizer)
+        self.square = square
+        self.image_token, self.image_token_id = IMAGE_TOKEN, PLACEHOLDER_ID
+
+    @property
+    def image_token_ids(self) -> list[int]:
+        return [PLACEHOLDER_ID, PLACEHOLDER_ID + 1, PLACEHOLDER_ID + 2]
+
+    def _process_images(self, images: Any, **options: Any) -> Any:
+        return super()._process_images(images, **{**options, "patch_size": self.square})
+
+    def replace_image_token(self, image_inputs: Any, image_idx: int, **_: Any) -> str:
+        height, width = (int(n) // self.square for n in image_inputs["image_sizes"][image_idx])
+        row = IMAGE_TOKEN * width
+        return "[IMG_BREAK]".join([row] * height) + "[IMG_END]"
+
+
+def _pixtral(
+    config: type[PretrainedConfig], text: PretrainedConfig, merge: int, **changes: Any
+) -> tuple[PretrainedConfig, ProcessorMixin]:
+    side = 4 * merge * _PATCH
+    made = config(
+        vision_config=PixtralVisionConfig(**{**_TOWER, "image_size": side}),
+        text_config=text,
+        image_token_index=PLACEHOLDER_ID,
+        vision_feature_layer=-1,
+        **changes,
+    )
+    tokenizer = _tokenizer(
+        image_token=IMAGE_TOKEN, image_break_token="[IMG_BREAK]", image_end_token="[IMG_END]"
+    )
+    images = PixtralImageProcessorPil(size={"longest_edge": side}, patch_size=_PATCH)
+    return made, _PixtralProcessor(images, tokenizer, merge * _PATCH)
+
+
 # The last one runs as a model of transformers, the others in fused modules.
 LLAVA = {
     "llava_clip": lambda: _clip(LlamaConfig(**_TEXT)),
@@ -134,6 +177,12 @@ LLAVA = {
 VISION_LANGUAGE = {
     **LLAVA,
     "internvl": lambda: _internvl(Qwen2Config(**_TEXT)),
+    "llava_pixtral": lambda: _pixtral(
+        LlavaConfig, MistralConfig(**_TEXT), 1, vision_feature_select_strategy="full"
+    ),
+    "mistral3": lambda: _pixtral(
+        Mistral3Config, MistralConfig(sliding_window=None, **_TEXT), 2, spatial_merge_size=2
+    ),
 }
 # Processors by the folders of their checkpoints: some cannot be loaded without torchvision.
 _processors: dict[str, ProcessorMixin] = {}
