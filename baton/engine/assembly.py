@@ -32,7 +32,7 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.self_check import SelfCheck
-from baton.engine.vision.encoder_limits import encoder_limits
+from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.pooling import read_pooling
@@ -170,7 +170,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
     limits = encoder_limits(config, info.images, loaded.device.type)
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=config.tokens_per_step(loaded.device.type),
-        max_num_tokens_with_decodes=config.tokens_with_decodes(loaded.device.type),
+        max_num_tokens_with_decodes=tokens_with_decodes(config, info.images, loaded.device.type),
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
         max_model_len=info.max_model_len,
@@ -185,6 +185,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         max_drafts=config.max_drafts,
         encoder_budget=limits.budget,
         encoder_cache_tokens=limits.cache_tokens,
+        cuts_encoder_inputs=info.images is None or not info.images.is_bidirectional,
     )
     return Scheduler(scheduler_config, groups, policy_named(config.policy))
 

@@ -70,8 +70,8 @@ class EngineConfig:
     max_num_tokens_with_decodes: int | None = _setting(
         None,
         "Maximum tokens of a step in which sequences decode, so that long prompts delay their "
-        "tokens less. Unset: max_num_batched_tokens if that is set, else 128 on a CPU, 2048 on a "
-        "GPU.",
+        "tokens less. Unset: max_num_batched_tokens if that is set, else 128 on a CPU, or more for "
+        "images that chunks must not cut, 2048 on a GPU.",
         ge=1,
     )
     prefix_caching: bool = _setting(True, "Reuse the KV blocks of equal prefixes.")

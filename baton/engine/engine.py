@@ -632,6 +632,7 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
         num_host_blocks=tuple(pool.num_blocks for pool in cache.host_pools),
         encoder_budget=limits.budget,
         encoder_cache_tokens=limits.cache_tokens,
+        uncut_image_tokens=limits.uncut_tokens,
     )
 
 

@@ -20,6 +20,8 @@ class EngineFacts:
         num_host_blocks: blocks of each pool in host memory; empty without swap space.
         encoder_budget: most tokens of images that one step encodes; 0 without an encoder.
         encoder_cache_tokens: most tokens of images whose encoder output is kept.
+        uncut_image_tokens: most tokens of an image that may not be cut; None: chunks may cut
+            images.
     """
 
     info: ModelInfo
@@ -32,6 +34,7 @@ class EngineFacts:
     num_host_blocks: tuple[int, ...]
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
+    uncut_image_tokens: int | None = None
 
     @property
     def pool_bytes(self) -> int:

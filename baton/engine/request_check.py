@@ -3,6 +3,7 @@
 Any process that has the facts may check. Knows nothing of what the engine holds now.
 """
 
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
 from baton.encoder_input import EncoderInput
@@ -70,6 +71,8 @@ class RequestCheck:
         check_encoder_inputs(
             inputs, request.num_prompt_tokens, facts.encoder_cache_tokens, facts.encoder_budget
         )
+        if facts.uncut_image_tokens is not None:
+            _check_uncut(inputs, request.num_prompt_tokens, facts.uncut_image_tokens)
         for i, encoder_input in enumerate(inputs):
             _check_image(self._info.images, request, encoder_input, f"encoder_inputs[{i}]")
 
@@ -147,6 +150,24 @@ def why_no_images(info: ModelInfo) -> str:
         f"model {info.name!r} takes no images: {info.architecture} is served as a language model; "
         "choose a vision-language model"
     )
+
+
+def _check_uncut(inputs: SequenceOf[EncoderInput], num_prompt_tokens: int, most: int) -> None:
+    """Raises `InvalidArgumentError` for an image that one step could not compute, or that no text
+    follows: the last token of a prompt may be computed apart, and images side by side would be one
+    to transformers."""
+    starts = [*(i.start for i in inputs[1:]), num_prompt_tokens]
+    for i, (encoder_input, next_start) in enumerate(zip(inputs, starts, strict=True)):
+        field = f"encoder_inputs[{i}]"
+        if encoder_input.length > most:
+            raise InvalidArgumentError(
+                field,
+                f"is {encoder_input.length} tokens long, which one step has to compute; beside "
+                f"decodes it has room for {most}: raise max_num_batched_tokens, "
+                "max_num_tokens_with_decodes or long_prefill_threshold, or lower max_num_seqs",
+            )
+        if encoder_input.end == next_start:
+            raise InvalidArgumentError(field, "is not followed by a token of text")
 
 
 def _check_image(

@@ -79,6 +79,10 @@ class Encoder(Protocol):
         them."""
         ...
 
+    def last_keys(self, plan: StepPlan) -> Int64Array | None:
+        """Returns the last position that each token of a plan sees, as `RaggedBatch.last_keys`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
@@ -306,6 +310,7 @@ class ModelRunner:
             batch_slots=np.concatenate([decodes.batch_slots, batch_slots]),
             starts=np.concatenate([decodes.starts, starts]),
             num_queries=np.concatenate([decodes.num_queries, num_queries]),
+            last_keys=None if self._encoder is None else self._encoder.last_keys(plan),
         )
 
     def _forward(

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -43,6 +43,8 @@ class PixtralImages(msgspec.Struct, frozen=True, tag=True):
     channels: int
     square: int
     max_side: int
+
+    is_bidirectional: ClassVar[bool] = False
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Images in tiles, as InternVL takes them: as many tiles of one size as fit the image's shape."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -28,6 +28,8 @@ class TiledImages(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int
     shape: tuple[int, ...]
     tokens_per_tile: int
+
+    is_bidirectional: ClassVar[bool] = False
 
     @property
     def options(self) -> Mapping[str, Any]:

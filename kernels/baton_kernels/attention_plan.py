@@ -45,12 +45,14 @@ class PrefillTile(NamedTuple):
         num_tokens: number of its tokens.
         batch_slot: row of its sequence in the block tables.
         start: position of its first token.
+        last_key: position that all its tokens see up to; 0: each sees up to its own.
     """
 
     first_token: Column
     num_tokens: Column
     batch_slot: Column
     start: Column
+    last_key: Column
 
 
 ITEM_FIELDS: Final = len(SplitItem._fields)
@@ -66,12 +68,15 @@ class Ranges:
         starts: position of its first token in this step.
         num_queries: number of its tokens in this step; may be 0.
         first_tokens: index of its first token in the flat batch.
+        last_keys: position that all its tokens see up to, as those of an image do that see each
+            other in both directions; 0: each sees up to its own. None: 0 everywhere.
     """
 
     batch_slots: Int64Array
     starts: Int64Array
     num_queries: Int64Array
     first_tokens: Int64Array
+    last_keys: Int64Array | None = None
 
     @classmethod
     def of_batch(
@@ -93,9 +98,31 @@ class Ranges:
         shifts = np.repeat(self.starts - self.first_tokens, counts)
         return np.repeat(self.batch_slots, counts), np.arange(len(shifts)) + shifts
 
+    def seeing(self, last_keys: Int64Array) -> "Ranges":
+        """Returns the ranges of a whole batch, cut where the tokens begin or cease to see up to the
+        same key.
+
+        Args:
+            last_keys: `[num_tokens]`, position of the last token that each sees.
+        """
+        of, number = _expand(self.num_queries)
+        positions = self.starts[of] + number
+        follows = number[1:] > 0  # another token of the same range
+        alike = np.concatenate([[False], follows & (last_keys[1:] == last_keys[:-1])])
+        seen = np.where(alike | (last_keys > positions), last_keys, 0)
+        begins = np.flatnonzero(np.concatenate([[True], ~follows | (seen[1:] != seen[:-1])]))
+        counts = np.diff(np.append(begins, len(seen)))
+        of = of[begins]
+        return Ranges(self.batch_slots[of], positions[begins], counts, begins, seen[begins])
+
     def __getitem__(self, at: Any) -> "Ranges":
+        last_keys = None if self.last_keys is None else self.last_keys[at]
         return Ranges(
-            self.batch_slots[at], self.starts[at], self.num_queries[at], self.first_tokens[at]
+            self.batch_slots[at],
+            self.starts[at],
+            self.num_queries[at],
+            self.first_tokens[at],
+            last_keys,
         )
 
     def __len__(self) -> int:
@@ -150,7 +177,7 @@ def plan_splits(
     shared: Sequence[SharedPrefix] = (),
     tokens_per_shared_item: int = 1,
 ) -> SplitPlan:
-    """Cuts contexts into splits at multiples of `split_tokens`.
+    """Cuts contexts into splits at multiples of `split_tokens`. Tokens see up to their own.
 
     Args:
         tokens_per_item: number of tokens of one sequence that a program holds.
@@ -273,6 +300,7 @@ def plan_tiles(ranges: Ranges, tokens_per_tile: int) -> Int32Array:
             num_tokens=tiles.num_queries,
             batch_slot=tiles.batch_slots,
             start=tiles.starts,
+            last_key=0 if tiles.last_keys is None else tiles.last_keys,
         )
     )
 
@@ -298,6 +326,7 @@ def _cut(ranges: Ranges, num_tokens: int) -> tuple[Ranges, IntArray]:
         ranges.starts[of] + offsets,
         np.minimum(ranges.num_queries[of] - offsets, num_tokens),
         ranges.first_tokens[of] + offsets,
+        None if ranges.last_keys is None else ranges.last_keys[of],
     )
     return pieces, of
 

@@ -16,9 +16,10 @@ def reference_attention(
     for i in range(len(ranges)):
         batch_slot, start = int(ranges.batch_slots[i]), int(ranges.starts[i])
         first, count = int(ranges.first_tokens[i]), int(ranges.num_queries[i])
-        keys, values = _context(kv, tables[batch_slot], start + count)
+        last_key = 0 if ranges.last_keys is None else int(ranges.last_keys[i])
+        keys, values = _context(kv, tables[batch_slot], max(start + count, last_key + 1))
         tokens = slice(first, first + count)
-        out[tokens] = _attend(query[tokens].double(), keys, values, start, rule)
+        out[tokens] = _attend(query[tokens].double(), keys, values, start, last_key, rule)
     return out
 
 
@@ -35,7 +36,12 @@ def _context(
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, rule: ScoreRule
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    start: int,
+    last_key: int,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
@@ -44,7 +50,7 @@ def _attend(
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     positions = start + torch.arange(len(query), device=query.device)[:, None]
     keys_at = torch.arange(len(keys), device=query.device)
-    hidden = keys_at > positions
+    hidden = keys_at > positions.clamp(min=last_key)
     if rule.window is not None:
         hidden |= keys_at <= positions - rule.window
     scores = scores.masked_fill(hidden, -torch.inf)

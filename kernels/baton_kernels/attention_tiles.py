@@ -25,6 +25,7 @@ def attend(
     row_max,
     row_sum,
     query,
+    query_positions,
     last_keys,
     keys,
     values,
@@ -45,26 +46,29 @@ def attend(
 
     `keys` and `values` point to the rows' KV head in block 0; a block's tokens are contiguous.
     Every row sees all of `[seen_begin, seen_end)`; only tiles beyond it are masked. `begin` is a
-    multiple of `TILE_KEYS`.
+    multiple of `TILE_KEYS`. A row sees up to its `last_keys`; a window begins by its position.
     """
     inner_begin = begin
     if WINDOW is not None:
         inner_begin = tl.cdiv(tl.maximum(begin, seen_begin), TILE_KEYS) * TILE_KEYS
         for start in range(begin, tl.minimum(inner_begin, end), TILE_KEYS):
             acc, row_max, row_sum = _fold_tile(
-                acc, row_max, row_sum, query, last_keys, keys, values, table, start, end, scale,
-                block_stride, BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
+                acc, row_max, row_sum, query, query_positions, last_keys, keys, values, table,
+                start, end, scale, block_stride,
+                BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
             )  # fmt: skip
     inner_end = tl.maximum(inner_begin, tl.minimum(end, seen_end) // TILE_KEYS * TILE_KEYS)
     for start in range(inner_begin, inner_end, TILE_KEYS):
         acc, row_max, row_sum = _fold_tile(
-            acc, row_max, row_sum, query, last_keys, keys, values, table, start, end, scale,
-            block_stride, BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, False,
+            acc, row_max, row_sum, query, query_positions, last_keys, keys, values, table,
+            start, end, scale, block_stride,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, False,
         )  # fmt: skip
     for start in range(inner_end, end, TILE_KEYS):
         acc, row_max, row_sum = _fold_tile(
-            acc, row_max, row_sum, query, last_keys, keys, values, table, start, end, scale,
-            block_stride, BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
+            acc, row_max, row_sum, query, query_positions, last_keys, keys, values, table,
+            start, end, scale, block_stride,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
         )  # fmt: skip
     return acc, row_max, row_sum
 
@@ -75,6 +79,7 @@ def _fold_tile(
     row_max,
     row_sum,
     query,
+    query_positions,
     last_keys,
     keys,
     values,
@@ -109,7 +114,7 @@ def _fold_tile(
     if MASKED:
         seen = positions[None, :] <= last_keys[:, None]
         if WINDOW is not None:
-            seen &= positions[None, :] > last_keys[:, None] - WINDOW
+            seen &= positions[None, :] > query_positions[:, None] - WINDOW
         scores = tl.where(seen, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, axis=1) * factor)
     shift = finite(new_max)

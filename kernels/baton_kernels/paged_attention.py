@@ -1,7 +1,7 @@
 """Paged attention of one layer for a step's ragged batch, on the decode and prefill kernels.
 
 Sequences with no more tokens than a program of `paged_decode` holds, or than a decoding sequence
-may have, go to it, the others to `paged_prefill`.
+may have, go to it, the others to `paged_prefill`, and so do tokens that see later ones.
 """
 
 from collections.abc import Sequence
@@ -62,6 +62,8 @@ def plan_attention(
         max_decode_tokens: most tokens of a sequence that decodes, drafts included.
     """
     is_few = ranges.num_queries <= max(tiling.decode.num_tokens(group), max_decode_tokens)
+    if ranges.last_keys is not None:
+        is_few &= ranges.last_keys == 0
     few, many = (ranges, ranges[:0]) if is_few.all() else (ranges[is_few], ranges[~is_few])
     if shared:
         number = np.cumsum(is_few) - 1  # index of a range among those with few tokens

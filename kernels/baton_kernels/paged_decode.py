@@ -87,13 +87,15 @@ def split_kernel(
         token = tl.load(members + member, mask=held, other=0).to(tl.int64)
         queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
         inside = held[:, None] & (columns < HEAD_DIM)[None, :]
+        position = tl.load(positions + member, mask=held, other=-1)
         acc, row_max, row_sum = empty_accumulators(ROWS, TILE_DIM)
         acc, row_max, row_sum = attend(
             acc,
             row_max,
             row_sum,
             tl.load(queries, mask=inside, other=0.0),
-            tl.load(positions + member, mask=held, other=-1),
+            position,
+            position,
             keys + kv_head * head_stride,
             values + kv_head * head_stride,
             tables + tl.load(item + _ITEM.value.batch_slot).to(tl.int64) * table_width,

@@ -71,7 +71,9 @@ def prefill_kernel(
     inside = held[:, None] & (columns < HEAD_DIM)[None, :]
     queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
     tile_query = tl.load(queries, mask=inside, other=0.0)
-    last_keys = tl.where(held, start + rows // GROUP, -1)
+    positions = start + rows // GROUP
+    last_key = tl.load(tile + _TILE.value.last_key)
+    last_keys = tl.where(held, tl.maximum(positions, last_key), -1)
     head_keys = keys + kv_head * head_stride
     head_values = values + kv_head * head_stride
     table = tables + tl.load(tile + _TILE.value.batch_slot).to(tl.int64) * table_width
@@ -81,12 +83,12 @@ def prefill_kernel(
     if WINDOW is not None:
         begin = tl.maximum(start - WINDOW + 1, 0) // TILE_KEYS * TILE_KEYS
         seen_begin = start + num_tokens - WINDOW
-    end = start + num_tokens
+    end = tl.maximum(start + num_tokens, last_key + 1)
 
     acc, row_max, row_sum = empty_accumulators(ROWS, TILE_DIM)
     if SPLIT is None:
         acc, row_max, row_sum = attend(
-            acc, row_max, row_sum, tile_query, last_keys, head_keys, head_values, table,
+            acc, row_max, row_sum, tile_query, positions, last_keys, head_keys, head_values, table,
             begin, end, seen_begin, start + 1, head_scale, block_stride,
             BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
         )  # fmt: skip
@@ -94,9 +96,9 @@ def prefill_kernel(
         for edge in range(begin // SPLIT * SPLIT, end, SPLIT):
             part_acc, part_max, part_sum = empty_accumulators(ROWS, TILE_DIM)
             part_acc, part_max, part_sum = attend(
-                part_acc, part_max, part_sum, tile_query, last_keys, head_keys, head_values, table,
-                tl.maximum(begin, edge), tl.minimum(end, edge + SPLIT), seen_begin, start + 1,
-                head_scale, block_stride,
+                part_acc, part_max, part_sum, tile_query, positions, last_keys, head_keys,
+                head_values, table, tl.maximum(begin, edge), tl.minimum(end, edge + SPLIT),
+                seen_begin, start + 1, head_scale, block_stride,
                 BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
             )  # fmt: skip
             acc, row_max, row_sum = merge(acc, row_max, row_sum, part_acc, part_max, part_sum)

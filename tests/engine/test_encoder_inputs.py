@@ -63,6 +63,9 @@ class FakeEncoder:
         begins = np.repeat([p.begin for p in placed], [p.end - p.begin for p in placed])
         return EncoderFeatures(torch.from_numpy(rows + starts), torch.from_numpy(rows + begins))
 
+    def last_keys(self, plan: StepPlan) -> None:
+        """Every token sees up to its own."""
+
 
 class FakeModel:
     """Asserts that the tokens of encoder inputs, and only these, have their features."""

@@ -16,8 +16,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, MultimodalPrompt
 from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
+from baton.models.fixed_images import GemmaImages
 from baton.models.pixtral_images import PixtralImages
 from baton.models.tiled_images import TiledImages
 from baton.sampling import SamplingParams
@@ -38,8 +40,9 @@ from tests.support.engine.streams import read
 
 NUM_TOKENS = 10
 # One model of each image format in the short run of the tests.
-MOSTLY_SLOW = mostly_slow(VISION_LANGUAGE, "llava_clip", "internvl", "mistral3")
+MOSTLY_SLOW = mostly_slow(VISION_LANGUAGE, "llava_clip", "internvl", "mistral3", "gemma3")
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+GEMMA_TOKENS = 9  # of an image
 Checkpoint = Callable[[str], str]
 Given = tuple[str, tuple[Image.Image, ...]]
 
@@ -82,6 +85,9 @@ class CountingEncoder:
 
     def features(self, plan: StepPlan) -> Any:
         return self._encoder.features(plan)
+
+    def last_keys(self, plan: StepPlan) -> Any:
+        return self._encoder.last_keys(plan)
 
 
 def counted(path: str, **changes: Any) -> tuple[Engine, CountingEncoder]:
@@ -131,6 +137,8 @@ def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batched, block_size):
     path = checkpoint(name)
+    if name == "gemma3":
+        num_batched = max(num_batched, GEMMA_TOKENS + 5)  # beside 5 decodes
     engine = load(path, max_num_batched_tokens=num_batched, max_num_seqs=6, block_size=block_size)
     prompts = prompts_of(engine, PROMPTS)
     assert tokens(engine.generate(prompts, GREEDY)) == expected(path)
@@ -342,6 +350,61 @@ def test_pixtral_without_its_tokens_of_text_is_refused(checkpoint, tmp_path: Pat
         load(str(folder))
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_prefix_hit_that_ends_within_a_whole_image(checkpoint, kernels):
+    """KV of an image's first tokens depends on its last ones, which the block's hash covers."""
+    path = checkpoint("gemma3")
+    engine = load(path, block_size=16, kernels=kernels)
+    given: list[Given] = [
+        (f"{words(9, 1)} {IMAGE_TOKEN} {words(1, seed)}", (image(1),)) for seed in range(8)
+    ]
+    prompts = prompts_of(engine, given)
+    assert all(p.encoder_inputs[0].start == 10 for p in prompts)
+    results = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
+    assert [r.num_cached_tokens for r in results] == [0, *[16] * 7]
+    assert tokens(results) == expected(path, given)
+
+
+def test_whole_image_that_fits_no_step_is_refused(checkpoint):
+    path = checkpoint("gemma3")
+    for limits in (
+        {"max_num_batched_tokens": GEMMA_TOKENS + 4, "max_num_seqs": 6},
+        {"max_num_batched_tokens": GEMMA_TOKENS + 8, "max_num_seqs": 3, "max_drafts": 4},
+        {"long_prefill_threshold": GEMMA_TOKENS - 1},
+    ):
+        engine = load(path, **limits)
+        (prompt, text) = prompts_of(engine, [PROMPTS[0], PROMPTS[-1]])
+        with pytest.raises(InvalidArgumentError, match=r"\[0\]: is 9 tokens .* has room for [78]:"):
+            engine.generate([prompt], GREEDY)
+        assert tokens(engine.generate([text], GREEDY)) == expected(path, PROMPTS[-1:])
+
+
+def test_whole_image_without_text_after_it_is_refused(checkpoint):
+    engine = load(checkpoint("gemma3"))
+    (prompt,) = prompts_of(engine, PROMPTS[:1])
+    (given,) = prompt.encoder_inputs
+    ending = MultimodalPrompt(prompt.token_ids[: given.end], (given,))
+    span = prompt.token_ids[given.start : given.end]
+    doubled = MultimodalPrompt(
+        (*prompt.token_ids[: given.end], *span, 1), (given, replace(given, start=given.end))
+    )
+    for each in (ending, doubled):
+        with pytest.raises(InvalidArgumentError, match="is not followed by a token of text"):
+            engine.generate([each], GREEDY)
+
+
+def test_default_budget_beside_decodes_fits_a_whole_image():
+    images = GemmaImages(500, 256, (1, 3, 896, 896), 501, 502)
+    config = EngineConfig()
+    assert tokens_with_decodes(config, None, "cpu") == 128
+    assert tokens_with_decodes(config, images, "cpu") == 256 + 63
+    assert encoder_limits(config, images, "cpu").uncut_tokens == 256
+    assert tokens_with_decodes(EngineConfig(max_num_seqs=400), images, "cpu") == 512
+    assert encoder_limits(EngineConfig(max_num_seqs=600), images, "cpu").uncut_tokens == 1
+    limited = EngineConfig(max_num_tokens_with_decodes=128)
+    assert tokens_with_decodes(limited, images, "cpu") == 128
+
+
 def test_text_with_too_few_image_tokens_is_refused(checkpoint):
     engine = load(checkpoint("llava_clip"))
     with pytest.raises(InvalidArgumentError, match="images: are 2; the text has 1 times '<image>'"):
@@ -370,6 +433,14 @@ def test_unknown_vision_tower_is_refused(checkpoint, tmp_path: Path):
     changed = config.read_text().replace('"clip_vision_model"', '"clip"')
     config.write_text(changed.replace('"CLIPVisionModel"', '""'))
     with pytest.raises(UnsupportedModelError, match="vision tower of this llava is clip; impl"):
+        load(str(tmp_path))
+
+
+def test_encoder_that_fails_for_its_own_images_is_refused(checkpoint, tmp_path: Path):
+    config = _copy(checkpoint("gemma3"), tmp_path) / "config.json"
+    changed = config.read_text().replace('"mm_tokens_per_image": 9', '"mm_tokens_per_image": 64')
+    config.write_text(changed)
+    with pytest.raises(UnsupportedModelError, match="encoder of Gemma3Model fails for an image as"):
         load(str(tmp_path))
 
 

@@ -74,16 +74,29 @@ def test_plan_tiles_covers_every_token_longest_first(
     asked = batch(ranges)
     tiles = plan_tiles(asked, tokens_per_tile).tolist()
     found = {}
-    for first, count, batch_slot, position in tiles:
+    for first, count, batch_slot, position, _ in tiles:
         assert 1 <= count <= tokens_per_tile
         found |= {first + i: (batch_slot, position + i) for i in range(count)}
     expected = [
         (3 + i, start + step) for i, (start, count) in enumerate(ranges) for step in range(count)
     ]
     assert [found[token] for token in range(len(expected))] == expected
-    assert sum(count for _, count, _, _ in tiles) == len(expected)
-    ends = [position + count for _, count, _, position in tiles]
+    assert sum(count for _, count, *_ in tiles) == len(expected)
+    ends = [position + count for _, count, _, position, _ in tiles]
     assert ends == sorted(ends, reverse=True)
+
+
+def test_ranges_are_cut_where_tokens_see_up_to_another_key() -> None:
+    """Text, an image, another one side by side, text; then a chunk that ends with an image."""
+    ranges = Ranges.of_batch(np.array([5, 3, 7]), np.array([10, 2, 40]), np.array([9, 4, 1]))
+    last_keys = np.array([10, 13, 13, 13, 15, 15, 16, 17, 18, 2, 5, 5, 5, 40])
+    cut = ranges.seeing(last_keys)
+    assert cut.last_keys is not None
+    columns = cut.batch_slots, cut.starts, cut.num_queries, cut.first_tokens, cut.last_keys
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
+        (5, 10, 1, 0, 0), (5, 11, 3, 1, 13), (5, 14, 2, 4, 15), (5, 16, 3, 6, 0),
+        (3, 2, 1, 9, 0), (3, 3, 3, 10, 5), (7, 40, 1, 13, 0),
+    ]  # fmt: skip
 
 
 def test_choose_tiling_splits_by_model_unless_deterministic() -> None:

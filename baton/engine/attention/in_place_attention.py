@@ -1,6 +1,7 @@
 """Paged attention on a CPU that reads blocks where they lie, by kernels in C.
 
-Decodes that share a long prefix attend over it once, as in `torch_attention`.
+Decodes that share a long prefix attend over it once, and tokens that see later ones attend, as in
+`torch_attention`.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class InPlaceBatch:
 class InPlaceAttention:
     """Paged attention on a CPU. Raises `NoLibraryError` if the kernels are not available."""
 
-    reads_unwritten = True  # in a cascade
+    reads_unwritten = True  # over copies of blocks
 
     def __init__(self, cache: KvCache) -> None:
         self._groups = [place.group for place in cache.places]
@@ -60,12 +61,12 @@ class InPlaceAttention:
             for layer in (cache.pools[place.group].layers[place.index],)
         ]
         self._block_size = cache.layouts[0].block_size
-        self._cascade = TorchAttention(cache)
+        self._copying = TorchAttention(cache)
 
     def prepare(self, ragged: RaggedBatch) -> InPlaceBatch | TorchBatch:
         """Implements `Attention.prepare`."""
-        if self._cascade.shares_prefixes(ragged):
-            return self._cascade.prepare(ragged)
+        if ragged.last_keys is not None or self._copying.shares_prefixes(ragged):
+            return self._copying.prepare(ragged)
         return InPlaceBatch(ragged, self._block_size)
 
     def forward(
@@ -79,7 +80,7 @@ class InPlaceAttention:
     ) -> torch.Tensor:
         """Implements `Attention.forward`."""
         if isinstance(batch, TorchBatch):
-            return self._cascade.forward(index, layer, query, key, value, batch)
+            return self._copying.forward(index, layer, query, key, value, batch)
         paged = self._layers[index]
         work = batch.work(self._groups[index], query.shape[1] // paged.num_kv_heads)
         return paged.write_and_attend(query, key, value, work, layer.scale)

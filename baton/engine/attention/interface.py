@@ -30,6 +30,8 @@ class RaggedBatch:
             tokens of the step.
         table_versions: `[num_batch_slots]`, the number of changes of each row of `block_tables`;
             None: any row may have changed.
+        last_keys: `[num_tokens]`, the position of the last token that each token sees, which is one
+            of the step; None: its own. A window ends with the token itself all the same.
     """
 
     batch_slots: Int64Array
@@ -38,6 +40,7 @@ class RaggedBatch:
     num_decodes: int
     block_tables: Sequence[TokenArray]
     table_versions: Int64Array | None = None
+    last_keys: Int64Array | None = None
 
     @classmethod
     def of_decodes(

@@ -114,8 +114,10 @@ class LibraryAttention:
     def num_groups(self) -> int:
         return self.recorded.num_groups
 
-    def prepare(self, ragged: RaggedBatch) -> LibraryBatch:
-        """Implements `Attention.prepare`."""
+    def prepare(self, ragged: RaggedBatch) -> LibraryBatch | TritonBatch:
+        """Implements `Attention.prepare`. A library attends causally alone."""
+        if ragged.last_keys is not None:
+            return self.recorded.prepare(ragged)
         batch_slots, positions = ragged.places()
         tables = visible_tables(ragged, positions, self.block_size)
         lengths = ragged.starts + ragged.num_queries

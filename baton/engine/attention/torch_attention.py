@@ -40,7 +40,8 @@ class _Group:
     """Group of sequences with equally many queries and similar contexts, in one cache group.
 
     `rows`: rows of the group's queries in the flat batch; a slice if they are adjacent. Keys before
-    position `hidden` of a sequence are not seen: a shared prefix, attended apart.
+    position `hidden` of a sequence are not seen: a shared prefix, attended apart. `last_keys`, of
+    each of these rows, as in `RaggedBatch`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class _Group:
         layout: KvLayout,
         upload: Upload,
         hidden: Int64Array | None = None,
+        last_keys: Int64Array | None = None,
     ) -> None:
         self.rows = rows if isinstance(rows, slice) else upload(rows)
         self.batch, width = table.shape
@@ -63,6 +65,7 @@ class _Group:
         self._starts = upload(starts)
         self._first_keys = None if first_keys is None else upload(first_keys)
         self._hidden = None if hidden is None else upload(hidden)
+        self._last_keys = None if last_keys is None else upload(last_keys)
         self._window = layout.window
         self._biases: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
@@ -79,7 +82,8 @@ class _Group:
                 keys = self._first_keys[:, None, None] + keys
             steps = torch.arange(self.num_queries, device=device)
             queries = (self._starts[:, None] + steps)[:, :, None]
-            hidden = keys > queries
+            lasts = queries if self._last_keys is None else self._last_keys.view(queries.shape)
+            hidden = keys > lasts
             if self._window is not None:
                 hidden |= keys <= queries - self._window
             if self._hidden is not None:
@@ -398,16 +402,19 @@ def _groups(
 
     def group(rows: Rows, at: Rows, num_queries: int, width: int) -> _Group:
         batch_slots, starts = ragged.batch_slots[at], ragged.starts[at]
+        last_keys = None if ragged.last_keys is None else ragged.last_keys[rows]
         if begins is None:
+            seen = table[batch_slots, :width]
             return _Group(
-                rows, starts, num_queries, None, table[batch_slots, :width], layout, upload
+                rows, starts, num_queries, None, seen, layout, upload, last_keys=last_keys
             )
         # Blocks read before the first one that is seen are masked, but must be the sequence's own.
         firsts = np.minimum(begins[at], num_blocks - width)
         cells = (batch_slots * num_blocks + firsts)[:, None] + np.arange(width)
         hidden = None if num_shared is None else num_shared[at]
+        seen = table.take(cells)
         return _Group(
-            rows, starts, num_queries, firsts * size, table.take(cells), layout, upload, hidden
+            rows, starts, num_queries, firsts * size, seen, layout, upload, hidden, last_keys
         )
 
     if ragged.num_decodes == len(ragged.batch_slots):

@@ -63,7 +63,7 @@ class LayerKind:
         Args:
             table: `[num_batch_slots, blocks]`, block table of the group.
         """
-        if self.window is not None or len(ranges) < 2:
+        if self.window is not None or len(ranges) < 2 or ranges.last_keys is not None:
             return []
         return find_shared(
             ranges,
@@ -158,6 +158,8 @@ class TritonAttention:
         tables = visible_tables(ragged, positions, self.block_size)
         numbers = np.arange(len(ragged.batch_slots))
         ranges = Ranges.of_batch(numbers, ragged.starts, ragged.num_queries)
+        if ragged.last_keys is not None:
+            ranges = ranges.seeing(ragged.last_keys)
         work = {}
         for kind, plan in self.plans(ranges, tables).items():
             arrays = AttentionArrays.of(plan, self.device)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from baton.encoder_input import TensorData
+from baton.engine.device import is_out_of_memory
 from baton.engine.models.hf import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from baton.errors import UnsupportedModelError
 from baton.models.images import read_image_format
@@ -32,8 +33,16 @@ class VisionModel:
         images = read_image_format(model.config.to_dict())
         assert images is not None
         blank = images.blank()
-        with torch.inference_mode():
-            features = self._features({name: tensor_of(data) for name, data in blank.items()})
+        try:
+            with torch.inference_mode():
+                features = self._features({name: tensor_of(data) for name, data in blank.items()})
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise UnsupportedModelError(
+                f"the encoder of {type(model).__name__} fails for an image as the configuration "
+                f"describes it: {error}"
+            ) from error
         if len(features) != (expected := images.span(blank).count(images.placeholder_id)):
             raise UnsupportedModelError(
                 f"the encoder returns {len(features)} features for an image; expected "

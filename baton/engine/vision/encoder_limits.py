@@ -17,10 +17,12 @@ class EncoderLimits:
     Attributes:
         budget: most that one step encodes.
         cache_tokens: most whose output is kept.
+        uncut_tokens: most of an image that may not be cut; None: chunks may cut images.
     """
 
     budget: int = 0
     cache_tokens: int = 0
+    uncut_tokens: int | None = None
 
 
 def encoder_limits(
@@ -42,4 +44,25 @@ def encoder_limits(
             raise InvalidArgumentError(
                 field, f"is {value}; an image of this model has up to {images.max_tokens} tokens"
             )
-    return EncoderLimits(budget, cache_tokens)
+    uncut_tokens = None
+    if images.is_bidirectional:
+        room = tokens_with_decodes(config, images, device_type) - _tokens_of_others(config)
+        uncut_tokens = max(0, min(room, config.long_prefill_threshold or room))
+    return EncoderLimits(budget, cache_tokens, uncut_tokens)
+
+
+def tokens_with_decodes(config: EngineConfig, images: ImageFormat | None, device_type: str) -> int:
+    """Returns `max_num_tokens_with_decodes`, or its default, with room for an image that may not be
+    cut: it would wait until nothing else decodes."""
+    default = config.tokens_with_decodes(device_type)
+    if config.max_num_tokens_with_decodes is not None:
+        return default
+    if images is None or not images.is_bidirectional:
+        return default
+    needed = images.max_tokens + _tokens_of_others(config)
+    return min(config.tokens_per_step(device_type), max(default, needed))
+
+
+def _tokens_of_others(config: EngineConfig) -> int:
+    """Returns the most tokens of a step in which all sequences but one decode."""
+    return (config.max_num_seqs - 1) * (1 + config.max_drafts)

@@ -15,6 +15,7 @@ from transformers import AutoImageProcessor, AutoTokenizer  # not in `models.hf`
 from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.messages import MultimodalPrompt
 from baton.errors import InvalidArgumentError
+from baton.models.fixed_images import GemmaImages
 from baton.models.images import ImageFormat
 from baton.models.tiled_images import TiledImages
 
@@ -31,7 +32,8 @@ class PromptProcessor:
         self._image_processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
         self._images = images
         self._identity = self._image_processor.to_json_string().encode()
-        self._image_token: str = self.tokenizer.convert_ids_to_tokens(images.placeholder_id)
+        written_id = images.begin_id if isinstance(images, GemmaImages) else images.placeholder_id
+        self._image_token: str = self.tokenizer.convert_ids_to_tokens(written_id)
         self._frame = _frame(self.tokenizer, images)
 
     def __call__(self, text: str, images: SequenceOf[Any]) -> MultimodalPrompt:
@@ -86,4 +88,7 @@ def _frame(tokenizer: Any, images: ImageFormat) -> tuple[str, str]:
     """Returns the texts that a family puts before and after an image."""
     if isinstance(images, TiledImages):
         return tokenizer.start_image_token, tokenizer.end_image_token
+    if isinstance(images, GemmaImages):
+        begin, end = tokenizer.convert_ids_to_tokens([images.begin_id, images.end_id])
+        return f"\n\n{begin}", f"{end}\n\n"
     return "", ""

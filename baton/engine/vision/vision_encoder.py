@@ -16,6 +16,7 @@ from baton.engine.device_stream import uploader
 from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.vision_model import VisionModel, tensor_of
 from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,22 @@ class VisionEncoder:
         rows = np.concatenate([np.arange(p.row, p.row + p.end - p.begin) for p in placements])
         values = [self._outputs[p.content_hash][p.begin : p.end] for p in placements]
         return EncoderFeatures(self._upload(rows), torch.cat(values))
+
+    def last_keys(self, plan: StepPlan) -> Int64Array | None:
+        """Returns the position of the last token that each token of a plan sees, `[num_tokens]`:
+        within an image in both directions, that of the image's last; None: no token sees later
+        ones."""
+        if not self.images.is_bidirectional:
+            return None
+        placements = tuple(placed_inputs(plan))
+        if not placements:
+            return None
+        chunks = [np.arange(chunk.start, chunk.end) for chunk in plan.chunks]
+        last_keys = np.concatenate([plan.decode_starts, *chunks])
+        for placed in placements:
+            end = placed.row + placed.end - placed.begin
+            last_keys[placed.row : end] = last_keys[end - 1]
+        return last_keys
 
 
 def placed_inputs(plan: StepPlan) -> Iterator[Placement]:

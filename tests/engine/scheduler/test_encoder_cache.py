@@ -13,6 +13,7 @@ from baton.engine.scheduler.sequences.encoder_inputs import (
     EncoderInput,
     check_encoder_inputs,
     passed,
+    uncut_end,
 )
 from baton.errors import InvalidArgumentError
 
@@ -276,6 +277,20 @@ def test_limit_chunk_schedules_only_inputs_that_it_reaches():
     inputs = [item(b"b", 0), item(b"c", 2), item(b"e", 5), item(b"a", 10)]
     schedule = limit_chunk(inputs, 2, 10, EncoderCache(100), "s", 100)
     assert schedule.to_compute == (inputs[1], inputs[2])
+
+
+@given(begin=st.integers(0, 25), num_tokens=st.integers(1, 25), gaps=st.lists(st.integers(0, 3)))
+def test_uncut_end_ends_within_no_input(begin, num_tokens, gaps):
+    inputs, start = [], 0
+    for content, gap in zip(sorted(LENGTHS), gaps, strict=False):
+        inputs.append(item(content, start + gap))
+        start = inputs[-1].end
+    asked = begin + num_tokens
+    end = uncut_end(inputs, begin, asked)
+    assert begin <= end <= asked
+    assert not any(i.start < end < i.end for i in inputs) or end == begin
+    # No token more than needed is left to a later chunk.
+    assert end == asked or any(i.start <= end and asked < i.end for i in inputs)
 
 
 def test_limit_chunk_computes_repeated_content_once():

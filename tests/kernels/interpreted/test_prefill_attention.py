@@ -7,7 +7,7 @@ import torch
 from baton_kernels.attention_inputs import HEAD_DIMS
 from baton_kernels.attention_tiling import Tiling, choose_tiling
 from baton_kernels.gpu import GPUS
-from tests.support.kernels.attention_cases import attend, make_case, prefill
+from tests.support.kernels.attention_cases import Case, attend, make_case, prefill
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 
 TILING = Tiling(32, 32, 4, 2)
@@ -31,6 +31,32 @@ def test_prefill_attention_matches_float64_for_prompt_chunks(case: dict) -> None
     shape = {name: case[name] for name in case if name != "split_tokens"}
     batch = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape)
     batch.check(prefill(batch, TILING, case["split_tokens"]))
+
+
+# Images in the middle of a chunk, begun before it, two side by side, and up to its last token.
+def _with_images(case: Case) -> Case:
+    ranges = case.ranges
+    slots, positions = ranges.places()
+    last_keys = positions.copy()
+    for index, begin, end in ((1, 3, 15), (2, 25, 41), (3, 9, 20), (3, 20, 49), (5, 64, 67)):
+        is_image = slots == ranges.batch_slots[index]
+        last_keys[is_image & (positions >= begin) & (positions < end)] = end - 1
+    return case.of(ranges.seeing(last_keys))
+
+
+@each_case(CASES, num_quick=6)
+def test_prefill_attention_sees_whole_images(case: dict) -> None:
+    shape = {name: case[name] for name in case if name != "split_tokens"}
+    batch = _with_images(make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape))
+    batch.check(prefill(batch, TILING, case["split_tokens"]))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [None, 7])
+def test_attention_serves_images_beside_decodes(window: int | None, deterministic: bool) -> None:
+    case = _with_images(make_case(CONTEXTS, NUM_QUERIES, torch.float32, 64, 4, 1, window=window))
+    tiling = choose_tiling(64, torch.float32, torch.float32, 1, 4096, GPUS[90], deterministic)
+    case.check(attend(case, tiling, max_decode_tokens=4))
 
 
 def test_prefill_attention_leaves_tokens_outside_tiles() -> None:

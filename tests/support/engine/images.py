@@ -16,6 +16,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoModelForImageTextToText,
     CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3Processor,
+    Gemma3TextConfig,
     GenerationConfig,
     InternVLConfig,
     InternVLProcessor,
@@ -34,6 +37,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -168,6 +172,23 @@ def _pixtral(
     return made, _PixtralProcessor(images, tokenizer, merge * _PATCH)
 
 
+def _gemma(text: PretrainedConfig) -> tuple[Gemma3Config, Gemma3Processor]:
+    config = Gemma3Config(
+        vision_config=SiglipVisionConfig(vision_use_head=False, **{**_TOWER, "patch_size": 4}),
+        text_config=text,
+        mm_tokens_per_image=9,
+        image_token_index=PLACEHOLDER_ID,
+        boi_token_index=PLACEHOLDER_ID + 1,
+        eoi_token_index=PLACEHOLDER_ID + 2,
+        tie_word_embeddings=False,
+    )
+    tokenizer = _tokenizer(
+        image_token="<image_soft_token>", boi_token=IMAGE_TOKEN, eoi_token="<end_of_image>"
+    )
+    images = Gemma3ImageProcessorPil(size={"height": _SIDE, "width": _SIDE})
+    return config, Gemma3Processor(images, tokenizer, image_seq_length=9)
+
+
 # The last one runs as a model of transformers, the others in fused modules.
 LLAVA = {
     "llava_clip": lambda: _clip(LlamaConfig(**_TEXT)),
@@ -182,6 +203,15 @@ VISION_LANGUAGE = {
     ),
     "mistral3": lambda: _pixtral(
         Mistral3Config, MistralConfig(sliding_window=None, **_TEXT), 2, spatial_merge_size=2
+    ),
+    "gemma3": lambda: _gemma(
+        Gemma3TextConfig(
+            **_TEXT,
+            head_dim=64,
+            sliding_window=7,
+            query_pre_attn_scalar=16,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
     ),
 }
 # Processors by the folders of their checkpoints: some cannot be loaded without torchvision.

@@ -111,6 +111,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "dots3_note_text": _DOTS3,
     "emu3": {"text_config": {"bos_token_id": 1}},
+    "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n_text": {"num_kv_shared_layers": 1},
     "gemma4_assistant": _ASSISTANT,
     "gemma4_unified_assistant": _ASSISTANT,

@@ -6,6 +6,7 @@ from baton.engine.scheduler.scheduling.encoder_schedule import limit_chunk
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.encoder_inputs import uncut_end
 from baton.engine.scheduler.sequences.sequence import Sequence
 
 
@@ -64,6 +65,8 @@ class Chunker:
     def _limit_to_encoder(self, chunk: PlannedRange) -> None:
         """Shortens a range to end before an encoder input that does not fit this step."""
         request, encoder = chunk.sequence.request, self._states.encoder
+        if not self._config.cuts_encoder_inputs:
+            chunk.end = uncut_end(request.encoder_inputs, chunk.start, chunk.end)
         chunk.encoder = limit_chunk(
             request.encoder_inputs,
             chunk.start,

@@ -67,6 +67,7 @@ class SchedulerConfig:
         policy: name of the scheduling policy.
         encoder_budget: tokens of encoder inputs computed in one step.
         encoder_cache_tokens: tokens of encoder inputs cached at once.
+        cuts_encoder_inputs: a chunk may end within an encoder input.
         max_drafts: draft tokens verified per sequence and step.
     """
 
@@ -85,4 +86,5 @@ class SchedulerConfig:
     preemption: Preemption = Preemption.AUTO
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
+    cuts_encoder_inputs: bool = True
     max_drafts: int = 0

@@ -1,4 +1,4 @@
-"""Bounds of the encoder inputs of a sequence, and which of them it has passed."""
+"""Bounds of the encoder inputs of a sequence, which a chunk would cut, and which are passed."""
 
 from collections.abc import Iterable, Sequence
 
@@ -46,3 +46,12 @@ def passed(
 ) -> tuple[EncoderInput, ...]:
     """Returns the inputs whose last token is computed; they may be released."""
     return tuple(i for i in encoder_inputs if i.end <= num_computed_tokens)
+
+
+def uncut_end(encoder_inputs: Iterable[EncoderInput], start: int, end: int) -> int:
+    """Returns the end of a chunk [start, end) that ends before the input that it would cut; `start`
+    if it begins within that input."""
+    for encoder_input in encoder_inputs:
+        if encoder_input.start < end < encoder_input.end:
+            return max(start, encoder_input.start)
+    return end
