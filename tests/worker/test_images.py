@@ -132,12 +132,13 @@ async def test_several_sequences_share_a_prompt_with_images(llava, roles, params
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "return"])
 async def test_preemption_on_decode_worker_keeps_images(llava, preemption):
-    # Room for two of four requests; nothing is found again in the prefix cache.
-    tight = {"num_blocks": 9, "preemption": preemption, "swap_bytes": 2**20}
+    # Two of four requests begin, and have no room to end; no prefix is found cached.
+    tight = {"num_blocks": 7, "preemption": preemption, "swap_bytes": 2**20}
     settings = {**tight, "prefix_caching": False, "prefill": {"num_blocks": 96}}
     async with fleet_of_workers(llava.path, *ONE_OF_EACH, **settings) as fleet:
         requests = [llava.request(fleet, given) for given in PROMPTS]
-        await run_all(requests)
+        with fleet.member("decode-0").slowed(0.01):  # so that they run at once
+            await run_all(requests)
         assert list(map(said, requests)) == list(map(llava.expected, PROMPTS))
         stats = fleet.member("decode-0").stats
     of_mode = {
