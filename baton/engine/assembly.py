@@ -35,6 +35,7 @@ from baton.engine.self_check import SelfCheck
 from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
+from baton.models.images import read_image_processor
 from baton.models.pooling import read_pooling
 from baton.version import version
 
@@ -110,7 +111,7 @@ def assemble(
     eos_token_ids = loader.eos_token_ids(hf_config, hf_model)
     encoder = None
     if is_vision_language(hf_config):
-        hf_model, vision = split(hf_model)
+        hf_model, vision = split(hf_model, read_image_processor(Path(folder)))
         encoder = VisionEncoder(vision)
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)

@@ -60,6 +60,7 @@ from baton.engine.scheduler.sequences.sequence import (
 )
 from baton.engine.updates import updates_of, updates_of_one
 from baton.engine.vision.encoder_limits import encoder_limits
+from baton.engine.vision.rope_positions import RopePositions
 from baton.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -67,6 +68,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
+from baton.models.patched_images import PatchedImages
 from baton.models.pooling import why_not
 from baton.sampling import SamplingParams
 
@@ -122,6 +124,7 @@ class Engine:
             stream=stream,
             pooler=loaded.pooler,
             encoder=loaded.encoder,
+            rope=_rope_positions(config, loaded),
         )
         make_drafter = drafter_named(config.drafter)
         self._drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
@@ -634,6 +637,14 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
         encoder_cache_tokens=limits.cache_tokens,
         uncut_image_tokens=limits.uncut_tokens,
     )
+
+
+def _rope_positions(config: EngineConfig, loaded: LoadedModel) -> RopePositions | None:
+    """Returns the rotary positions of a model with M-RoPE that takes images."""
+    images = loaded.info.images
+    if not loaded.model.has_mrope or not isinstance(images, PatchedImages):
+        return None
+    return RopePositions(config.max_num_seqs, images)
 
 
 def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":

@@ -28,13 +28,19 @@ from baton.engine.scheduler.scheduling.plan import (
 )
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
+from baton.engine.vision.rope_positions import RopePositions
 
 
 class DecoderModel(Protocol):
-    """Decoder model over a flat batch that writes K and V to the cache. `execution` names the
-    implementation and its arrangement of K and V."""
+    """Decoder model over a flat batch that writes K and V to the cache.
+
+    Attributes:
+        execution: names the implementation and its arrangement of K and V.
+        has_mrope: whether rotary positions have three dimensions.
+    """
 
     execution: str
+    has_mrope: bool
 
     def use(self, paged: Attention) -> None: ...
 
@@ -54,7 +60,7 @@ class ModelInputs:
 
     Attributes:
         token_ids: `[num_tokens]`, without those that the step before is choosing.
-        positions: `[num_tokens]`.
+        positions: `[num_tokens]`; `[3, num_tokens]` with M-RoPE, for tokens of images.
         logit_rows: `[num_rows]`, tokens whose logits are needed.
     """
 
@@ -171,10 +177,11 @@ class ModelRunner:
         clock: StepClock | None = None,
         stream: DeviceStream | None = None,
         pooler: Pooler | None = None,
+        rope: RopePositions | None = None,
     ) -> None:
         """Takes a `model` that already uses `attention`; reports times to `clock`; computes on
         `stream`, by default the device's. With a `pooler` the model has hidden states in place of
-        logits."""
+        logits. `rope`: of a model with M-RoPE that takes images."""
         self._model = model
         self._pooler = pooler
         self._attention = attention
@@ -184,6 +191,7 @@ class ModelRunner:
         self._stream = stream or stream_of(device)
         self._upload = uploader(device)
         self._encoder = encoder
+        self._rope = rope
         self._graphs = graphs
         self._clock = clock or StepClock()
         self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size)
@@ -204,6 +212,8 @@ class ModelRunner:
                 request = sequence.request
                 self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
                 self._grammars.assign(sequence.batch_slot, request)
+                if self._rope is not None:
+                    self._rope.assign(sequence.batch_slot, request.encoder_inputs)
             if plan.num_tokens and not self._may_replay(plan):
                 with self._clock.forward():
                     inputs = self.inputs(plan)
@@ -292,7 +302,8 @@ class ModelRunner:
         parts = [self._chosen(plan, previous)] if num_unknown else []
         if num_unknown < len(batch_slots):
             parts.append(self._given(batch_slots[num_unknown:], positions[num_unknown:]))
-        return self._graphs.run(parts, ragged)
+        offsets = None if self._rope is None else self._rope.offsets(batch_slots)
+        return self._graphs.run(parts, ragged, None if offsets is None else self._upload(offsets))
 
     def _ragged(self, plan: StepPlan) -> RaggedBatch:
         """Returns the plan's tokens: those of its decodes, then those of its chunks."""
@@ -325,14 +336,18 @@ class ModelRunner:
     def inputs(self, plan: StepPlan) -> ModelInputs:
         """Returns the model's inputs: the step's tokens that are known, the attention batch, and
         the slots of new K and V. The plan computes at least one token."""
-        batch = self._attention.prepare(self._ragged(plan))
+        ragged = self._ragged(plan)
+        batch = self._attention.prepare(ragged)
+        positions = batch.positions
+        if self._rope is not None:
+            positions = self._rope.positions(ragged, batch.token_slots, positions)
         rows = plan.sample_rows
         if plan.chunks:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
         num_unknown = len(plan.previous_rows)
         return ModelInputs(
             self._given(batch.token_slots[num_unknown:], batch.positions[num_unknown:]),
-            self._upload(batch.positions),
+            self._upload(positions),
             batch,
             self._upload(rows),
         )

@@ -152,7 +152,14 @@ class TritonBackend:
         if self._recorder is None:
             self._recorder = CudaRecorder()
         self._recorder.use_new_pool()
-        return record_decodes(model.forward, batch, sizes, attention.device, self._recorder)
+        return record_decodes(
+            model.forward,
+            batch,
+            sizes,
+            attention.device,
+            self._recorder,
+            has_mrope=model.has_mrope,
+        )
 
 
 def _recorded(attention: Attention) -> TritonAttention:

@@ -5,11 +5,14 @@ Knows nothing of torch. All formats have the same methods; a family of models ad
 `ImageFormat` and to `read_image_format`.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from baton.errors import UnsupportedModelError
 from baton.models.fixed_images import FixedImages, GemmaImages, fixed, gemma
+from baton.models.patched_images import PatchedImages, patched
 from baton.models.pixtral_images import TOWER, PixtralImages, pixtral
 from baton.models.tiled_images import TiledImages, tiled
 
@@ -18,19 +21,35 @@ VISION_TOWERS: Final[Mapping[str, tuple[str, ...]]] = {
     "internvl": ("internvl_vision",),
     "mistral3": (TOWER,),
     "gemma3": ("siglip_vision_model",),
+    "qwen2_5_vl": ("qwen2_5_vl_vision",),
+    "qwen3_vl": ("qwen3_vl_vision",),
 }
 """Vision towers of each model type that is implemented, by their own model types."""
 
 
-ImageFormat = FixedImages | GemmaImages | TiledImages | PixtralImages
+ImageFormat = FixedImages | GemmaImages | TiledImages | PixtralImages | PatchedImages
 """Any of the formats. Structs, so that they keep their type on the way from an engine's process."""
 
 
-def read_image_format(config: Mapping[str, Any]) -> ImageFormat | None:
+def read_image_processor(folder: Path) -> Mapping[str, Any]:
+    """Returns the settings of a checkpoint's image processor; none without its file."""
+    for name in "processor_config.json", "preprocessor_config.json":
+        if (file := folder / name).is_file():
+            settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            settings = settings.get("image_processor", settings)
+            if "image_processor_type" in settings:
+                return settings
+    return {}
+
+
+def read_image_format(
+    config: Mapping[str, Any], processor: Mapping[str, Any] | None = None
+) -> ImageFormat | None:
     """Returns the format of the images that a model takes; None: it takes none.
 
     Args:
         config: the content of its config.json, with every field that transformers would set.
+        processor: settings of its image processor, which may bound the size of images.
 
     Raises `UnsupportedModelError` for a family that is implemented with another vision tower.
     """
@@ -50,4 +69,6 @@ def read_image_format(config: Mapping[str, Any]) -> ImageFormat | None:
         return pixtral(config, vision)
     if model_type == "gemma3":
         return gemma(config, vision)
+    if model_type in ("qwen2_5_vl", "qwen3_vl"):
+        return patched(config, vision, processor or {})
     return fixed(config, vision)

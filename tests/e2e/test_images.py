@@ -37,7 +37,7 @@ from tests.support.engine.images import (
     TOKENS_PER_IMAGE,
     greedy,
     image,
-    save_llava,
+    save_vision_language,
     words,
 )
 from tests.support.router.scripted import HANDOFFS
@@ -116,7 +116,7 @@ class Running:
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder: Path = tmp_path_factory.mktemp("llava")
-    save_llava("llava_clip", folder)
+    save_vision_language("llava_clip", folder)
     return Model(str(folder))
 
 

@@ -10,7 +10,7 @@ import torch
 from baton.engine.messages import Completion, TokenLogprobs
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load
-from tests.support.engine.images import IMAGE_TOKEN, image, loaded, save_llava, words
+from tests.support.engine.images import IMAGE_TOKEN, image, loaded, save_vision_language, words
 
 NUM_TOKENS, NUM_TOP = 8, 5
 TEXT = f"{words(5, 1)} {IMAGE_TOKEN} {words(3, 2)} {IMAGE_TOKEN} {words(2, 3)}"
@@ -23,7 +23,7 @@ SCORED = SamplingParams(
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("llava")
-    save_llava("llava_clip", folder)
+    save_vision_language("llava_clip", folder)
     return str(folder)
 
 

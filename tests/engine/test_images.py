@@ -27,6 +27,7 @@ from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
 from tests.support.engine.images import (
     IMAGE_TOKEN,
     PLACEHOLDER_ID,
+    QWEN,
     TOKENS_PER_IMAGE,
     VISION_LANGUAGE,
     greedy,
@@ -40,7 +41,8 @@ from tests.support.engine.streams import read
 
 NUM_TOKENS = 10
 # One model of each image format in the short run of the tests.
-MOSTLY_SLOW = mostly_slow(VISION_LANGUAGE, "llava_clip", "internvl", "mistral3", "gemma3")
+FAMILIES = ("llava_clip", "internvl", "mistral3", "gemma3", "qwen2_5_vl", "qwen3_vl")
+MOSTLY_SLOW = mostly_slow(VISION_LANGUAGE, *FAMILIES)
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 GEMMA_TOKENS = 9  # of an image
 Checkpoint = Callable[[str], str]
@@ -55,6 +57,14 @@ PROMPTS: list[Given] = [
     (f"{words(4, 7)} {IMAGE_TOKEN} {words(1, 8)} {IMAGE_TOKEN} {words(6, 9)}", (image(6),) * 2),
     (words(21, 10), ()),
 ]
+
+
+def prompts_for(name: str) -> list[Given]:
+    """Returns the prompts for a checkpoint; transformers takes images of Qwen for one unless text
+    is between them, as its chat template has."""
+    if name not in QWEN:
+        return PROMPTS
+    return [(text.replace(IMAGE_TOKEN, f"w3 {IMAGE_TOKEN} w4"), images) for text, images in PROMPTS]
 
 
 @pytest.fixture(scope="session")
@@ -125,10 +135,10 @@ def test_prompt_has_the_tokens_of_transformers_processor(checkpoint, name):
 
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
 def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
-    path = checkpoint(name)
+    path, given = checkpoint(name), prompts_for(name)
     engine = load(path, prefix_caching=False)
-    said = [tokens(engine.generate([p], GREEDY))[0] for p in prompts_of(engine, PROMPTS)]
-    assert said == expected(path)
+    said = [tokens(engine.generate([p], GREEDY))[0] for p in prompts_of(engine, given)]
+    assert said == expected(path, given)
     assert_idle(engine)
 
 
@@ -136,26 +146,26 @@ def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
 @pytest.mark.parametrize("num_batched", [7, 13, 24, 512])
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batched, block_size):
-    path = checkpoint(name)
+    path, given = checkpoint(name), prompts_for(name)
     if name == "gemma3":
         num_batched = max(num_batched, GEMMA_TOKENS + 5)  # beside 5 decodes
     engine = load(path, max_num_batched_tokens=num_batched, max_num_seqs=6, block_size=block_size)
-    prompts = prompts_of(engine, PROMPTS)
-    assert tokens(engine.generate(prompts, GREEDY)) == expected(path)
-    assert tokens(engine.generate(prompts, GREEDY)) == expected(path)  # from the prefix cache
+    prompts = prompts_of(engine, given)
+    assert tokens(engine.generate(prompts, GREEDY)) == expected(path, given)
+    assert tokens(engine.generate(prompts, GREEDY)) == expected(path, given)  # from the cache
     assert_idle(engine)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
 def test_preemption_changes_no_token_after_images(checkpoint, name, preemption):
-    path = checkpoint(name)
+    path, given = checkpoint(name), prompts_for(name)
     tight = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 24, "max_num_seqs": 6}
     engine = load(
         path, **tight, preemption=preemption, swap_bytes=2**20, prefix_caching=False,
         encoder_cache_tokens=max_tokens(path),
     )  # fmt: skip
-    assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
     assert engine.stats().num_preemptions > 0
     assert_idle(engine)
 
@@ -209,17 +219,42 @@ def test_encoder_budget_spreads_images_over_steps(checkpoint):
 
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_steps_launched_ahead_change_no_token_after_images(checkpoint, name):
-    path = checkpoint(name)
+    path, given = checkpoint(name), prompts_for(name)
     engine = load(path, async_scheduling=True, max_num_batched_tokens=24, max_num_seqs=6)
-    assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
     assert engine.stats().num_steps_ahead > 0
 
 
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 def test_drafts_after_an_image_change_no_token(checkpoint, name):
-    path = checkpoint(name)
+    path, given = checkpoint(name), prompts_for(name)
     engine = load(path, max_drafts=3)
-    assert tokens(engine.generate(prompts_of(engine, PROMPTS), GREEDY)) == expected(path)
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
+
+
+@pytest.mark.parametrize("max_drafts", [0, 3])
+@pytest.mark.parametrize("name", mostly_slow(VISION_LANGUAGE, *FAMILIES, "qwen2_5_vl_gelu"))
+def test_recorded_steps_change_no_token_after_images(checkpoint, name, max_drafts):
+    path, given = checkpoint(name), prompts_for(name)
+    engine = load(path, max_num_seqs=6, max_drafts=max_drafts)
+    graphs = CountedGraphs(engine)
+    assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
+    text = given[-1:]
+    assert tokens(engine.generate(prompts_of(engine, text), GREEDY)) == expected(path, text)
+    assert graphs.num_steps > 0
+    repeats = name != "gemma3"  # its answers have no word that came before
+    assert (graphs.num_with_drafts > 0) == (max_drafts > 0 and repeats)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_several_samples_fork_after_images(checkpoint, name):
+    path, given = checkpoint(name), prompts_for(name)
+    engine = load(path, max_num_seqs=8, max_num_batched_tokens=32)
+    params = replace(GREEDY, n=3, temperature=1.0, top_k=1)
+    results = engine.generate(prompts_of(engine, given), params)
+    assert [[c.token_ids for c in r.completions] for r in results] == [
+        [answer] * 3 for answer in expected(path, given)
+    ]
 
 
 def test_recorded_steps_fill_no_placeholder(checkpoint):
@@ -235,10 +270,10 @@ def test_recorded_steps_fill_no_placeholder(checkpoint):
 
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
 async def test_engine_core_takes_images(checkpoint, serve, name):
-    path = checkpoint(name)
+    path, given = checkpoint(name), prompts_for(name)
     requests = [
         EngineRequest(str(i), ids, GREEDY, len(ids), encoder_inputs=prompt.encoder_inputs)
-        for i, prompt in enumerate(prompts_of(load(path), PROMPTS))
+        for i, prompt in enumerate(prompts_of(load(path), given))
         if (ids := tuple(prompt.token_ids))
     ]
     async with serve(path) as engine:
@@ -246,7 +281,7 @@ async def test_engine_core_takes_images(checkpoint, serve, name):
             opened = [streams.enter_context(engine.open(request)) for request in requests]
             updates = [await read(stream) for stream in opened]
     said = [tuple(u.token_id for u in each if u.token_id is not None) for each in updates]
-    assert said == expected(path)
+    assert said == expected(path, given)
 
 
 def test_default_encoder_budget_is_that_of_a_step(checkpoint):

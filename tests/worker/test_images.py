@@ -24,7 +24,7 @@ from tests.support.engine.images import (
     TOKENS_PER_IMAGE,
     greedy,
     image,
-    save_llava,
+    save_vision_language,
     words,
 )
 from tests.support.failures import failure_of
@@ -69,7 +69,7 @@ class Model:
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("llava")
-    save_llava("llava_clip", folder)
+    save_vision_language("llava_clip", folder)
     return Model(str(folder))
 
 

@@ -95,18 +95,26 @@ class DecodeGraphs:
         sizes: Sequence[int],
         device: torch.device,
         recorder: Recorder,
+        *,
+        has_mrope: bool = False,
     ) -> None:
         """Args: forward: the model's forward; batch: static inputs for as many tokens as the last
-        of `sizes`."""
+        of `sizes`; has_mrope: the rotary positions of tokens may be an offset away from their
+        indices."""
         max_rows = sizes[-1]
         self._batch = batch
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         rows = torch.arange(max_rows, device=device)
+        self._offsets = torch.zeros_like(self._token_ids) if has_mrope else None
+        self._num_offsets = 0
         self.sizes = sizes
 
         def step(size: int) -> Step:
-            inputs = (self._token_ids[:size], batch.positions[:size])
-            return lambda: forward(*inputs, batch.rows(size), rows[:size])
+            token_ids, positions = self._token_ids[:size], batch.positions[:size]
+            if self._offsets is None:
+                return lambda: forward(token_ids, positions, batch.rows(size), rows[:size])
+            offsets = self._offsets[:size]
+            return lambda: forward(token_ids, positions + offsets, batch.rows(size), rows[:size])
 
         # The largest first, so that the others reuse its memory in the pool.
         self._steps = {size: recorder.record(step(size)) for size in reversed(self.sizes)}
@@ -117,13 +125,20 @@ class DecodeGraphs:
         (step, *_) = self._steps.values()
         return step()[0].nbytes
 
-    def run(self, token_ids: Sequence[torch.Tensor], ragged: RaggedBatch) -> torch.Tensor | None:
+    def run(
+        self,
+        token_ids: Sequence[torch.Tensor],
+        ragged: RaggedBatch,
+        offsets: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
         """Returns logits `[num_tokens, vocab_size]`, valid until the next run; None if no graph
         fits and the caller has to compute the step without one.
 
         Args:
             token_ids: parts of `[num_tokens]`, one after the other; at most the last of `sizes`.
             ragged: batch of only decodes, some with drafts.
+            offsets: `[num_tokens]`, to add to the tokens' indices for their rotary positions; None:
+                nothing.
         """
         num_tokens = sum(map(len, token_ids))
         size = self.sizes[bisect_left(self.sizes, num_tokens)]
@@ -132,9 +147,21 @@ class DecodeGraphs:
             end = begin + len(part)
             self._token_ids[begin:end].copy_(part, non_blocking=True)
             begin = end
+        self._set_offsets(offsets)
         if not self._batch.fill(ragged, size):
             return None
         return self._steps[size]()[:num_tokens]
+
+    def _set_offsets(self, offsets: torch.Tensor | None) -> None:
+        """Writes a step's offsets. Those of padding are 0, as its positions are valid without."""
+        num_offsets = 0 if offsets is None else len(offsets)
+        if offsets is None and not self._num_offsets:
+            return
+        assert self._offsets is not None, "offsets of a model without M-RoPE"
+        if offsets is not None:
+            self._offsets[:num_offsets].copy_(offsets, non_blocking=True)
+        self._offsets[num_offsets : self._num_offsets].zero_()
+        self._num_offsets = num_offsets
 
 
 def record_decodes(
@@ -143,11 +170,13 @@ def record_decodes(
     sizes: Sequence[int],
     device: torch.device,
     recorder: Recorder,
+    *,
+    has_mrope: bool = False,
 ) -> DecodeGraphs | None:
     """Returns the graphs, as `DecodeGraphs`; None, after a warning with the reason, if the model's
     forward cannot be recorded: some wait for the device. Raises the error of a GPU that fails."""
     try:
-        return DecodeGraphs(forward, batch, sizes, device, recorder)
+        return DecodeGraphs(forward, batch, sizes, device, recorder, has_mrope=has_mrope)
     except RuntimeError as error:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # raises again if the CUDA context is lost

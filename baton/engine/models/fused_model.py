@@ -8,6 +8,7 @@ change, but keys are cached in that order, so `execution` names it and workers t
 pair.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from baton.engine.attention.interface import Attention, LayerAttention, StepBatc
 from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.linear import Linear, merged
+from baton.engine.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.models.rowwise import Rowwise
 from baton_kernels.cpu.rowwise import Rotation
 
@@ -39,9 +41,11 @@ class FusedModel:
         self._lm_head = head if isinstance(head, torch.nn.Identity) else Linear(head.weight)
         is_adjacent = self._embedding.dtype == torch.float32
         self.execution = "fused-adjacent" if is_adjacent else "fused-halves"
-        rotation = _rotation(decoder, max_len, is_adjacent)
+        self._rotation = _rotation(decoder, max_len, is_adjacent)
+        self._dimensions = dimensions_of_pairs(decoder)
+        self.has_mrope = self._dimensions is not None
         self._layers = [
-            _FusedLayer(i, layer, attention, rotation, rowwise)
+            _FusedLayer(i, layer, attention, is_adjacent, rowwise)
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._eps = decoder.norm.variance_epsilon
@@ -64,15 +68,27 @@ class FusedModel:
         hidden = F.embedding(token_ids, self._embedding)
         if features is not None:
             features.place(hidden)
-        for layer in self._layers[:-1]:
-            attended = layer.attend(hidden, positions, self._paged, batch)
+        rotation, positions = self._rotation_at(positions)
+        for i, layer in enumerate(self._layers[:-1]):
+            attended = layer.attend(hidden, positions, rotation, self._paged, batch)
             hidden = layer.finish(hidden, attended)
+            if features is not None:
+                features.add(i, hidden)
         # After the last attention only the rows whose logits are requested are computed.
-        attended = self._layers[-1].attend(hidden, positions, self._paged, batch)
+        attended = self._layers[-1].attend(hidden, positions, rotation, self._paged, batch)
         hidden = self._layers[-1].finish(hidden[logit_rows], attended[logit_rows])
         normed = self._rowwise.rms_norm(hidden, self._final_norm, self._eps)
         logits: torch.Tensor = self._lm_head(normed)
         return logits
+
+    def _rotation_at(self, positions: torch.Tensor) -> tuple[Rotation, torch.Tensor]:
+        """Returns a rotary table and positions in it, `[num_tokens]`; positions of three dimensions
+        get a table of their own."""
+        if self._dimensions is None or positions.ndim == 1:
+            return self._rotation, positions
+        table = angles_at(positions, self._rotation.table, self._dimensions)
+        rows = torch.arange(len(table), device=table.device)
+        return replace(self._rotation, table=table), rows
 
 
 class _FusedLayer:
@@ -83,7 +99,7 @@ class _FusedLayer:
         index: int,
         layer: Any,
         attention: LayerAttention,
-        rotation: Rotation,
+        is_adjacent: bool,
         rowwise: Rowwise,
     ) -> None:
         attn, mlp = layer.self_attn, layer.mlp
@@ -92,12 +108,11 @@ class _FusedLayer:
         self._head_dim: int = attn.head_dim
         self._num_kv_heads = attn.k_proj.out_features // self._head_dim
         self._num_heads = attn.q_proj.out_features // self._head_dim
-        self._rotation = rotation
         self._rowwise = rowwise
         self._input_norm = layer.input_layernorm.weight
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
-        order = _adjacent_order(self._head_dim) if rotation.is_adjacent else slice(None)
+        order = _adjacent_order(self._head_dim) if is_adjacent else slice(None)
         self._qkv = Linear(
             *merged(
                 [
@@ -120,13 +135,14 @@ class _FusedLayer:
         self,
         hidden: torch.Tensor,
         positions: torch.Tensor,
+        rotation: Rotation,
         paged: Attention,
         batch: StepBatch,
     ) -> torch.Tensor:
         """Writes K and V and returns the heads' outputs, `[num_tokens, num_heads * head_dim]`.
         `hidden`: `[num_tokens, hidden_size]`."""
         normed = self._rowwise.rms_norm(hidden, self._input_norm, self._eps)
-        query, key, value = self._project(normed, positions)
+        query, key, value = self._project(normed, positions, rotation)
         attended = paged.forward(self._index, self._attention, query, key, value, batch)
         return attended.flatten(1)
 
@@ -137,7 +153,7 @@ class _FusedLayer:
         return self._down.plus(self._rowwise.silu_and_multiply(gate_up), hidden)
 
     def _project(
-        self, normed: torch.Tensor, positions: torch.Tensor
+        self, normed: torch.Tensor, positions: torch.Tensor, rotation: Rotation
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns Q and K, rotated, and V, `[num_tokens, heads, head_dim]` each."""
         num_rotated = self._num_heads + self._num_kv_heads
@@ -150,7 +166,7 @@ class _FusedLayer:
                 for t, w in zip((query, key), self._qk_norms, strict=True)
             ]
             rotated = torch.cat(normed_heads, dim=1)
-        rotated = self._rowwise.rotate(rotated, positions, self._rotation)
+        rotated = self._rowwise.rotate(rotated, positions, rotation)
         query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
         return query, key, value
 

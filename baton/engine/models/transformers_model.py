@@ -24,6 +24,7 @@ from baton.engine.models.hf import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from baton.engine.models.mrope import has_mrope
 from baton.errors import UnsupportedModelError
 
 _PROBE_TOKENS = 4
@@ -131,6 +132,7 @@ class TransformersModel:
         self._model = model
         # A head may scale or bound even what a removed projection lets through.
         self._backbone = model.base_model if is_headless(model) else None
+        self.has_mrope = has_mrope(model.base_model)
         self._hook = hook
         # transformers passes a 4-dimensional mask on unchanged.
         self._ready_mask = torch.empty(1, 1, 1, 1, device=model.device)
@@ -151,12 +153,13 @@ class TransformersModel:
 
         Args:
             token_ids: `[num_tokens]`.
-            positions: `[num_tokens]`, each within its own sequence.
+            positions: `[num_tokens]`, each within its own sequence; in a model with M-RoPE also
+                `[3, num_tokens]`.
             features: encoder outputs in place of the embeddings of placeholders.
         """
         self._hook.batch = batch
         inputs: dict[str, Any] = {
-            "position_ids": positions[None],
+            "position_ids": positions.unsqueeze(-2),
             "attention_mask": self._ready_mask,
             "use_cache": False,
         }
@@ -166,6 +169,9 @@ class TransformersModel:
             embeddings = self._model.get_input_embeddings()(token_ids)
             features.place(embeddings)
             inputs["inputs_embeds"] = embeddings[None]
+            if features.deepstack is not None:
+                inputs["deepstack_visual_embeds"] = list(features.deepstack)
+                inputs["visual_pos_masks"] = features.mask(len(embeddings))[None]
         try:
             if self._backbone is not None:
                 return self._backbone(**inputs).last_hidden_state[0, logit_rows]  # type: ignore[no-any-return]

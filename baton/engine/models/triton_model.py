@@ -6,6 +6,7 @@ Layers with experts have more of both (`triton_mlp`). The products are the libra
 deterministic mode Baton's own, which are batch-invariant.
 """
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from baton.engine.attention.interface import LayerAttention
 from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.hf import PreTrainedModel
+from baton.engine.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.models.triton_mlp import Product, mlp_of, spent
 from baton_kernels.linear import linear
 from baton_kernels.norm import add_rms_norm, rms_norm
@@ -69,9 +71,11 @@ class TritonModel:
         self._eps: float = decoder.norm.variance_epsilon
         self._lm_head = getattr(model.lm_head, "weight", None)  # None: removed
         self._product = product
-        rotation = _rotation(decoder, max_len)
+        self._rotation = _rotation(decoder, max_len)
+        self._dimensions = dimensions_of_pairs(decoder)
+        self.has_mrope = self._dimensions is not None
         self._layers = [
-            _Layer(i, layer, attention, rotation, product)
+            _Layer(i, layer, attention, product)
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._paged: PagedLayers | None = None
@@ -95,13 +99,25 @@ class TritonModel:
             features.place(stream)
         normed = rms_norm(stream, self._layers[0].input_norm, self._eps)
         norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
-        for layer, next_norm in zip(self._layers, norms, strict=True):
-            attended = layer.attend(normed, positions, self._paged, batch)
+        rotation, positions = self._rotation_at(positions)
+        for i, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            attended = layer.attend(normed, positions, rotation, self._paged, batch)
             if layer is self._layers[-1]:
                 # After the last attention only rows whose logits are requested are computed.
                 stream, attended = stream[logit_rows], attended[logit_rows]
             normed = layer.finish(attended, stream, next_norm)
+            if features is not None and features.add(i, stream):
+                normed = rms_norm(stream, next_norm, self._eps)
         return normed if self._lm_head is None else self._product(normed, self._lm_head, None)
+
+    def _rotation_at(self, positions: torch.Tensor) -> tuple[Rotation, torch.Tensor]:
+        """Returns a rotary table and positions in it, as `FusedModel._rotation_at`."""
+        if self._dimensions is None or positions.ndim == 1:
+            return self._rotation, positions
+        table = self._rotation.table.transpose(1, 2)
+        angles = angles_at(positions, table, self._dimensions).transpose(1, 2).contiguous()
+        rows = torch.arange(len(angles), device=angles.device)
+        return replace(self._rotation, table=angles), rows
 
 
 class _Layer:
@@ -112,13 +128,11 @@ class _Layer:
         index: int,
         layer: Any,
         attention: LayerAttention,
-        rotation: Rotation,
         product: Product,
     ) -> None:
         attn = layer.self_attn
         self._index = index
         self._attention = attention
-        self._rotation = rotation
         self._product = product
         self._head_dim: int = attn.head_dim
         self._heads = [
@@ -135,7 +149,12 @@ class _Layer:
             self._norms = HeadNorms(attn.q_norm.weight, attn.k_norm.weight, self._eps)
 
     def attend(
-        self, normed: torch.Tensor, positions: torch.Tensor, paged: PagedLayers, batch: Any
+        self,
+        normed: torch.Tensor,
+        positions: torch.Tensor,
+        rotation: Rotation,
+        paged: PagedLayers,
+        batch: Any,
     ) -> torch.Tensor:
         """Writes K and V and returns the heads' outputs, `[num_tokens, num_heads * head_dim]`.
         `normed`: `[num_tokens, hidden_size]`."""
@@ -146,7 +165,7 @@ class _Layer:
             key,
             value,
             positions,
-            self._rotation,
+            rotation,
             paged.blocks(self._index),
             paged.slots(self._index, batch),
             self._norms,

@@ -10,9 +10,17 @@ import torch
 
 from baton.encoder_input import TensorData
 from baton.engine.device import is_out_of_memory
-from baton.engine.models.hf import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from baton.engine.models.hf import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from baton.errors import UnsupportedModelError
 from baton.models.images import read_image_format
+
+# Language models that differ from a text model's only in their rotary positions.
+_CAUSAL_TYPES = {"qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 
 
 class VisionModel:
@@ -20,17 +28,22 @@ class VisionModel:
 
     Attributes:
         images: format of the images that it takes.
+        hidden_size: width of the language model.
     """
 
-    def __init__(self, model: PreTrainedModel, embeddings: torch.nn.Module) -> None:
+    def __init__(
+        self, model: PreTrainedModel, embeddings: torch.nn.Module, processor: Mapping[str, Any]
+    ) -> None:
         """Takes the base of a vision-language model, without its language model, of which it needs
-        the embeddings alone. Raises `UnsupportedModelError` if its features do not have the shape
-        that the configuration tells.
+        the embeddings alone, and the settings of its image processor. Raises
+        `UnsupportedModelError` if its features do not have the shape that the configuration tells.
         """
         self._model = model
         self._embeddings = embeddings
         self.device: torch.device = model.device
-        images = read_image_format(model.config.to_dict())
+        text_config = model.config.get_text_config()
+        self.hidden_size: int = text_config.hidden_size
+        images = read_image_format(model.config.to_dict(), processor)
         assert images is not None
         blank = images.blank()
         try:
@@ -48,17 +61,25 @@ class VisionModel:
                 f"the encoder returns {len(features)} features for an image; expected "
                 f"{expected} by the configuration"
             )
+        num_parts = features.shape[1] // self.hidden_size
+        if num_parts > text_config.num_hidden_layers:
+            raise UnsupportedModelError(
+                f"the encoder returns features for {num_parts - 1} layers; expected fewer than the "
+                f"{text_config.num_hidden_layers} of the language model"
+            )
         self.images = images
 
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], token_ids: SequenceOf[int]
     ) -> torch.Tensor:
-        """Returns the rows of images, one after the other: `[num_tokens, hidden_size]`. The rows of
-        placeholders are the encoder's features, those of other tokens their embeddings.
+        """Returns the rows of images, one after the other: `[num_tokens, hidden_size]`, or with
+        what the first layers add beside it (deepstack): `[num_tokens, (1 + num_layers) *
+        hidden_size]`. The rows of placeholders are the encoder's features, those of other tokens
+        their embeddings.
 
         Args:
-            tensors: of all images, by the names of the model's processor; images come first in
-                their shape.
+            tensors: of all images, by the names of the model's processor; images, or the patches
+                of all, come first in their shape.
             token_ids: of all images, as `images.span` has them.
         """
         features = self._features(tensors)
@@ -71,8 +92,9 @@ class VisionModel:
 
     def _features(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         placed = {name: self._placed(tensor) for name, tensor in tensors.items()}
-        features = self._model.get_image_features(**placed, return_dict=True).pooler_output
-        return torch.cat([of_image.flatten(0, -2) for of_image in features])
+        found = self._model.get_image_features(**placed, return_dict=True)
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        return torch.cat([torch.cat([i.flatten(0, -2) for i in part]) for part in parts], dim=1)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
@@ -93,15 +115,35 @@ def is_vision_language(config: PretrainedConfig) -> bool:
     return read_image_format(config.to_dict()) is not None
 
 
-def split(model: PreTrainedModel) -> tuple[PreTrainedModel, VisionModel]:
+def split(
+    model: PreTrainedModel, processor: Mapping[str, Any]
+) -> tuple[PreTrainedModel, VisionModel]:
     """Returns the language model and the vision model. They take over the parts of `model`, which
-    is unusable afterwards."""
+    is unusable afterwards.
+
+    Args:
+        processor: settings of its image processor.
+    """
     text_config = model.config.get_text_config()
     with torch.device("meta"):
-        language: Any = AutoModelForCausalLM.from_config(text_config, trust_remote_code=False)
+        language: Any = AutoModelForCausalLM.from_config(
+            _causal_config(text_config), trust_remote_code=False
+        )
+    language.config = text_config
     setattr(language, language.base_model_prefix, model.get_decoder())
     language.set_output_embeddings(model.get_output_embeddings())
     language.generation_config = model.generation_config
     base = model.base_model
     base.set_decoder(torch.nn.Identity())  # its weights belong to the language model alone
-    return language.eval().requires_grad_(False), VisionModel(base, language.get_input_embeddings())
+    embeddings = language.get_input_embeddings()
+    return language.eval().requires_grad_(False), VisionModel(base, embeddings, processor)
+
+
+def _causal_config(text_config: PretrainedConfig) -> PretrainedConfig:
+    """Returns the configuration of the causal language model that has a text configuration's
+    decoder."""
+    model_type = _CAUSAL_TYPES.get(text_config.model_type)
+    if model_type is None:
+        return text_config
+    sizes = {name: getattr(text_config, name) for name in ("vocab_size", "hidden_size")}
+    return AutoConfig.for_model(model_type, **sizes, num_hidden_layers=1)  # only its class counts

@@ -29,7 +29,9 @@ class PromptProcessor:
 
     def __init__(self, path: str, images: ImageFormat) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        self._image_processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
+        self._image_processor = AutoImageProcessor.from_pretrained(
+            path, backend="pil", trust_remote_code=False
+        )
         self._images = images
         self._identity = self._image_processor.to_json_string().encode()
         written_id = images.begin_id if isinstance(images, GemmaImages) else images.placeholder_id

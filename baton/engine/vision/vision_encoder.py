@@ -65,7 +65,7 @@ class VisionEncoder:
             return None
         rows = np.concatenate([np.arange(p.row, p.row + p.end - p.begin) for p in placements])
         values = [self._outputs[p.content_hash][p.begin : p.end] for p in placements]
-        return EncoderFeatures(self._upload(rows), torch.cat(values))
+        return EncoderFeatures.of(self._upload(rows), torch.cat(values), self._model.hidden_size)
 
     def last_keys(self, plan: StepPlan) -> Int64Array | None:
         """Returns the position of the last token that each token of a plan sees, `[num_tokens]`:

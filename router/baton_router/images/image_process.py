@@ -12,6 +12,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,7 +20,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from baton.encoder_input import TensorData
 from baton.errors import BatonError
-from baton.models.images import read_image_format
+from baton.models.images import ImageFormat, read_image_format, read_image_processor
+from baton.models.pixtral_images import text_tokens
 from baton_router.images.image_messages import (
     LENGTH_BYTES,
     Answer,
@@ -57,7 +59,7 @@ class ImageProcess:
             self._processor.image_processor.to_json_string().encode(),
             placeholder,
             self._processor.tokenizer.convert_tokens_to_ids(placeholder),
-            read_image_format(config.to_dict()),
+            _format(Path(start.path), config.to_dict()),
         )
 
     def __call__(self, job: Job) -> Done | Refused:
@@ -109,6 +111,11 @@ class ImageProcess:
         wanted = set(processor.model_input_names) - set(processor.unused_input_names)
         kept = {name: value for name, value in tensors.items() if name in wanted}
         return Done(replacements[0], _tensors(kept))
+
+
+def _format(folder: Path, config: Mapping[str, Any]) -> ImageFormat | None:
+    described = {**config, **text_tokens(folder, config)}
+    return read_image_format(described, read_image_processor(folder))
 
 
 class _RefusedImageError(Exception):

@@ -17,7 +17,7 @@ from PIL import Image
 from baton.errors import OverloadedError, UnsupportedModelError
 from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_pool import ImagePool, RefusedImageError
-from tests.support.engine.images import image, save_llava
+from tests.support.engine.images import image, save_vision_language
 from tests.support.router.hostile_images import damaged, gif_frames, png, png_bomb, text_bomb
 from tests.support.router.images import encoded
 
@@ -32,7 +32,7 @@ MEMORY_BYTES = 1 << 30
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("llava")
-    save_llava("llava_clip", folder)
+    save_vision_language("llava_clip", folder)
     return str(folder)
 
 

@@ -2,7 +2,7 @@
 answers."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,22 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     ProcessorMixin,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLProcessor,
     Qwen2Config,
+    Qwen3VLConfig,
+    Qwen3VLProcessor,
     SiglipVisionConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from tests.support.engine.checkpoints import HIDDEN_SIZE, MAX_LEN, VOCAB_SIZE, randomize
+from tests.support.engine.image_only_processors import pixtral_processor, without_videos
 from tests.support.engine.oracle import decided
 
 IMAGE_TOKEN = "<image>"
@@ -108,14 +114,6 @@ def _tokenizer(**special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=special)
 
 
-class _InternVLProcessor(InternVLProcessor):  # type: ignore[misc]
-    """Processor of InternVL without its part for videos, which needs torchvision."""
-
-    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        if argument is not None:
-            super().check_argument_for_proper_class(argument_name, argument)
-
-
 def _internvl(text: PretrainedConfig) -> tuple[InternVLConfig, InternVLProcessor]:
     config = InternVLConfig(
         vision_config=InternVLVisionConfig(
@@ -130,28 +128,7 @@ def _internvl(text: PretrainedConfig) -> tuple[InternVLConfig, InternVLProcessor
         video_token="<video>",
     )  # fmt: skip
     images = GotOcr2ImageProcessorPil(size={"height": _SIDE, "width": _SIDE}, max_patches=4)
-    return config, _InternVLProcessor(images, tokenizer, image_seq_length=4)
-
-
-class _PixtralProcessor(ProcessorMixin):  # type: ignore[misc]
-    """Processor as transformers' PixtralProcessor, which needs torchvision to be imported."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any, square: int = 0) -> None:
-        super().__init__(image_processor, tokenizer)
-        self.square = square
-        self.image_token, self.image_token_id = IMAGE_TOKEN, PLACEHOLDER_ID
-
-    @property
-    def image_token_ids(self) -> list[int]:
-        return [PLACEHOLDER_ID, PLACEHOLDER_ID + 1, PLACEHOLDER_ID + 2]
-
-    def _process_images(self, images: Any, **options: Any) -> Any:
-        return super()._process_images(images, **{**options, "patch_size": self.square})
-
-    def replace_image_token(self, image_inputs: Any, image_idx: int, **_: Any) -> str:
-        height, width = (int(n) // self.square for n in image_inputs["image_sizes"][image_idx])
-        row = IMAGE_TOKEN * width
-        return "[IMG_BREAK]".join([row] * height) + "[IMG_END]"
+    return config, without_videos(InternVLProcessor)(images, tokenizer, image_seq_length=4)
 
 
 def _pixtral(
@@ -169,7 +146,16 @@ def _pixtral(
         image_token=IMAGE_TOKEN, image_break_token="[IMG_BREAK]", image_end_token="[IMG_END]"
     )
     images = PixtralImageProcessorPil(size={"longest_edge": side}, patch_size=_PATCH)
-    return made, _PixtralProcessor(images, tokenizer, merge * _PATCH)
+    processor = pixtral_processor()(
+        images,
+        tokenizer,
+        patch_size=_PATCH,
+        spatial_merge_size=merge,
+        image_token=IMAGE_TOKEN,
+        image_break_token="[IMG_BREAK]",
+        image_end_token="[IMG_END]",
+    )
+    return made, processor
 
 
 def _gemma(text: PretrainedConfig) -> tuple[Gemma3Config, Gemma3Processor]:
@@ -189,14 +175,52 @@ def _gemma(text: PretrainedConfig) -> tuple[Gemma3Config, Gemma3Processor]:
     return config, Gemma3Processor(images, tokenizer, image_seq_length=9)
 
 
+def _qwen(processor: Any, config: Any, vision: dict[str, Any], **text: Any) -> Any:
+    """Returns a configuration and a processor of Qwen; images have 4 to 24 tokens."""
+    tower = {
+        "hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 4, "patch_size": 4,
+        "out_hidden_size": HIDDEN_SIZE,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    made = config(
+        vision_config={**tower, **vision},
+        text_config={**_TEXT, "rope_parameters": rope, **text},
+        image_token_id=PLACEHOLDER_ID,
+        video_token_id=PLACEHOLDER_ID + 1,
+    )
+    images = Qwen2VLImageProcessorPil(
+        patch_size=4, merge_size=2, size={"shortest_edge": 256, "longest_edge": 24 * 64}
+    )
+    return made, without_videos(processor)(
+        images, _tokenizer(image_token=IMAGE_TOKEN, video_token="<video>")
+    )
+
+
+def _qwen2_5(**text: Any) -> Any:
+    vision = {"window_size": 16, "fullatt_block_indexes": [1]}
+    return _qwen(Qwen2_5_VLProcessor, Qwen2_5_VLConfig, vision, **text)
+
+
+def _qwen3(**text: Any) -> Any:
+    vision = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+    return _qwen(Qwen3VLProcessor, Qwen3VLConfig, vision, head_dim=16, **text)
+
+
 # The last one runs as a model of transformers, the others in fused modules.
 LLAVA = {
     "llava_clip": lambda: _clip(LlamaConfig(**_TEXT)),
     "llava_siglip": lambda: _siglip(Qwen2Config(**_TEXT)),
     "llava_clip_gelu": lambda: _clip(LlamaConfig(hidden_act="gelu", **_TEXT)),
 }
-VISION_LANGUAGE = {
+QWEN = {
+    "qwen2_5_vl": _qwen2_5,
+    "qwen2_5_vl_gelu": lambda: _qwen2_5(hidden_act="gelu"),
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_gelu": lambda: _qwen3(hidden_act="gelu"),
+}
+VISION_LANGUAGE: dict[str, Callable[[], Any]] = {
     **LLAVA,
+    **QWEN,
     "internvl": lambda: _internvl(Qwen2Config(**_TEXT)),
     "llava_pixtral": lambda: _pixtral(
         LlavaConfig, MistralConfig(**_TEXT), 1, vision_feature_select_strategy="full"
@@ -225,8 +249,7 @@ def save_vision_language(name: str, folder: Path) -> None:
     model = AutoModelForImageTextToText.from_config(config).float()
     randomize(model)
     model.save_pretrained(folder)
-    processor.tokenizer.save_pretrained(folder)
-    processor.image_processor.save_pretrained(folder)
+    processor.save_pretrained(folder)
     _processors[str(folder)] = processor
 
 

@@ -41,9 +41,10 @@ class PreparedBatch:
 class CountedGraphs(DecodeGraphs):
     """Recorded steps of an engine on a CPU. The logits of padding are not numbers.
 
-    `num_with_drafts`: steps that verified drafts.
+    `num_steps`, `num_with_drafts`: steps that ran, and those that verified drafts.
     """
 
+    num_steps = 0
     num_with_drafts = 0
 
     def __init__(self, engine: Engine) -> None:
@@ -64,9 +65,16 @@ class CountedGraphs(DecodeGraphs):
                 logits[:num] = runner._model.forward(*inputs)
             return logits
 
-        super().__init__(forward, batch, sizes, CPU, Rerun())
+        has_mrope = runner._model.has_mrope
+        super().__init__(forward, batch, sizes, CPU, Rerun(), has_mrope=has_mrope)
         runner._graphs = self
 
-    def run(self, token_ids: Sequence[torch.Tensor], ragged: RaggedBatch) -> torch.Tensor | None:
+    def run(
+        self,
+        token_ids: Sequence[torch.Tensor],
+        ragged: RaggedBatch,
+        offsets: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        self.num_steps += 1
         self.num_with_drafts += bool((ragged.num_queries > 1).any())
-        return super().run(token_ids, ragged)
+        return super().run(token_ids, ragged, offsets)

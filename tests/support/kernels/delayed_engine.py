@@ -26,7 +26,7 @@ class DelayedModel:
     """
 
     def __init__(self, model: DecoderModel) -> None:
-        self.execution = model.execution
+        self.execution, self.has_mrope = model.execution, model.has_mrope
         self.num_cycles = 0
         self._model = model
 

@@ -12,7 +12,7 @@ from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_reader import ImageReader, start_reader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
-from tests.support.engine.images import save_llava
+from tests.support.engine.images import save_vision_language
 
 # As llava-hf's: content is always a list of parts, images come first.
 TEMPLATE = (
@@ -27,7 +27,7 @@ TEMPLATE = (
 
 def save_checkpoint(name: str, folder: Path) -> str:
     """Writes a LLaVA checkpoint with a chat template; returns its folder."""
-    save_llava(name, folder)
+    save_vision_language(name, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return str(folder)
 
