@@ -103,6 +103,7 @@ class NullModel:
     """Model that computes nothing; chooses the stop token now and then."""
 
     execution = "none"
+    has_mrope = False
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)

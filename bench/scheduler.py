@@ -72,6 +72,7 @@ class _NoModel:
     """Stands where the model would; it is not called."""
 
     execution = "none"
+    has_mrope = False
 
     def use(self, paged: Attention) -> None:
         pass

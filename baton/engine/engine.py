@@ -259,7 +259,8 @@ class Engine:
         """Returns a prompt made by the checkpoint's tokenizer and image processor.
 
         Args:
-            text: with the model's image token once per image, such as "<image>".
+            text: with the processor's image token once per image, such as "<image>", and the tokens
+                that the model's chat template has around it, such as "<|vision_start|>".
             images: images of Pillow.
 
         Raises `FailedPreconditionError` if the model takes no images, and `InvalidArgumentError` if
@@ -642,7 +643,7 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
 def _rope_positions(config: EngineConfig, loaded: LoadedModel) -> RopePositions | None:
     """Returns the rotary positions of a model with M-RoPE that takes images."""
     images = loaded.info.images
-    if not loaded.model.has_mrope or not isinstance(images, PatchedImages):
+    if not isinstance(images, PatchedImages) or not loaded.model.has_mrope:
         return None
     return RopePositions(config.max_num_seqs, images)
 

@@ -7,19 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.assembly import load as load_model
+from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, MultimodalPrompt
 from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
+from baton.engine.vision.rope_positions import RopePositions
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models.fixed_images import GemmaImages
+from baton.models.patched_images import PatchedImages
 from baton.models.pixtral_images import PixtralImages
 from baton.models.tiled_images import TiledImages
 from baton.sampling import SamplingParams
@@ -246,6 +251,32 @@ def test_recorded_steps_change_no_token_after_images(checkpoint, name, max_draft
     assert (graphs.num_with_drafts > 0) == (max_drafts > 0 and repeats)
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma3"])  # of one group
+def test_kv_of_images_continues_in_another_engine(checkpoint, name):
+    path = checkpoint(name)
+    given = prompts_for(name)[1:2]
+    prefill, decode = load(path), load(path)
+    CountedGraphs(decode)
+    (prompt,) = prompts_of(prefill, given)
+    ids = tuple(prompt.token_ids)
+    request = EngineRequest("x", ids, GREEDY, len(ids), encoder_inputs=prompt.encoder_inputs)
+    prefill.add_request(request)
+    (first,) = prefill.step().updates
+    (slot,) = [i for i, owner in enumerate(prefill._scheduler.batch_slots.owners) if owner]
+    table = prefill._scheduler.batch_slots.block_tables[0][slot]
+    decode.add_request(replace(request, kv_source=KvSource.EXTERNAL))
+    (allocation,) = decode.step().external
+    (blocks,) = allocation.block_ids
+    sources, targets = prefill._runner._cache.pools, decode._runner._cache.pools
+    targets[0].copy_blocks(table[: len(blocks)].tolist(), list(blocks), sources[0])
+    decode.commit_external("x", first.token_id)
+    said = [first.token_id]
+    while decode.has_work:
+        said += [u.token_id for u in decode.step().updates]
+    assert [tuple(said)] == expected(path, given)
+    assert_idle(decode)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_several_samples_fork_after_images(checkpoint, name):
     path, given = checkpoint(name), prompts_for(name)
@@ -438,6 +469,48 @@ def test_default_budget_beside_decodes_fits_a_whole_image():
     assert encoder_limits(EngineConfig(max_num_seqs=600), images, "cpu").uncut_tokens == 1
     limited = EngineConfig(max_num_tokens_with_decodes=128)
     assert tokens_with_decodes(limited, images, "cpu") == 128
+
+
+def test_patches_that_do_not_fit_their_grid_are_refused(checkpoint):
+    engine = load(checkpoint("qwen2_5_vl"))
+    (prompt,) = prompts_of(engine, PROMPTS[:1])
+    (given,) = prompt.encoder_inputs
+
+    def refusal(name: str, **changes: Any) -> str:
+        tensors = {**given.tensors, name: replace(given.tensors[name], **changes)}
+        changed = MultimodalPrompt(prompt.token_ids, (replace(given, tensors=tensors),))
+        with pytest.raises(InvalidArgumentError) as caught:
+            engine.generate([changed], GREEDY)
+        return str(caught.value)
+
+    def grid(*sides: int) -> bytes:
+        return b"".join(side.to_bytes(8, "little", signed=True) for side in sides)
+
+    for sides in (2, 8, 10), (1, 8, 9), (1, -8, -10), (1, 0, 10):
+        assert "expected 1 and multiples of 2" in refusal("image_grid_thw", data=grid(*sides))
+    assert "has 80 patches; expected 64" in refusal("image_grid_thw", data=grid(1, 8, 8))
+    assert "tensors: are {" in refusal("image_grid_thw", shape=(3,))
+    assert "tensors: are {" in refusal("pixel_values", shape=(160, 48))
+    assert "bytes; expected" in refusal("pixel_values", data=b"")
+    assert_idle(engine)
+
+
+def test_prompts_without_images_have_positions_as_they_are():
+    images = PatchedImages(PLACEHOLDER_ID, 24, 96, 2)
+    rope, indices, slots = RopePositions(4, images), np.arange(3), np.zeros(3, np.int64)
+    ragged = RaggedBatch(np.array([0]), np.array([0]), np.array([3]), 0, [])
+    assert rope.positions(ragged, slots, indices) is indices
+    assert rope.offsets(slots) is None
+    blank = EncoderInput(b"", 1, 2, images.blank())  # of 1 by 2 tokens
+    rope.assign(0, (blank, replace(blank, start=4)))
+    found = rope.positions(
+        replace(ragged, num_queries=np.array([7])), np.zeros(7, int), np.arange(7)
+    )
+    assert found.tolist() == [
+        [0, 1, 1, 3, 4, 4, 6], [0, 1, 1, 3, 4, 4, 6], [0, 1, 2, 3, 4, 5, 6],
+    ]  # fmt: skip
+    rope.assign(0, ())
+    assert rope.offsets(slots) is None
 
 
 def test_text_with_too_few_image_tokens_is_refused(checkpoint):

@@ -218,8 +218,8 @@ def record_drafts(engine: Engine, device: str) -> list[int]:
     assert graphs is not None
     replay = graphs.run
 
-    def run(parts: Any, ragged: RaggedBatch) -> torch.Tensor | None:
-        logits = replay(parts, ragged)
+    def run(parts: Any, ragged: RaggedBatch, offsets: Any = None) -> torch.Tensor | None:
+        logits = replay(parts, ragged, offsets)
         assert logits is not None, "a step does not fit"
         counts.append(int(ragged.num_queries.max()))
         return logits

@@ -21,7 +21,8 @@ def dimensions_of_pairs(decoder: Any) -> torch.Tensor | None:
     # Position 1 in one dimension each: only the pairs of that dimension rotate.
     units = torch.eye(3, dtype=torch.int64, device=weight.device)[:, :, None]
     _, sin = decoder.rotary_emb(weight.float(), units)
-    return (sin[:, 0, : sin.shape[-1] // 2] != 0).int().argmax(0)
+    is_rotated: torch.Tensor = sin[:, 0, : sin.shape[-1] // 2] != 0
+    return is_rotated.int().argmax(0)
 
 
 def angles_at(
