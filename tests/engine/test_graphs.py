@@ -144,7 +144,7 @@ def test_record_decodes_raises_if_the_gpu_is_lost(
     """A recording that the GPU refuses is no loss of its context, whose every call fails."""
     error = torch.AcceleratorError("CUDA error: of the recording")
 
-    def fail(*_args: object) -> None:
+    def fail(*_args: object, **_options: object) -> None:
         raise error
 
     monkeypatch.setattr(cuda_graphs, "DecodeGraphs", fail)
@@ -168,10 +168,10 @@ def test_triton_backend_records_all_on_one_stream(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(triton_backend, "CudaRecorder", make)
     monkeypatch.setattr(triton_backend, "StaticTritonBatch", lambda *_args: None)
-    monkeypatch.setattr(triton_backend, "record_decodes", lambda *args: used.append(args[-1]))
+    monkeypatch.setattr(triton_backend, "record_decodes", lambda *args, **_: used.append(args[-1]))
     backend = triton_backend.TritonBackend(EngineConfig(), [], torch.float32, 64)
     for sizes in ([4], [1, 2, 4]):
-        part: Any = SimpleNamespace(device=CPU, forward=forward)
+        part: Any = SimpleNamespace(device=CPU, forward=forward, has_mrope=False)
         backend._record(part, part, sizes)
     assert used == ["pool", recorders[0], "pool", recorders[0]]
 
