@@ -107,6 +107,23 @@ def test_decode_graphs_run_drafts_after_their_tokens(num_tokens: list[int]) -> N
     assert recorder.num_repeated == 1
 
 
+def test_decode_graphs_add_the_offsets_of_one_step():
+    graphs = DecodeGraphs(forward, FakeBatch(4), [4], CPU, FakeRecorder(), has_mrope=True)
+    slots = np.arange(4)
+
+    def positions(size: int, offsets: list[int] | None) -> list[int]:
+        ragged = RaggedBatch.of_decodes(slots[:size], slots[:size] * 10, [])
+        shift = None if offsets is None else torch.tensor(offsets)
+        got = graphs.run([torch.zeros(size)], ragged, shift)
+        assert got is not None
+        return got[:, 1].tolist()
+
+    assert positions(4, [0, -1, -2, -3]) == [0, 9, 18, 27]
+    assert positions(2, [0, -4]) == [0, 6]
+    assert positions(4, [0, 0, -1, 0]) == [0, 10, 19, 30]
+    assert positions(4, None) == [0, 10, 20, 30]
+
+
 def test_decode_graphs_pad_rows_left_by_a_larger_batch():
     batch = FakeBatch(8)
     graphs = DecodeGraphs(forward, batch, capture_sizes(8), CPU, FakeRecorder())
