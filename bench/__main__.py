@@ -19,6 +19,7 @@ NAMES = (
     "scheduler",
     "host",
     "prefix",
+    "images",
     "locality",
     "steps",
     "simulate",

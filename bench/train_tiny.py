@@ -319,12 +319,12 @@ def build_optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def learning_rate(progress: float, recipe: Recipe) -> float:
+def learning_rate(progress: float, peak: float, warm_up: float) -> float:
     """Return the rate at ``progress`` in [0, 1]: a linear warm-up, then a cosine down to 2%."""
-    if progress < recipe.warm_up:
-        return recipe.learning_rate * (progress + 1e-4) / recipe.warm_up
-    along = (progress - recipe.warm_up) / (1 - recipe.warm_up)
-    return recipe.learning_rate * (0.02 + 0.98 * (1 + math.cos(math.pi * along)) / 2)
+    if progress < warm_up:
+        return peak * (progress + 1e-4) / warm_up
+    along = (progress - warm_up) / (1 - warm_up)
+    return peak * (0.02 + 0.98 * (1 + math.cos(math.pi * along)) / 2)
 
 
 def row_length(progress: float, recipe: Recipe, rng: random.Random) -> int:
@@ -380,8 +380,9 @@ class Trainer:
 
     def _learn(self, progress: float) -> None:
         """Take one optimizer step and fold its loss into the running mean."""
+        rate = learning_rate(progress, self.recipe.learning_rate, self.recipe.warm_up)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(progress, self.recipe)
+            group["lr"] = rate
         length = row_length(progress, self.recipe, self.rng)
         loss = self._loss(self.corpus.batch(length, self.recipe, self.rng))
         loss.backward()

@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.errors import UnsupportedModelError
 
-_SHIPPED = {"tiny": Path(__file__).parent / "tiny"}
+_SHIPPED = {name: Path(__file__).parent / name for name in ("tiny", "shapes")}
 
 DEFAULT_MODEL = "tiny"
 # Printed by the commands that serve it.
@@ -60,7 +60,7 @@ def checkpoint_folder(
     if _is_path(path):
         raise UnsupportedModelError(
             f"the folder {path!r} does not exist; expected a checkpoint's folder, a hub id such as "
-            "Qwen/Qwen3-0.6B, or 'tiny'"
+            "Qwen/Qwen3-0.6B, 'tiny' or 'shapes'"
         )
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (

@@ -18,7 +18,8 @@ def up(
     model: Annotated[
         str,
         typer.Option(
-            envvar="BATON_MODEL", help="'tiny' (shipped with Baton), a folder, or a hub id."
+            envvar="BATON_MODEL",
+            help="'tiny' or 'shapes' (shipped with Baton), a folder, or a hub id.",
         ),
     ] = "tiny",
     prefill: Annotated[int, typer.Option(min=1, help="Number of prefill workers.")] = 1,
