@@ -31,9 +31,9 @@ _SERVED = """Of models that take images or sound, the text is served. Encoders s
 `is_decoder` in their configuration; without it, tokens see those that follow, and the model is
 refused."""
 
-_IMAGES = """These are served with images in prompts, by `Engine` and by workers; the APIs of
-routers take none yet. Other vision-language models are served for their text, as below, or refused
-by name. Tests compare small random checkpoints with transformers, token for token."""
+_IMAGES = """These are served with images in prompts ([guide](../guides/images.md)). Other
+vision-language models are served for their text, as below, or refused by name. Tests compare small
+random checkpoints with transformers, token for token."""
 
 _REFUSED = "An ellipsis stands for a figure that depends on the weights."
 

@@ -51,6 +51,15 @@ def test_model_card_refuses_config_without_needed_key(folder, key):
         read_model_card(str(folder))
 
 
+def test_model_card_bounds_what_a_nested_config_leaves_out(folder):
+    whole = read_model_card(str(folder))
+    nested = {"model_type": "gemma3_text", "hidden_size": 64}
+    edit(folder / "config.json", vocab_size=None, max_position_embeddings=None, text_config=nested)
+    card = read_model_card(str(folder))
+    assert card.vocab_size == whole.tokenizer.get_vocab_size()
+    assert card.max_model_len == 2**20
+
+
 def test_model_card_refuses_file_that_is_no_json(folder):
     (folder / "config.json").write_text("{")
     with pytest.raises(UnsupportedModelError, match=r"config\.json"):

@@ -32,6 +32,9 @@ _IMAGE_TOKENS = (
     "vision_end_token_id",
 )
 
+# Of a sequence whose configuration tells no maximum.
+_MAX_POSITIONS = 2**20
+
 AUTO = "auto"
 """Name for the format that the chat template and the model type tell."""
 
@@ -209,11 +212,12 @@ def read_model_card(
     chat_template = _chat_template(folder, tokenizer_config)
     model_type = str(config.get("model_type", ""))
     detected = formats.detect(chat_template, model_type, tokenizer)
+    described = text if text is config else {**_unwritten(tokenizer), **text}
     return ModelCard(
         name=name or Path(path).name,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
-        vocab_size=int(_required(text, "vocab_size", path)),
-        max_model_len=int(_required(text, "max_position_embeddings", path)),
+        vocab_size=int(_required(described, "vocab_size", path)),
+        max_model_len=int(_required(described, "max_position_embeddings", path)),
         eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
         tokenizer=tokenizer,
         tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
@@ -243,6 +247,15 @@ def _read_tokenizer(file: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower type
         raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
+
+
+def _unwritten(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns bounds for what a nested configuration leaves out where it is the default of its
+    class, as Gemma 3's do. Workers have the class, and their own limits."""
+    return {
+        "vocab_size": tokenizer.get_vocab_size(with_added_tokens=True),
+        "max_position_embeddings": _MAX_POSITIONS,
+    }
 
 
 def _required(config: dict[str, Any], key: str, path: str) -> Any:
