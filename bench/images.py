@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import (
     AutoModelForCausalLM,
@@ -27,9 +28,7 @@ from baton.encoder_input import EncoderInput
 from baton.engine import Engine, EngineConfig, SamplingParams
 from baton.engine.assembly import load
 from baton.engine.messages import MultimodalPrompt
-from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.runner import Encoder
-from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.models import locate
 from baton.models.shapes.drawings import Drawing, random_drawing
 from bench.report import Row, interleaved
@@ -64,15 +63,14 @@ class _CountingEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self.forget = encoder.forget
         self.num_encoded = 0
 
     def encode(self, inputs: Sequence[EncoderInput]) -> None:
         self.num_encoded += len(inputs)
         self._encoder.encode(inputs)
 
-    def features(self, plan: StepPlan) -> EncoderFeatures | None:
-        return self._encoder.features(plan)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
 
 
 def _reuse(case: str, trace: Sequence[Drawing], config: EngineConfig) -> Row:

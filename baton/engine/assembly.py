@@ -32,7 +32,7 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.self_check import SelfCheck
-from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
+from baton.engine.vision.encoder_limits import EncoderLimits, encoder_limits, tokens_with_decodes
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.images import read_image_processor
@@ -58,6 +58,13 @@ class LoadedModel:
     path: str
     pooler: Pooler | None = None
     encoder: VisionEncoder | None = None
+
+    def encoder_limits(self, config: EngineConfig) -> EncoderLimits:
+        """Returns the limits of its encoder. Raises as the function of this name."""
+        if self.encoder is None:
+            return EncoderLimits()
+        images, row_bytes = self.encoder.images, self.encoder.row_bytes
+        return encoder_limits(config, images, self.device.type, row_bytes)
 
 
 def load(
@@ -168,7 +175,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
     cache, info = loaded.cache, loaded.info
     hosts: list[KvPool | None] = [*cache.host_pools] or [None] * len(cache.pools)
     groups = list(map(_cache_group, cache.pools, hosts))
-    limits = encoder_limits(config, info.images, loaded.device.type)
+    limits = loaded.encoder_limits(config)
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=config.tokens_per_step(loaded.device.type),
         max_num_tokens_with_decodes=tokens_with_decodes(config, info.images, loaded.device.type),

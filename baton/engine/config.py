@@ -143,7 +143,7 @@ class EngineConfig:
     encoder_cache_tokens: int | None = _setting(
         None,
         "Tokens of images whose encoder output is kept, for all requests with the same image. "
-        "Unset: four times encoder_budget.",
+        "Unset: 256 MiB of them, but at least four times encoder_budget.",
         ge=1,
     )
     speculate: bool = _setting(

@@ -59,7 +59,6 @@ from baton.engine.scheduler.sequences.sequence import (
     SequenceStatus,
 )
 from baton.engine.updates import updates_of, updates_of_one
-from baton.engine.vision.encoder_limits import encoder_limits
 from baton.engine.vision.rope_positions import RopePositions
 from baton.errors import (
     AlreadyExistsError,
@@ -624,7 +623,7 @@ class Engine:
 
 def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
     cache = loaded.cache
-    limits = encoder_limits(config, loaded.info.images, loaded.device.type)
+    limits = loaded.encoder_limits(config)
     return EngineFacts(
         info=loaded.info,
         device=str(loaded.device),

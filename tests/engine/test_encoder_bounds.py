@@ -14,11 +14,16 @@ from baton.engine.assembly import load as load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import MultimodalPrompt
-from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, request
-from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, image, save_llava, words
+from tests.support.engine.images import (
+    IMAGE_TOKEN,
+    TOKENS_PER_IMAGE,
+    image,
+    save_vision_language,
+    words,
+)
 
 NUM_IMAGES = 5
 NUM_TOKENS = 4
@@ -67,14 +72,14 @@ class RecordingEncoder:
         del self.kept[content_hash]
         self.encoder.forget(content_hash)
 
-    def features(self, plan: StepPlan) -> Any:
-        return self.encoder.features(plan)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("llava_clip")
-    save_llava("llava_clip", folder)
+    save_vision_language("llava_clip", folder)
     return str(folder)
 
 

@@ -17,7 +17,6 @@ from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, MultimodalPrompt
-from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
 from baton.engine.vision.rope_positions import RopePositions
@@ -92,17 +91,13 @@ class CountingEncoder:
     def __init__(self, encoder: VisionEncoder) -> None:
         self._encoder = encoder
         self.calls: list[int] = []
-        self.forget = encoder.forget
 
     def encode(self, inputs: Sequence[EncoderInput]) -> None:
         self.calls.append(len(inputs))
         self._encoder.encode(inputs)
 
-    def features(self, plan: StepPlan) -> Any:
-        return self._encoder.features(plan)
-
-    def last_keys(self, plan: StepPlan) -> Any:
-        return self._encoder.last_keys(plan)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
 
 
 def counted(path: str, **changes: Any) -> tuple[Engine, CountingEncoder]:
@@ -317,10 +312,15 @@ async def test_engine_core_takes_images(checkpoint, serve, name):
 
 def test_default_encoder_budget_is_that_of_a_step(checkpoint):
     path = checkpoint("llava_clip")
-    facts = load(path, max_num_batched_tokens=100).facts
-    assert (facts.encoder_budget, facts.encoder_cache_tokens) == (100, 400)
+    assert load(path, max_num_batched_tokens=100).facts.encoder_budget == 100
     facts = load(path, max_num_batched_tokens=8, max_num_seqs=8).facts
     assert facts.encoder_budget == TOKENS_PER_IMAGE
+
+
+def test_default_encoder_cache_is_of_bytes_and_four_steps():
+    images, config = GemmaImages(500, 256, (1, 3, 896, 896), 501, 502), EngineConfig()
+    assert encoder_limits(config, images, "cpu", 2 * 2560).cache_tokens == 2**28 // (2 * 2560)
+    assert encoder_limits(config, images, "cpu", 2**20).cache_tokens == 4 * 512
 
 
 @pytest.mark.parametrize("field", ["encoder_budget", "encoder_cache_tokens"])
@@ -464,9 +464,9 @@ def test_default_budget_beside_decodes_fits_a_whole_image():
     config = EngineConfig()
     assert tokens_with_decodes(config, None, "cpu") == 128
     assert tokens_with_decodes(config, images, "cpu") == 256 + 63
-    assert encoder_limits(config, images, "cpu").uncut_tokens == 256
+    assert encoder_limits(config, images, "cpu", 256).uncut_tokens == 256
     assert tokens_with_decodes(EngineConfig(max_num_seqs=400), images, "cpu") == 512
-    assert encoder_limits(EngineConfig(max_num_seqs=600), images, "cpu").uncut_tokens == 1
+    assert encoder_limits(EngineConfig(max_num_seqs=600), images, "cpu", 256).uncut_tokens == 1
     limited = EngineConfig(max_num_tokens_with_decodes=128)
     assert tokens_with_decodes(limited, images, "cpu") == 128
 

@@ -29,6 +29,7 @@ class VisionModel:
     Attributes:
         images: format of the images that it takes.
         hidden_size: width of the language model.
+        row_bytes: bytes of its output for a token.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class VisionModel:
                 f"{text_config.num_hidden_layers} of the language model"
             )
         self.images = images
+        self.row_bytes: int = features.shape[1] * features.element_size()
 
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], token_ids: SequenceOf[int]

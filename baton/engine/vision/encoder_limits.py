@@ -6,8 +6,11 @@ from baton.engine.config import EngineConfig
 from baton.errors import InvalidArgumentError
 from baton.models.images import ImageFormat
 
-# Steps of images, as many as the budget allows, that the encoder cache holds by default.
+# The encoder cache holds by default as many steps of images, as the budget allows, and these bytes.
+# Four steps are a few images: of a trace in which 30 % of 240 images repeat they kept 0.79 of the
+# repeats (`python -m bench images`).
 _STEPS_CACHED = 4
+_BYTES_CACHED = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +29,20 @@ class EncoderLimits:
 
 
 def encoder_limits(
-    config: EngineConfig, images: ImageFormat | None, device_type: str
+    config: EngineConfig, images: ImageFormat, device_type: str, row_bytes: int
 ) -> EncoderLimits:
     """Returns the limits of a model that takes `images`.
 
+    Args:
+        row_bytes: bytes of the encoder's output for a token.
+
     Raises `InvalidArgumentError` if the config allows fewer tokens than one image has.
     """
-    if images is None:
-        return EncoderLimits()
     budget, cache_tokens = config.encoder_budget, config.encoder_cache_tokens
     if budget is None:
         budget = max(config.tokens_per_step(device_type), images.max_tokens)
     if cache_tokens is None:
-        cache_tokens = _STEPS_CACHED * budget
+        cache_tokens = max(_STEPS_CACHED * budget, _BYTES_CACHED // row_bytes)
     for field, value in ("encoder_budget", budget), ("encoder_cache_tokens", cache_tokens):
         if value < images.max_tokens:
             raise InvalidArgumentError(

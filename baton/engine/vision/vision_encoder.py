@@ -35,11 +35,13 @@ class VisionEncoder:
 
     Attributes:
         images: the images that it takes.
+        row_bytes: bytes of its output for a token.
     """
 
     def __init__(self, model: VisionModel) -> None:
         self._model = model
         self.images = model.images
+        self.row_bytes = model.row_bytes
         self._outputs: dict[bytes, torch.Tensor] = {}
         self._upload = uploader(model.device)
 
