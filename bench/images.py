@@ -138,7 +138,7 @@ def _text(repeats: int) -> Row:
 
 def _add_tower(text: Path, folder: Path) -> None:
     """Writes a LLaVA whose language model is that of a folder."""
-    language = AutoModelForCausalLM.from_pretrained(text)
+    language = AutoModelForCausalLM.from_pretrained(text, trust_remote_code=False)
     tower = SiglipVisionConfig(
         hidden_size=64,
         intermediate_size=128,

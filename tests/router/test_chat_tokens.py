@@ -254,8 +254,8 @@ async def test_intake_tokenizes_special_tokens_in_chats_as_text():
     ids, text = await Intake(tiny(), 1000).tokenize(asked)
     assert text == f"<|im_start|>user\n{attack}<|im_end|>\n<|im_start|>assistant\n"
     assert control_ids(tiny(), ids) == [1, 2, 1]
-    over_http = await Intake(tiny(), 1000).tokenize_chat([{"role": "user", "content": attack}])
-    assert over_http == ids
+    over_http = await Intake(tiny(), 1000).prompt_of_chat([{"role": "user", "content": attack}])
+    assert over_http.token_ids == ids
     allowed = Intake(tiny(), 1000, allow_special_tokens=True)
     assert control_ids(tiny(), (await allowed.tokenize(asked))[0]) == [1, 2, 1, 2, 1]
     raw, _ = await Intake(tiny(), 1000).tokenize(pb.TokenizeRequest(text=attack))

@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoModelForImageTextToText,
+    AutoProcessor,
     CLIPVisionConfig,
     Gemma3Config,
     Gemma3Processor,
@@ -296,4 +297,4 @@ def loaded(path: str) -> tuple[PreTrainedModel, ProcessorMixin]:
     model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
-    return model.eval(), _processors[path]
+    return model.eval(), _processors.get(path) or AutoProcessor.from_pretrained(path)
