@@ -400,6 +400,7 @@ class Model:
     fingerprint: str
     has_workers: bool = False
     pooled_output: str = ""
+    takes_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1484,6 +1484,7 @@ class GetModelResponse(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     HAS_WORKERS_FIELD_NUMBER: _builtins.int
     POOLED_OUTPUT_FIELD_NUMBER: _builtins.int
+    TAKES_IMAGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `GenerateRequest.model`."""
     architecture: _builtins.str
@@ -1502,6 +1503,8 @@ class GetModelResponse(_message.Message):
     """True if a request of the model could be placed on workers now."""
     pooled_output: Global___PooledOutput.ValueType
     """Output of a model that does not generate."""
+    takes_images: _builtins.bool
+    """True if requests may have images."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of the end-of-sequence tokens, at which generation ends."""
@@ -1518,10 +1521,11 @@ class GetModelResponse(_message.Message):
         fingerprint: _builtins.str = ...,
         has_workers: _builtins.bool = ...,
         pooled_output: Global___PooledOutput.ValueType = ...,
+        takes_images: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_workers", b"has_workers", "max_model_len", b"max_model_len", "name", b"name", "pooled_output", b"pooled_output", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_workers", b"has_workers", "max_model_len", b"max_model_len", "name", b"name", "pooled_output", b"pooled_output", "takes_images", b"takes_images", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,6 +108,11 @@ class Intake:
         self._max_inputs = max_inputs
         self._max_input_tokens = max_input_tokens
 
+    @property
+    def takes_images(self) -> bool:
+        """True if requests may have images."""
+        return self._images is not None
+
     async def read(
         self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> Request:

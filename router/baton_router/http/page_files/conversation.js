@@ -9,6 +9,7 @@ let running = null; // what stops the answer that is being written
 let models = [];
 
 const servedModel = () => models.find(({ id }) => id === find("models").value);
+const takesImages = () => Boolean(servedModel()?.takes_images) && find("mode").value === "chat";
 
 async function loadModels() {
   try {
@@ -45,6 +46,7 @@ function showMode() {
   const isChat = find("mode").value === "chat";
   find("prompt").placeholder = isChat ? "Message" : "Text to continue";
   for (const name of ["system", "tools", "tool-choice"]) find(name).disabled = !isChat;
+  for (const name of ["image-button", "attached"]) find(name).hidden = !takesImages();
 }
 
 function showOptions(isShown) {
@@ -122,10 +124,12 @@ class Card {
   }
 
   question() {
-    const { messages, prompt } = this.exchange;
+    const { messages, prompt, images } = this.exchange;
     if (!messages) return make("p", "prompt is-continued", prompt);
-    const texts = messages.map(({ role, content, name }) => (role === "tool" ? `${name}: ${content}` : content));
-    return make("div", messages[0].role === "tool" ? "prompt is-result" : "prompt", texts.join("\n"));
+    const texts = messages.map(({ role, content, name }) => (role === "tool" ? `${name}: ${content}` : prompt ?? content));
+    const element = make("div", messages[0].role === "tool" ? "prompt is-result" : "prompt", texts.join("\n"));
+    if (images?.length) element.prepend(...images.map(pictureOf));
+    return element;
   }
 
   /** Takes a chunk of the answer's stream. */
@@ -252,8 +256,10 @@ class Card {
     actions.append(again);
     const [first] = this.exchange.messages ?? [];
     if (first?.role !== "tool") {
-      const edit = button("Edit", () => replaceLast(({ messages, prompt }) => {
-        find("prompt").value = messages ? messages[0].content : prompt;
+      const edit = button("Edit", () => replaceLast(({ prompt, images }) => {
+        find("prompt").value = prompt;
+        attached = images ?? [];
+        showAttached();
         find("prompt").focus();
       }));
       edit.classList.add("only-last");
@@ -278,7 +284,7 @@ function replaceLast(next) {
   const last = exchanges.pop();
   last.card.element.remove();
   showEmpty();
-  next({ messages: last.messages, prompt: last.prompt });
+  next({ messages: last.messages, prompt: last.prompt, images: last.images });
 }
 
 function showEmpty() {
@@ -289,10 +295,11 @@ function showEmpty() {
 const isAtEnd = () => innerHeight + scrollY > document.documentElement.scrollHeight - 80;
 const scrollToEnd = () => scrollTo(0, document.documentElement.scrollHeight);
 
-/** Asks messages or a text, and shows the answer as it comes. */
-async function submit({ messages, prompt }) {
+/** Asks messages or a text, and shows the answer as it comes. Messages that a user wrote come with
+    their text and images. */
+async function submit({ messages, prompt, images }) {
   if (messages && !areToolsValid()) return;
-  const exchange = { messages, prompt };
+  const exchange = { messages, prompt, images };
   exchange.request = requestFor(exchange);
   const card = new Card(exchange);
   exchange.card = card;
@@ -336,13 +343,15 @@ function newChat() {
   exchanges = [];
   find("answers").replaceChildren();
   find("announcer").replaceChildren();
+  takeAttached();
   showEmpty();
   find("prompt").focus();
 }
 
-function ask(text) {
+function ask(text, images = []) {
   if (find("mode").value !== "chat") return submit({ prompt: text });
-  return submit({ messages: [{ role: "user", content: text }] });
+  const content = contentOf(text, images);
+  return submit({ messages: [{ role: "user", content }], prompt: text, images });
 }
 
 /** Calls a function on Enter; with Shift it is a new line, and to an input method a choice. */
@@ -354,9 +363,9 @@ function onEnter(event, call) {
 
 function send() {
   const field = find("prompt");
-  if (running || !field.value.trim()) return;
-  if (!areToolsValid()) return;
-  ask(field.value);
+  const isEmpty = !field.value.trim() && !(attached.length && takesImages());
+  if (running || isEmpty || !areToolsValid()) return;
+  ask(field.value, takesImages() ? takeAttached() : []);
   field.value = "";
 }
 
