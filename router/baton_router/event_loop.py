@@ -3,6 +3,10 @@
 A thread of gRPC writes a byte to a socket for each completed operation. Its reader in the loop
 handles all completed operations, but reads one byte, so that it runs as often as there were
 operations, mostly for nothing. Here it reads all bytes at once.
+
+For a process with one event loop: gRPC has one socket for all of them. Where a loop was closed with
+calls in flight, the reader fails at their completion, and leaves the operations that completed with
+it to a next byte, which this loop has read.
 """
 
 import socket

@@ -242,7 +242,7 @@ def test_recorded_steps_change_no_token_after_images(checkpoint, name, max_draft
     text = given[-1:]
     assert tokens(engine.generate(prompts_of(engine, text), GREEDY)) == expected(path, text)
     assert graphs.num_steps > 0
-    repeats = name != "gemma3"  # its answers have no word that came before
+    repeats = name not in ("gemma3", "llava_siglip")  # in whose answers no word comes again
     assert (graphs.num_with_drafts > 0) == (max_drafts > 0 and repeats)
 
 
