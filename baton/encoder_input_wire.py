@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from baton.encoder_input import CONTENT_HASH_BYTES, EncoderInput, TensorData
 from baton.errors import InvalidArgumentError
-from baton.v1 import encoder_pb2 as pb
+from baton.v1 import inference_pb2 as pb
 
 _BYTES = 2  # wire type of fields that follow their length
 

@@ -3,7 +3,6 @@
 isort:skip_file
 Decode API of a worker, called by the router."""
 
-from baton.v1 import encoder_pb2 as _encoder_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
 from baton.v1 import kv_transfer_pb2 as _kv_transfer_pb2
 from baton.v1 import prefill_pb2 as _prefill_pb2
@@ -134,7 +133,7 @@ class DecodeGenerateRequest(_message.Message):
         """Time until the first token is due, as `PrefillRequest.first_token_due`."""
 
     @_builtins.property
-    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
+    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.EncoderInput]:
         """Images of the prompt, as `PrefillRequest.encoder_inputs`. With a handle, too: the blocks' hashes
         cover them, and the worker needs them where it computes the prompt again.
         """
@@ -152,7 +151,7 @@ class DecodeGenerateRequest(_message.Message):
         return_cost: Global___ReturnCost | None = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
         first_token_due: _duration_pb2.Duration | None = ...,
-        encoder_inputs: _abc.Iterable[_encoder_pb2.EncoderInput] | None = ...,
+        encoder_inputs: _abc.Iterable[_inference_pb2.EncoderInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -3,7 +3,6 @@
 isort:skip_file
 Public API of Baton, called by clients on the router."""
 
-from baton.v1 import encoder_pb2 as _encoder_pb2
 from baton.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -205,7 +204,7 @@ class GenerateRequest(_message.Message):
         """
 
     @_builtins.property
-    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
+    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncoderInput]:
         """Images of `token_ids` that are preprocessed already, in order, instead of `images`. The tokens
         that stand for each are in the prompt. `content_hash` is ignored: the router computes it.
         """
@@ -223,7 +222,7 @@ class GenerateRequest(_message.Message):
         continue_from: _abc.Iterable[Global___ReceivedTokens] | None = ...,
         parsing: Global___OutputParsing | None = ...,
         images: _abc.Iterable[Global___Image] | None = ...,
-        encoder_inputs: _abc.Iterable[_encoder_pb2.EncoderInput] | None = ...,
+        encoder_inputs: _abc.Iterable[Global___EncoderInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "parsing", b"parsing", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -266,6 +265,99 @@ class Image(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___Image: _TypeAlias = Image  # noqa: Y015
+
+@_typing.final
+class EncoderInput(_message.Message):
+    """Span of a prompt that an encoder fills, such as an image."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TensorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Tensor: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Tensor | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CONTENT_HASH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    content_hash: _builtins.bytes
+    """Hash of everything that the encoder's output depends on: 16 bytes. Part of the chain hash of
+    each block that the span overlaps; the worker believes it.
+    """
+    start: _builtins.int
+    """First token of the span, an index into the prompt."""
+    length: _builtins.int
+    """Number of tokens of the span, one for each row of the encoder's output: at least 1. They are the
+    placeholders that the model's format asks for.
+    """
+    @_builtins.property
+    def tensors(self) -> _containers.MessageMap[_builtins.str, Global___Tensor]:
+        """Tensors that the encoder computes from, by the names of the model's processor."""
+
+    def __init__(
+        self,
+        *,
+        content_hash: _builtins.bytes = ...,
+        start: _builtins.int = ...,
+        length: _builtins.int = ...,
+        tensors: _abc.Mapping[_builtins.str, Global___Tensor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "length", b"length", "start", b"start", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncoderInput: _TypeAlias = EncoderInput  # noqa: Y015
+
+@_typing.final
+class Tensor(_message.Message):
+    """Tensor as plain data."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """Element type, as torch names it: "float32" or "int64"."""
+    data: _builtins.bytes
+    """Elements, row-major and little-endian."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Size of each dimension."""
+
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class EmbedRequest(_message.Message):

@@ -3,7 +3,6 @@
 isort:skip_file
 Prefill API of a worker, called by the router."""
 
-from baton.v1 import encoder_pb2 as _encoder_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
 from baton.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
@@ -91,7 +90,7 @@ class PrefillRequest(_message.Message):
         """
 
     @_builtins.property
-    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_encoder_pb2.EncoderInput]:
+    def encoder_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.EncoderInput]:
         """Images of the prompt, in the order of their spans, which do not overlap. FAILED_PRECONDITION if
         the model takes none, INVALID_ARGUMENT for others than it takes.
         """
@@ -111,7 +110,7 @@ class PrefillRequest(_message.Message):
         salt: _builtins.bytes = ...,
         source: Global___PrefixSource | None = ...,
         first_token_due: _duration_pb2.Duration | None = ...,
-        encoder_inputs: _abc.Iterable[_encoder_pb2.EncoderInput] | None = ...,
+        encoder_inputs: _abc.Iterable[_inference_pb2.EncoderInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
