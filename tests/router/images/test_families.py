@@ -2,11 +2,9 @@
 
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,15 +21,19 @@ from transformers import (
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from baton.v1 import inference_pb2 as pb
 from baton_router.images.expansion import expand_text, placeholders
 from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_messages import Done, Ready
 from baton_router.images.image_pool import ImagePool
-from tests.support.engine.images import image
+from tests.support.engine.checkpoints import MAX_LEN
+from tests.support.engine.engines import load
+from tests.support.engine.image_only_processors import pixtral_processor, without_videos
+from tests.support.engine.images import IMAGE_TOKEN, VISION_LANGUAGE, image, save_vision_language
+from tests.support.router.images import encoded, running_intake
 
 SEEDS = (1, 2, 3)
 
@@ -44,17 +46,6 @@ def tokenizer(**special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, extra_special_tokens=special)
 
 
-def without_videos(kind: type[ProcessorMixin]) -> Any:
-    """Returns a class of processors that need no torchvision for videos."""
-
-    class WithoutVideos(kind):  # type: ignore[misc, valid-type]
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument is not None:
-                super().check_argument_for_proper_class(argument_name, argument)
-
-    return WithoutVideos
-
-
 def gemma3() -> ProcessorMixin:
     special = tokenizer(
         image_token="<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>"
@@ -63,21 +54,12 @@ def gemma3() -> ProcessorMixin:
     return Gemma3Processor(images, special, image_seq_length=9)
 
 
-def pixtral_processor() -> Any:
-    """Returns the class, whose module takes from that of torchvision what Pillow's has as well."""
-    name = "transformers.models.pixtral.image_processing_pixtral"
-    with patch.dict(sys.modules, {name: image_processing_pil_pixtral}):
-        from transformers.models.pixtral.processing_pixtral import PixtralProcessor
-
-        return PixtralProcessor
-
-
 def pixtral() -> ProcessorMixin:
     special = tokenizer(
         image_token="[IMG]", image_break_token="[IMG_BREAK]", image_end_token="[IMG_END]"
     )
     images = PixtralImageProcessorPil(size={"longest_edge": 48}, patch_size=6)
-    return without_videos(pixtral_processor())(
+    return pixtral_processor()(
         images, special, patch_size=6, spatial_merge_size=2,
         image_token="[IMG]", image_break_token="[IMG_BREAK]", image_end_token="[IMG_END]",
     )  # fmt: skip
@@ -165,3 +147,18 @@ async def test_family_expands_as_its_processor(model_type, tmp_path):
         assert {"pixel_values"} <= each.tensors.keys() <= alone.keys()
         for name in each.tensors:
             assert np.array_equal(values(each, name), alone[name]), name
+
+
+@pytest.mark.parametrize("name", [name for name in VISION_LANGUAGE if "gelu" not in name])
+async def test_router_and_engine_make_equal_prompts(name, tmp_path):
+    save_vision_language(name, tmp_path)
+    text = f"w5 {IMAGE_TOKEN} w6 w7 {IMAGE_TOKEN} w8"
+    pictures = [image(seed) for seed in (1, 2)]
+    prompt = load(str(tmp_path)).prompt_with_images(text, pictures)
+    files = [pb.Image(data=encoded(picture)) for picture in pictures]
+    async with running_intake(str(tmp_path)) as intake:
+        request = await intake.read(pb.GenerateRequest(text=text, images=files), MAX_LEN)
+    assert request.token_ids == tuple(prompt.token_ids)
+    assert request.encoder_inputs == prompt.encoder_inputs  # hashes and spans
+    tensors = [each.tensors for each in prompt.encoder_inputs]
+    assert [each.tensors for each in request.encoder_inputs] == tensors
