@@ -6,9 +6,8 @@ from baton.engine.config import EngineConfig
 from baton.errors import InvalidArgumentError
 from baton.models.images import ImageFormat
 
-# The encoder cache holds by default as many steps of images, as the budget allows, and these bytes.
-# Four steps are a few images: of a trace in which 30 % of 240 images repeat they kept 0.79 of the
-# repeats (`python -m bench images`).
+# The encoder cache holds by default as many steps of images as the budget allows, and at least so
+# many bytes: 56 images of a LLaVA of 7B in float16; its four steps are 4 on a CPU and 14 on a GPU.
 _STEPS_CACHED = 4
 _BYTES_CACHED = 256 * 2**20
 
