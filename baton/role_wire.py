@@ -5,20 +5,26 @@ from typing import Literal
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 
-_MESSAGES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
+Role = Literal["encode", "prefill", "decode"]
+
+_MESSAGES: dict[Role, pb.WorkerRole.ValueType] = {
+    "encode": pb.WORKER_ROLE_ENCODE,
+    "prefill": pb.WORKER_ROLE_PREFILL,
+    "decode": pb.WORKER_ROLE_DECODE,
+}
+_ROLES = {message: role for role, message in _MESSAGES.items()}
 
 
 def role_to_message(role: str) -> pb.WorkerRole.ValueType:
     """Returns the role's message. Raises `InvalidArgumentError` for an unknown role."""
-    if role not in _MESSAGES:
-        raise InvalidArgumentError("role", f"is {role!r}; must be prefill or decode")
-    return _MESSAGES[role]
+    for name, message in _MESSAGES.items():
+        if name == role:
+            return message
+    raise InvalidArgumentError("role", f"is {role!r}; must be encode, prefill or decode")
 
 
-def role_of(message: pb.WorkerRole.ValueType) -> Literal["prefill", "decode"]:
+def role_of(message: pb.WorkerRole.ValueType) -> Role:
     """Returns the role. Raises `InvalidArgumentError` for one that is unset or unknown."""
-    if message == pb.WORKER_ROLE_PREFILL:
-        return "prefill"
-    if message == pb.WORKER_ROLE_DECODE:
-        return "decode"
-    raise InvalidArgumentError("role", f"is {message}; must be prefill or decode")
+    if message not in _ROLES:
+        raise InvalidArgumentError("role", f"is {message}; must be encode, prefill or decode")
+    return _ROLES[message]

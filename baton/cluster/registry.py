@@ -19,9 +19,9 @@ from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis import Command, prefix_of, signing_keys_of, transact, transact_each
 
-Role = Literal["prefill", "decode"]
+Role = Literal["encode", "prefill", "decode"]
 
-_ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
+_ROLES: dict[str, Role] = {"encode": "encode", "prefill": "prefill", "decode": "decode"}
 
 _OPTIONAL = {
     b"max_num_batched_tokens",

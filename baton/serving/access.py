@@ -18,21 +18,23 @@ from baton.errors import BatonError, PermissionDeniedError, UnauthenticatedError
 from baton.serving.errors import status_of
 from baton.serving.interceptors import Context, Continuation, Handler, guarded
 
-Role = Literal["client", "router", "prefill", "decode", "worker", "admin"]
-"""`worker`: prefill and decode; such a worker may change its role."""
+Role = Literal["client", "router", "encode", "prefill", "decode", "worker", "admin"]
+"""`worker`: all roles of a worker; such a worker may change its role."""
 
 # DNS names in the certificates of every worker, and of every router.
 WORKER_NAME = "baton-worker"
 ROUTER_NAME = "baton-router"
 
-_WORKERS: tuple[Role, ...] = ("prefill", "decode", "worker")
+_WORKERS: tuple[Role, ...] = ("encode", "prefill", "decode", "worker")
 
 CALLERS: dict[str, tuple[Role, ...]] = {
     "baton.v1.Inference": ("client", "admin"),
+    "baton.v1.Encode": ("router",),
     "baton.v1.Prefill": ("router",),
     "baton.v1.Decode": ("router",),
     "baton.v1.KvSharing": ("router",),
     "baton.v1.KvTransfer": _WORKERS,
+    "baton.v1.EncoderTransfer": _WORKERS,
     "baton.v1.Admin": ("admin", "router"),
     # A gateway that asks for endpoints: it passes on what clients sent.
     "envoy.service.ext_proc.v3.ExternalProcessor": ("client", "admin"),

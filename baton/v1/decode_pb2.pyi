@@ -91,6 +91,7 @@ class DecodeGenerateRequest(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
     ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
+    ENCODER_SOURCES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -138,6 +139,10 @@ class DecodeGenerateRequest(_message.Message):
         cover them, and the worker needs them where it computes the prompt again.
         """
 
+    @_builtins.property
+    def encoder_sources(self) -> _containers.RepeatedCompositeFieldContainer[_prefill_pb2.EncoderSource]:
+        """Sources of encoder outputs, as `PrefillRequest.encoder_sources`. Without a handle only."""
+
     def __init__(
         self,
         *,
@@ -152,10 +157,11 @@ class DecodeGenerateRequest(_message.Message):
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
         first_token_due: _duration_pb2.Duration | None = ...,
         encoder_inputs: _abc.Iterable[_inference_pb2.EncoderInput] | None = ...,
+        encoder_sources: _abc.Iterable[_prefill_pb2.EncoderSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_inputs", b"encoder_inputs", "first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_inputs", b"encoder_inputs", "encoder_sources", b"encoder_sources", "first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,6 +89,8 @@ class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole
     """Prefill: computes prompts."""
     WORKER_ROLE_DECODE: _WorkerRole.ValueType  # 2
     """Decode: generates tokens."""
+    WORKER_ROLE_ENCODE: _WorkerRole.ValueType  # 3
+    """Encode: computes outputs of encoder inputs, such as images, for prefill workers."""
 
 class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
     """Role of a worker."""
@@ -99,6 +101,8 @@ WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 1
 """Prefill: computes prompts."""
 WORKER_ROLE_DECODE: WorkerRole.ValueType  # 2
 """Decode: generates tokens."""
+WORKER_ROLE_ENCODE: WorkerRole.ValueType  # 3
+"""Encode: computes outputs of encoder inputs, such as images, for prefill workers."""
 Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
 
 class _FinishReason:

@@ -212,3 +212,173 @@ class KvTransfer:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class EncoderTransferStub:
+    """Handoff of encoder outputs under leases of `Encode`, by the calls, messages and transports of
+    `KvTransfer`. An output is the blocks of one cache group: each token of the input has a row, which
+    is one KV head's K of one layer; V is empty. There is no first token in the result.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Describe = channel.unary_unary(
+                '/baton.v1.EncoderTransfer/Describe',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeResponse.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/baton.v1.EncoderTransfer/Fetch',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchResponse.FromString,
+                _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/baton.v1.EncoderTransfer/Confirm',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
+
+
+class EncoderTransferServicer:
+    """Handoff of encoder outputs under leases of `Encode`, by the calls, messages and transports of
+    `KvTransfer`. An output is the blocks of one cache group: each token of the input has a row, which
+    is one KV head's K of one layer; V is empty. There is no first token in the result.
+    """
+
+    def Describe(self, request, context):
+        """Returns the transports of this worker's encoder outputs, as `KvTransfer.Describe`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Streams the blocks of one output, as `KvTransfer.Fetch`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Confirm(self, request, context):
+        """Confirms that all blocks of a lease arrived intact, and releases it, as `KvTransfer.Confirm`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EncoderTransferServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.ConfirmRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.ConfirmResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.EncoderTransfer', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.EncoderTransfer', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class EncoderTransfer:
+    """Handoff of encoder outputs under leases of `Encode`, by the calls, messages and transports of
+    `KvTransfer`. An output is the blocks of one cache group: each token of the input has a row, which
+    is one KV head's K of one layer; V is empty. There is no first token in the result.
+    """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.EncoderTransfer/Describe',
+            baton_dot_v1_dot_kv__transfer__pb2.DescribeRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.EncoderTransfer/Fetch',
+            baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.EncoderTransfer/Confirm',
+            baton_dot_v1_dot_kv__transfer__pb2.ConfirmRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.ConfirmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -134,3 +134,67 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_KvTransferServicer_to_server(servicer: KvTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class EncoderTransferStub:
+    """Handoff of encoder outputs under leases of `Encode`, by the calls, messages and transports of
+    `KvTransfer`. An output is the blocks of one cache group: each token of the input has a row, which
+    is one KV head's K of one layer; V is empty. There is no first token in the result.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> EncoderTransferAsyncStub: ...
+    Describe: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.DescribeRequest, _kv_transfer_pb2.DescribeResponse]
+    """Returns the transports of this worker's encoder outputs, as `KvTransfer.Describe`."""
+    Fetch: _grpc.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]
+    """Streams the blocks of one output, as `KvTransfer.Fetch`."""
+    Confirm: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]
+    """Confirms that all blocks of a lease arrived intact, and releases it, as `KvTransfer.Confirm`."""
+
+@_typing.type_check_only
+class EncoderTransferAsyncStub(EncoderTransferStub):
+    """Handoff of encoder outputs under leases of `Encode`, by the calls, messages and transports of
+    `KvTransfer`. An output is the blocks of one cache group: each token of the input has a row, which
+    is one KV head's K of one layer; V is empty. There is no first token in the result.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Describe: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.DescribeRequest, _kv_transfer_pb2.DescribeResponse]  # type: ignore[assignment]
+    """Returns the transports of this worker's encoder outputs, as `KvTransfer.Describe`."""
+    Fetch: _aio.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]  # type: ignore[assignment]
+    """Streams the blocks of one output, as `KvTransfer.Fetch`."""
+    Confirm: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]  # type: ignore[assignment]
+    """Confirms that all blocks of a lease arrived intact, and releases it, as `KvTransfer.Confirm`."""
+
+class EncoderTransferServicer(metaclass=_abc_1.ABCMeta):
+    """Handoff of encoder outputs under leases of `Encode`, by the calls, messages and transports of
+    `KvTransfer`. An output is the blocks of one cache group: each token of the input has a row, which
+    is one KV head's K of one layer; V is empty. There is no first token in the result.
+    """
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _kv_transfer_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.DescribeResponse, _abc.Awaitable[_kv_transfer_pb2.DescribeResponse]]:
+        """Returns the transports of this worker's encoder outputs, as `KvTransfer.Describe`."""
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _kv_transfer_pb2.FetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kv_transfer_pb2.FetchResponse], _abc.AsyncIterator[_kv_transfer_pb2.FetchResponse]]:
+        """Streams the blocks of one output, as `KvTransfer.Fetch`."""
+
+    @_abc_1.abstractmethod
+    def Confirm(
+        self,
+        request: _kv_transfer_pb2.ConfirmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.ConfirmResponse, _abc.Awaitable[_kv_transfer_pb2.ConfirmResponse]]:
+        """Confirms that all blocks of a lease arrived intact, and releases it, as `KvTransfer.Confirm`."""
+
+def add_EncoderTransferServicer_to_server(servicer: EncoderTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

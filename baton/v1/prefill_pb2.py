@@ -27,7 +27,7 @@ from baton.v1 import sampling_pb2 as baton_dot_v1_dot_sampling__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x17\x62\x61ton/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\"\x82\x03\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x15\n\rdecode_worker\x18\x06 \x01(\t\x12\x1d\n\x15has_several_sequences\x18\x07 \x01(\x08\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x0c\n\x04salt\x18\n \x01(\x0c\x12&\n\x06source\x18\x0b \x01(\x0b\x32\x16.baton.v1.PrefixSource\x12\x32\n\x0f\x66irst_token_due\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0e\x65ncoder_inputs\x18\r \x03(\x0b\x32\x16.baton.v1.EncoderInput\"e\n\x0cPrefixSource\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08lease_id\x18\x04 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\"\x83\x02\n\x0fPrefillResponse\x12-\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAdmittedH\x00\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x17.baton.v1.PrefillResultH\x00\x12+\n\x08released\x18\x05 \x01(\x0b\x32\x17.baton.v1.LeaseReleasedH\x00\x42\x07\n\x05\x65vent\"\x88\x01\n\x0bPoolRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12\x32\n\x0f\x66irst_token_due\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9b\x01\n\x0cPoolResponse\x12-\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAdmittedH\x00\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12&\n\x06result\x18\x03 \x01(\x0b\x32\x14.baton.v1.PoolResultH\x00\x42\x07\n\x05\x65vent\"^\n\nPoolResult\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12%\n\twork_done\x18\x03 \x01(\x0b\x32\x12.baton.v1.WorkDone\"\x11\n\x0fPrefillAdmitted\"\xad\x01\n\x0ePrefillStarted\x12\x19\n\x11num_cached_tokens\x18\x01 \x01(\r\x12-\n\nqueue_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\twork_done\x18\x03 \x01(\x0b\x32\x12.baton.v1.WorkDone\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"}\n\rPrefillResult\x12*\n\x0c\x66irst_tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12%\n\twork_done\x18\x03 \x01(\x0b\x32\x12.baton.v1.WorkDone\"\x96\x01\n\x08WorkDone\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x18\n\x10num_prompt_pairs\x18\x03 \x01(\x04\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\x04\x12\'\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc6\x01\n\nFirstToken\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12+\n\x0ctop_logprobs\x18\x06 \x01(\x0b\x32\x15.baton.v1.TopLogprobsB\n\n\x08_logprob\"\x0f\n\rLeaseReleased2\x84\x01\n\x07Prefill\x12@\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse0\x01\x12\x37\n\x04Pool\x12\x15.baton.v1.PoolRequest\x1a\x16.baton.v1.PoolResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x17\x62\x61ton/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb4\x03\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x15\n\rdecode_worker\x18\x06 \x01(\t\x12\x1d\n\x15has_several_sequences\x18\x07 \x01(\x08\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x0c\n\x04salt\x18\n \x01(\x0c\x12&\n\x06source\x18\x0b \x01(\x0b\x32\x16.baton.v1.PrefixSource\x12\x32\n\x0f\x66irst_token_due\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0e\x65ncoder_inputs\x18\r \x03(\x0b\x32\x16.baton.v1.EncoderInput\x12\x30\n\x0f\x65ncoder_sources\x18\x0e \x03(\x0b\x32\x17.baton.v1.EncoderSource\"a\n\rEncoderSource\x12\r\n\x05input\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\x0c\"e\n\x0cPrefixSource\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08lease_id\x18\x04 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\"\x83\x02\n\x0fPrefillResponse\x12-\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAdmittedH\x00\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x17.baton.v1.PrefillResultH\x00\x12+\n\x08released\x18\x05 \x01(\x0b\x32\x17.baton.v1.LeaseReleasedH\x00\x42\x07\n\x05\x65vent\"\x88\x01\n\x0bPoolRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12\x32\n\x0f\x66irst_token_due\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9b\x01\n\x0cPoolResponse\x12-\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAdmittedH\x00\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12&\n\x06result\x18\x03 \x01(\x0b\x32\x14.baton.v1.PoolResultH\x00\x42\x07\n\x05\x65vent\"^\n\nPoolResult\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12%\n\twork_done\x18\x03 \x01(\x0b\x32\x12.baton.v1.WorkDone\"\x11\n\x0fPrefillAdmitted\"\xad\x01\n\x0ePrefillStarted\x12\x19\n\x11num_cached_tokens\x18\x01 \x01(\r\x12-\n\nqueue_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\twork_done\x18\x03 \x01(\x0b\x32\x12.baton.v1.WorkDone\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"}\n\rPrefillResult\x12*\n\x0c\x66irst_tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12%\n\twork_done\x18\x03 \x01(\x0b\x32\x12.baton.v1.WorkDone\"\xb2\x01\n\x08WorkDone\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x04\x12\x18\n\x10num_prompt_pairs\x18\x03 \x01(\x04\x12\x19\n\x11num_decode_tokens\x18\x04 \x01(\x04\x12\'\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12num_encoder_tokens\x18\x06 \x01(\x04\"\xc6\x01\n\nFirstToken\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12+\n\x0ctop_logprobs\x18\x06 \x01(\x0b\x32\x15.baton.v1.TopLogprobsB\n\n\x08_logprob\"\x0f\n\rLeaseReleased2\x84\x01\n\x07Prefill\x12@\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse0\x01\x12\x37\n\x04Pool\x12\x15.baton.v1.PoolRequest\x1a\x16.baton.v1.PoolResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.prefill_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=120
-  _globals['_PREFILLREQUEST']._serialized_end=506
-  _globals['_PREFIXSOURCE']._serialized_start=508
-  _globals['_PREFIXSOURCE']._serialized_end=609
-  _globals['_PREFILLRESPONSE']._serialized_start=612
-  _globals['_PREFILLRESPONSE']._serialized_end=871
-  _globals['_POOLREQUEST']._serialized_start=874
-  _globals['_POOLREQUEST']._serialized_end=1010
-  _globals['_POOLRESPONSE']._serialized_start=1013
-  _globals['_POOLRESPONSE']._serialized_end=1168
-  _globals['_POOLRESULT']._serialized_start=1170
-  _globals['_POOLRESULT']._serialized_end=1264
-  _globals['_PREFILLADMITTED']._serialized_start=1266
-  _globals['_PREFILLADMITTED']._serialized_end=1283
-  _globals['_PREFILLSTARTED']._serialized_start=1286
-  _globals['_PREFILLSTARTED']._serialized_end=1459
-  _globals['_PREFILLRESULT']._serialized_start=1461
-  _globals['_PREFILLRESULT']._serialized_end=1586
-  _globals['_WORKDONE']._serialized_start=1589
-  _globals['_WORKDONE']._serialized_end=1739
-  _globals['_FIRSTTOKEN']._serialized_start=1742
-  _globals['_FIRSTTOKEN']._serialized_end=1940
-  _globals['_LEASERELEASED']._serialized_start=1942
-  _globals['_LEASERELEASED']._serialized_end=1957
-  _globals['_PREFILL']._serialized_start=1960
-  _globals['_PREFILL']._serialized_end=2092
+  _globals['_PREFILLREQUEST']._serialized_end=556
+  _globals['_ENCODERSOURCE']._serialized_start=558
+  _globals['_ENCODERSOURCE']._serialized_end=655
+  _globals['_PREFIXSOURCE']._serialized_start=657
+  _globals['_PREFIXSOURCE']._serialized_end=758
+  _globals['_PREFILLRESPONSE']._serialized_start=761
+  _globals['_PREFILLRESPONSE']._serialized_end=1020
+  _globals['_POOLREQUEST']._serialized_start=1023
+  _globals['_POOLREQUEST']._serialized_end=1159
+  _globals['_POOLRESPONSE']._serialized_start=1162
+  _globals['_POOLRESPONSE']._serialized_end=1317
+  _globals['_POOLRESULT']._serialized_start=1319
+  _globals['_POOLRESULT']._serialized_end=1413
+  _globals['_PREFILLADMITTED']._serialized_start=1415
+  _globals['_PREFILLADMITTED']._serialized_end=1432
+  _globals['_PREFILLSTARTED']._serialized_start=1435
+  _globals['_PREFILLSTARTED']._serialized_end=1608
+  _globals['_PREFILLRESULT']._serialized_start=1610
+  _globals['_PREFILLRESULT']._serialized_end=1735
+  _globals['_WORKDONE']._serialized_start=1738
+  _globals['_WORKDONE']._serialized_end=1916
+  _globals['_FIRSTTOKEN']._serialized_start=1919
+  _globals['_FIRSTTOKEN']._serialized_end=2117
+  _globals['_LEASERELEASED']._serialized_start=2119
+  _globals['_LEASERELEASED']._serialized_end=2134
+  _globals['_PREFILL']._serialized_start=2137
+  _globals['_PREFILL']._serialized_end=2269
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,7 @@ class PrefillRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
     ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
+    ENCODER_SOURCES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     lease_id: _builtins.bytes
@@ -95,6 +96,10 @@ class PrefillRequest(_message.Message):
         the model takes none, INVALID_ARGUMENT for others than it takes.
         """
 
+    @_builtins.property
+    def encoder_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncoderSource]:
+        """Sources of encoder outputs. If a fetch fails for any reason, the worker encodes the input itself."""
+
     def __init__(
         self,
         *,
@@ -111,14 +116,53 @@ class PrefillRequest(_message.Message):
         source: Global___PrefixSource | None = ...,
         first_token_due: _duration_pb2.Duration | None = ...,
         encoder_inputs: _abc.Iterable[_inference_pb2.EncoderInput] | None = ...,
+        encoder_sources: _abc.Iterable[Global___EncoderSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "encoder_inputs", b"encoder_inputs", "first_token_due", b"first_token_due", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "encoder_inputs", b"encoder_inputs", "encoder_sources", b"encoder_sources", "first_token_due", b"first_token_due", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class EncoderSource(_message.Message):
+    """Encoder output that another worker keeps for this one, under a lease of `Encode.Encode`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    input: _builtins.int
+    """Index of the input in `encoder_inputs`."""
+    worker: _builtins.str
+    """Id of the worker that holds or computes the output."""
+    endpoint: _builtins.str
+    """Address of its EncoderTransfer service, "host:port"."""
+    epoch: _builtins.int
+    """Epoch of that worker."""
+    lease_id: _builtins.bytes
+    """Id of the lease: 16 bytes."""
+    def __init__(
+        self,
+        *,
+        input: _builtins.int = ...,
+        worker: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        lease_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "input", b"input", "lease_id", b"lease_id", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncoderSource: _TypeAlias = EncoderSource  # noqa: Y015
 
 @_typing.final
 class PrefixSource(_message.Message):
@@ -432,6 +476,7 @@ class WorkDone(_message.Message):
     NUM_PROMPT_PAIRS_FIELD_NUMBER: _builtins.int
     NUM_DECODE_TOKENS_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
+    NUM_ENCODER_TOKENS_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
     """Number of steps that computed tokens."""
     num_prompt_tokens: _builtins.int
@@ -440,6 +485,10 @@ class WorkDone(_message.Message):
     """Sum over these tokens: the number of tokens before each one in its sequence."""
     num_decode_tokens: _builtins.int
     """Number of tokens computed for sequences with one uncomputed token."""
+    num_encoder_tokens: _builtins.int
+    """Number of tokens of encoder inputs whose output was computed. Steps that only encode count in
+    `num_steps` and `busy`, too.
+    """
     @_builtins.property
     def busy(self) -> _duration_pb2.Duration:
         """Duration of these steps together."""
@@ -452,10 +501,11 @@ class WorkDone(_message.Message):
         num_prompt_pairs: _builtins.int = ...,
         num_decode_tokens: _builtins.int = ...,
         busy: _duration_pb2.Duration | None = ...,
+        num_encoder_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "num_decode_tokens", b"num_decode_tokens", "num_prompt_pairs", b"num_prompt_pairs", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "num_decode_tokens", b"num_decode_tokens", "num_encoder_tokens", b"num_encoder_tokens", "num_prompt_pairs", b"num_prompt_pairs", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

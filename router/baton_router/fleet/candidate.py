@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from baton_router.fleet.cost_rates import Rates
 
-Role = Literal["prefill", "decode"]
+Role = Literal["encode", "prefill", "decode"]
 
 
 class Candidate(NamedTuple):
