@@ -24,11 +24,11 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from baton.encoder_input import EncoderInput
 from baton.engine import Engine, EngineConfig, SamplingParams
 from baton.engine.assembly import load
 from baton.engine.messages import MultimodalPrompt
 from baton.engine.runner import Encoder
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.models import locate
 from baton.models.shapes.drawings import Drawing, random_drawing
 from bench.report import Row, interleaved
@@ -65,9 +65,9 @@ class _CountingEncoder:
         self._encoder = encoder
         self.num_encoded = 0
 
-    def encode(self, inputs: Sequence[EncoderInput]) -> None:
-        self.num_encoded += len(inputs)
-        self._encoder.encode(inputs)
+    def encode(self, outputs: Sequence[EncoderOutput]) -> None:
+        self.num_encoded += len(outputs)
+        self._encoder.encode(outputs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._encoder, name)

@@ -1,7 +1,8 @@
 """Engine assembly: loads a model, allocates its KV cache and creates its scheduler."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,11 +10,12 @@ import torch
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine.attention.interface import Attention
 from baton.engine.backend import Backend, choose_backend
+from baton.engine.cache.kv_layout import plan_layout
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import FP8, describe, read_scales
 from baton.engine.config import EngineConfig
 from baton.engine.memory.cache_allocation import allocate
-from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.memory.cache_plan import CachePlan, EncoderPlan
 from baton.engine.messages import ModelInfo
 from baton.engine.models import loader
 from baton.engine.models.hf import PreTrainedModel, reporting_progress
@@ -23,7 +25,7 @@ from baton.engine.models.transformers_model import (
     check_state,
     probe,
 )
-from baton.engine.models.vision_model import is_vision_language, split
+from baton.engine.models.vision_model import VisionModel, is_vision_language, split
 from baton.engine.plugins import policy_named
 from baton.engine.pooling import Pooler
 from baton.engine.runner import DecoderModel
@@ -32,7 +34,12 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.self_check import SelfCheck
-from baton.engine.vision.encoder_limits import EncoderLimits, encoder_limits, tokens_with_decodes
+from baton.engine.vision.encoder_limits import (
+    NO_ENCODER,
+    EncoderLimits,
+    encoder_limits,
+    tokens_with_decodes,
+)
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.images import read_image_processor
@@ -58,13 +65,7 @@ class LoadedModel:
     path: str
     pooler: Pooler | None = None
     encoder: VisionEncoder | None = None
-
-    def encoder_limits(self, config: EngineConfig) -> EncoderLimits:
-        """Returns the limits of its encoder. Raises as the function of this name."""
-        if self.encoder is None:
-            return EncoderLimits()
-        images, row_bytes = self.encoder.images, self.encoder.row_bytes
-        return encoder_limits(config, images, self.device.type, row_bytes)
+    encoder_limits: EncoderLimits = NO_ENCODER
 
 
 def load(
@@ -116,15 +117,17 @@ def assemble(
     hf_config, architecture = hf_model.config, type(hf_model).__name__
     weights = loader.fingerprint(hf_config, hf_model)
     eos_token_ids = loader.eos_token_ids(hf_config, hf_model)
-    encoder = None
+    vision, limits = None, NO_ENCODER
     if is_vision_language(hf_config):
         hf_model, vision = split(hf_model, read_image_processor(Path(folder)))
-        encoder = VisionEncoder(vision)
+        limits = encoder_limits(config, vision.images, device.type, vision.row_bytes)
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
     backend = choose_backend(config, hf_model, layers, max_len)
     model = backend.decoder(hf_model, hook)
     plan = _cache_plan(config, layers, dtype, device, folder)
+    if vision is not None:
+        plan = replace(plan, encoder=_encoder_plan(config, vision, limits))
     execution = model.execution + describe(plan.scales or [])
     fingerprint = loader.bound_to(weights, execution, version())
     on_progress("checking numerics", 0.8)
@@ -150,9 +153,22 @@ def assemble(
             config.block_size,
         ),
         pooling=None if pooler is None else pooler.pooling,
-        images=None if encoder is None else encoder.images,
+        images=None if vision is None else vision.images,
     )
-    return LoadedModel(info, model, backend, attention, cache, device, folder, pooler, encoder)
+    encoder = None
+    if vision is not None and cache.encoder_pool is not None:
+        encoder = VisionEncoder(vision, cache.encoder_pool)
+    return LoadedModel(
+        info, model, backend, attention, cache, device, folder, pooler, encoder, limits
+    )
+
+
+def _encoder_plan(config: EngineConfig, vision: VisionModel, limits: EncoderLimits) -> EncoderPlan:
+    return EncoderPlan(
+        plan_layout([vision.shape], vision.dtype, config.block_size),
+        limits.num_blocks,
+        encode_largest=partial(vision.encode_blank, limits.budget),
+    )
 
 
 def _cache_plan(
@@ -175,7 +191,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
     cache, info = loaded.cache, loaded.info
     hosts: list[KvPool | None] = [*cache.host_pools] or [None] * len(cache.pools)
     groups = list(map(_cache_group, cache.pools, hosts))
-    limits = loaded.encoder_limits(config)
+    limits = loaded.encoder_limits
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=config.tokens_per_step(loaded.device.type),
         max_num_tokens_with_decodes=tokens_with_decodes(config, info.images, loaded.device.type),
@@ -192,7 +208,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         preemption=Preemption(config.preemption),
         max_drafts=config.max_drafts,
         encoder_budget=limits.budget,
-        encoder_cache_tokens=limits.cache_tokens,
+        encoder_cache_tokens=limits.num_blocks * config.block_size,
         cuts_encoder_inputs=info.images is None or not info.images.is_bidirectional,
     )
     return Scheduler(scheduler_config, groups, policy_named(config.policy))

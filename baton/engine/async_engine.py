@@ -6,19 +6,21 @@ each step's output comes back in one report. All methods belong to the event loo
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
-from typing import NoReturn, Protocol, Self, cast
+from typing import Any, NoReturn, Protocol, Self, cast
 
 import torch
 
 from baton.cluster.prefix import BlockHash
+from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core import commands, reports
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.reports import Answer, Report
+from baton.engine.encoder_outputs import ArrivingOutput, EncodedOutput
 from baton.engine.facts import EngineFacts
 from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
@@ -176,7 +178,8 @@ class AsyncEngine:
         self._on_failure = on_failure
         self._streams: dict[str, SequenceStream] = {}
         self._numbers = count(1)
-        self._queries: dict[int, asyncio.Future[Answer]] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._output_names: set[str] = set()
         self._failed = False
         self._stopped = False
 
@@ -198,6 +201,12 @@ class AsyncEngine:
     def pools(self) -> Sequence[KvPool]:
         """KV pools, one per cache group; the first one has the largest window."""
         return self.core.pools
+
+    @property
+    def encoder_pool(self) -> KvPool | None:
+        """Pool of encoder outputs: a block is `block_size` rows, K of one head of one layer without
+        V. None for a model without an encoder."""
+        return self.core.encoder_pool
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:
@@ -337,6 +346,66 @@ class AsyncEngine:
         finally:
             self.submit(commands.Unpin(name))
 
+    @asynccontextmanager
+    async def encoded(
+        self, name: str, encoder_input: EncoderInput, *, only_cached: bool = False
+    ) -> AsyncIterator[EncodedOutput]:
+        """Holds the output of an encoder input during the `with` block, and computes it before,
+        unless it is cached.
+
+        Args:
+            name: name of what is held; no other output may have it meanwhile.
+            encoder_input: `start` is ignored, and `tensors` with `only_cached`.
+
+        Raises the errors of `Engine.encode`, and `AlreadyExistsError` for a name that is taken.
+        """
+        self.core.check_encoder_input(encoder_input, has_tensors=not only_cached)
+        number = next(self._numbers)
+        with self._output(name, commands.Encode(number, encoder_input, only_cached)) as answer:
+            yield await answer
+
+    @asynccontextmanager
+    async def arriving(
+        self, name: str, content_hash: bytes, num_tokens: int
+    ) -> AsyncIterator[ArrivingOutput]:
+        """Expects another worker's output of an encoder input during the `with` block. Meanwhile no
+        input of this content is computed here: sequences wait before it. If the block ends without
+        a commit, they compute it.
+
+        Args:
+            name: name of what is expected; no other output may have it meanwhile.
+            num_tokens: rows of the output.
+
+        Raises the errors of `Engine.expect_output`, and `AlreadyExistsError` for a name that is
+        taken.
+        """
+        expected = EncoderInput(content_hash, 0, num_tokens)
+        self.core.check_encoder_input(expected, has_tensors=False)
+        number = next(self._numbers)
+        with self._output(name, commands.ExpectOutput(number, content_hash, num_tokens)) as answer:
+            yield ArrivingOutput(answer, lambda: self.submit(commands.CommitOutput(number)))
+
+    @contextmanager
+    def _output(
+        self, name: str, job: commands.Encode | commands.ExpectOutput
+    ) -> "Iterator[asyncio.Future[EncodedOutput]]":
+        """Begins an encode job, and yields its answer. Releases the output at the end."""
+        self._check_running()
+        if name in self._output_names:
+            raise AlreadyExistsError(f"an encoder output is already held as {name!r}")
+        self._output_names.add(name)
+        answer: asyncio.Future[EncodedOutput] = asyncio.get_running_loop().create_future()
+        self._queries[job.number] = answer
+        try:
+            self.submit(job)
+            yield answer
+        finally:
+            self.submit(commands.ReleaseOutput(job.number))
+            self._output_names.remove(name)
+            del self._queries[job.number]
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # known, whether it was awaited or not
+
     async def memory_report(self) -> MemoryReport:
         """Returns the usage of the KV blocks, with sharing and waste."""
         answer = await self._query(commands.ReportMemory(next(self._numbers)))
@@ -394,7 +463,7 @@ class AsyncEngine:
             case reports.Failed(reason):
                 self._fail(reason)
 
-    def _open_query(self, number: int) -> "asyncio.Future[Answer] | None":
+    def _open_query(self, number: int) -> "asyncio.Future[Any] | None":
         done = self._queries.get(number)
         return None if done is None or done.done() else done
 
@@ -420,6 +489,9 @@ class AsyncEngine:
                     stream.watcher.stepped(event, output.times)
         for request_id, error in output.failed.items():
             self._push(request_id, error)
+        for held in output.held_outputs:
+            if answer := self._open_query(held.number):
+                answer.set_result(EncodedOutput.of(held, output.times))
         if output.cache_events:
             self._on_cache_events(output.cache_events)
 

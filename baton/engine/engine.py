@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from baton.cluster.prefix import BlockHash
+from baton.encoder_input import EncoderInput
 from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
@@ -27,6 +28,7 @@ from baton.engine.assembly import (
     load,
     make_scheduler,
 )
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.swap_costs import CostMeter
 from baton.engine.config import EngineConfig
 from baton.engine.device_stream import DeviceStream, stream_of
@@ -64,6 +66,7 @@ from baton.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NotFoundError,
     OverloadedError,
     UnavailableError,
 )
@@ -131,7 +134,7 @@ class Engine:
         self._work = WorkMeter()
         self._committed: list[SequenceProgress] = []
         self._leaving: set[str] = set()
-        self._flushed = False
+        self._has_events = False
         self._is_closed = False
         self.on_planned: Callable[[], None] = lambda: None
         configured = config.async_scheduling
@@ -331,6 +334,11 @@ class Engine:
         if grammar is not None:
             check_grammar(request, grammar)
 
+    def check_encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
+        """Raises `InvalidArgumentError` or `FailedPreconditionError` for an input that this engine
+        could not compute. Its tensors may be missing unless `has_tensors`."""
+        self._check.encoder_input(encoder_input, has_tensors=has_tensors)
+
     def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
         """Compiles the grammar of `params` for `add_request`. May take seconds; from any thread.
 
@@ -420,6 +428,47 @@ class Engine:
         """Releases pinned blocks. Idempotent."""
         self._scheduler.unpin(name)
 
+    def encode(
+        self, number: int, encoder_input: EncoderInput, *, only_cached: bool = False
+    ) -> None:
+        """Holds the output of an input until `release_output`, and computes it unless it is cached.
+        The answer, a `HeldOutput`, comes from the step after which the output is there.
+
+        Args:
+            number: names the output; new.
+            encoder_input: `start` is ignored, and `tensors` with `only_cached`.
+
+        Raises the errors of `check_encoder_input`, and `NotFoundError` with `only_cached` if the
+        output is not cached.
+        """
+        self.check_encoder_input(encoder_input, has_tensors=not only_cached)
+        self._scheduler.encode_jobs.check_length(encoder_input.content_hash, encoder_input.length)
+        if only_cached and encoder_input.content_hash not in self._scheduler.encode_jobs.cache:
+            raise NotFoundError("the output of this encoder input is not cached here")
+        self._scheduler.encode_jobs.encode(number, replace(encoder_input, start=0))
+
+    def expect_output(self, number: int, content_hash: bytes, num_tokens: int) -> None:
+        """Expects an output of another worker, until `commit_output` or `release_output`: meanwhile
+        no input of this content is computed here. The answer, a `HeldOutput`, has the blocks to
+        fill; none if the output is cached, and then nothing is expected any more.
+
+        Raises as `encode` for an input that could not be computed here.
+        """
+        arriving = EncoderInput(content_hash, 0, num_tokens)
+        self.check_encoder_input(arriving, has_tensors=False)
+        self._scheduler.encode_jobs.check_length(content_hash, num_tokens)
+        self._scheduler.encode_jobs.expect(number, content_hash, num_tokens)
+
+    def commit_output(self, number: int) -> None:
+        """Caches an expected output, whose blocks have been filled, without a holder. Does nothing
+        if it was released."""
+        self._has_events |= self._scheduler.encode_jobs.commit(number)
+
+    def release_output(self, number: int) -> None:
+        """Releases an output, in any state; one that is expected is computed here when a sequence
+        needs it. Idempotent."""
+        self._scheduler.encode_jobs.release(number)
+
     def abort(self, *request_ids: str) -> None:
         """Ends requests and frees their blocks; no update follows. Idempotent."""
         self._committed = [p for p in self._committed if p.request.request_id not in request_ids]
@@ -451,7 +500,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        waits = bool(self._committed) or self._flushed or self._ahead is not None
+        waits = bool(self._committed) or self._has_events or self._ahead is not None
         return waits or self._scheduler.has_work
 
     def step(self) -> StepOutput:
@@ -476,7 +525,7 @@ class Engine:
         updates = updates_of(progress, result)
         for stopped in self._suspend():
             updates += updates_of_one(stopped, result)
-        self._flushed = False
+        self._has_events = False
         return StepOutput(
             updates=tuple(updates),
             external=plan.external,
@@ -484,6 +533,7 @@ class Engine:
             made_progress=plan.made_progress,
             times=self._clock.note_step(start),
             preempted=plan.preempted,
+            held_outputs=plan.encoder.held,
         )
 
     def _failed(self, plan: StepPlan, error: StepMemoryError, started: float) -> StepOutput:
@@ -504,6 +554,7 @@ class Engine:
             made_progress=True,
             times=self._clock.note_step(started),
             preempted=plan.preempted,
+            held_outputs=plan.encoder.held,
             failed={request_id: OverloadedError(message) for request_id in ended},
         )
 
@@ -558,6 +609,12 @@ class Engine:
         return StepProgress(progress.decoded, self._committed + progress.others)
 
     @property
+    def encoder_pool(self) -> KvPool | None:
+        """Pool of encoder outputs: a block is `block_size` rows, K of one head of one layer without
+        V. None for a model without an encoder."""
+        return self.cache.encoder_pool
+
+    @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens that one step computes."""
         return self.facts.max_num_batched_tokens
@@ -596,12 +653,13 @@ class Engine:
         return self._scheduler.memory_report()
 
     def flush_cache(self, hashes: SequenceOf[BlockHash] | None = None) -> int:
-        """Drops cached blocks with these chain hashes; None: every cached prefix. The next step's
-        `cache_events` say so. Sequences that hold such blocks keep them.
+        """Drops cached blocks with these chain hashes; None: every cached prefix, and the encoder
+        outputs that nothing holds. The next step's `cache_events` say so. Sequences that hold such
+        blocks keep them.
 
         Returns how many blocks were cached.
         """
-        self._flushed = True
+        self._has_events = True
         if hashes is None:
             return self._scheduler.reset_prefix_cache()
         return self._scheduler.evict(hashes)
@@ -622,8 +680,7 @@ class Engine:
 
 
 def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
-    cache = loaded.cache
-    limits = loaded.encoder_limits(config)
+    cache, limits = loaded.cache, loaded.encoder_limits
     return EngineFacts(
         info=loaded.info,
         device=str(loaded.device),
@@ -636,6 +693,8 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
         encoder_budget=limits.budget,
         encoder_cache_tokens=limits.cache_tokens,
         uncut_image_tokens=limits.uncut_tokens,
+        encoder_layout=None if cache.encoder_pool is None else cache.encoder_pool.layout,
+        num_encoder_blocks=limits.num_blocks,
     )
 
 

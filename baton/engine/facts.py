@@ -22,6 +22,8 @@ class EngineFacts:
         encoder_cache_tokens: most tokens of images whose encoder output is kept.
         uncut_image_tokens: most tokens of an image that may not be cut; None: chunks may cut
             images.
+        encoder_layout: layout of the pool of encoder outputs; None without an encoder.
+        num_encoder_blocks: blocks of that pool.
     """
 
     info: ModelInfo
@@ -35,6 +37,8 @@ class EngineFacts:
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     uncut_image_tokens: int | None = None
+    encoder_layout: KvLayout | None = None
+    num_encoder_blocks: int = 0
 
     @property
     def pool_bytes(self) -> int:

@@ -8,6 +8,7 @@ from baton.cluster.prefix import BlockHash, PrefixNamespace
 from baton.encoder_input import EncoderInput
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.scheduling.plan import (
     ExternalAllocation,
     Float32Array,
@@ -154,6 +155,7 @@ class StepOutput:
         times: start, end and phases of the step.
         preempted: request id and handling of the KV of each preempted sequence.
         failed: requests that the step has ended, with the error of each.
+        held_outputs: answers to encode jobs: outputs that are there, or blocks that can be filled.
     """
 
     updates: tuple[SequenceUpdate, ...]
@@ -163,6 +165,7 @@ class StepOutput:
     times: StepTimes
     preempted: tuple[tuple[str, Preemption], ...] = ()
     failed: Mapping[str, BatonError] = field(default_factory=dict)
+    held_outputs: tuple[HeldOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

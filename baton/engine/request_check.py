@@ -6,7 +6,7 @@ Any process that has the facts may check. Knows nothing of what the engine holds
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
-from baton.encoder_input import EncoderInput
+from baton.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.facts import EngineFacts
 from baton.engine.memory.pool_size import peak_blocks
@@ -59,6 +59,25 @@ class RequestCheck:
                     f"with what is to follow, they need {needed} KV blocks; the pool has "
                     f"{num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
                 )
+
+    def encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
+        """Raises for an input outside of a prompt that this engine could not compute. Its
+        tensors may be missing unless `has_tensors`."""
+        field, facts = "encoder_input", self._facts
+        if self._info.images is None:
+            raise FailedPreconditionError(why_no_images(self._info))
+        if len(encoder_input.content_hash) != CONTENT_HASH_BYTES:
+            raise InvalidArgumentError(
+                f"{field}.content_hash",
+                f"has {len(encoder_input.content_hash)} bytes; expected {CONTENT_HASH_BYTES}",
+            )
+        most = min(facts.encoder_cache_tokens, facts.encoder_budget)
+        if not 1 <= encoder_input.length <= most:
+            raise InvalidArgumentError(
+                f"{field}.length", f"is {encoder_input.length}; expected 1 to {most}"
+            )
+        if has_tensors:
+            _check_tensors(self._info.images, encoder_input, field)
 
     def _check_images(self, request: EngineRequest) -> None:
         """Raises if a request's images do not fit the model, its prompt or the encoder."""
@@ -173,7 +192,21 @@ def _check_uncut(inputs: SequenceOf[EncoderInput], num_prompt_tokens: int, most:
 def _check_image(
     images: ImageFormat, request: EngineRequest, encoder_input: EncoderInput, field: str
 ) -> None:
-    """Raises `InvalidArgumentError` for an image that the model's encoder could not compute."""
+    """Raises `InvalidArgumentError` for an image that does not fit the tokens of its span, or that
+    the model's encoder could not compute."""
+    expected = _check_tensors(images, encoder_input, field)
+    span = request.token_ids[encoder_input.start : encoder_input.end]
+    for i, (token_id, placeholder_id) in enumerate(zip(span, expected, strict=True)):
+        if token_id != placeholder_id:
+            raise InvalidArgumentError(
+                f"token_ids[{encoder_input.start + i}]",
+                f"is {token_id} within {field}; expected the placeholder {placeholder_id}",
+            )
+
+
+def _check_tensors(images: ImageFormat, encoder_input: EncoderInput, field: str) -> SequenceOf[int]:
+    """Returns the tokens of an image. Raises `InvalidArgumentError` for one that the encoder could
+    not compute."""
     try:
         expected = images.span(encoder_input.tensors)
     except InvalidArgumentError as error:
@@ -182,13 +215,7 @@ def _check_image(
         raise InvalidArgumentError(
             field, f"is {encoder_input.length} tokens long; its image has {len(expected)}"
         )
-    span = request.token_ids[encoder_input.start : encoder_input.end]
-    for i, (token_id, placeholder_id) in enumerate(zip(span, expected, strict=True)):
-        if token_id != placeholder_id:
-            raise InvalidArgumentError(
-                f"token_ids[{encoder_input.start + i}]",
-                f"is {token_id} within {field}; expected the placeholder {placeholder_id}",
-            )
+    return expected
 
 
 def _check_returnable(request: EngineRequest) -> None:

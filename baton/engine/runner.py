@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.encoder_input import EncoderInput
 from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.device import is_out_of_memory
@@ -20,6 +19,7 @@ from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.pooling import Pooler
 from baton.engine.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import (
     StepPlan,
@@ -71,14 +71,12 @@ class ModelInputs:
 
 
 class Encoder(Protocol):
-    """Encoder of multimodal inputs: computes their outputs and keeps them until `forget`."""
+    """Encoder of multimodal inputs, and the blocks of their outputs."""
 
-    def encode(self, inputs: SequenceOf[EncoderInput]) -> None:
-        """Computes the outputs of a step's inputs, which differ in content. The runner calls it
-        again after a lack of memory."""
+    def encode(self, outputs: SequenceOf[EncoderOutput]) -> None:
+        """Computes the outputs of a step, which differ in content, into their blocks. The runner
+        calls it again after a lack of memory."""
         ...
-
-    def forget(self, content_hash: bytes) -> None: ...
 
     def features(self, plan: StepPlan) -> EncoderFeatures | None:
         """Returns the outputs for the tokens that a plan computes; None if an encoder fills none of
@@ -386,8 +384,6 @@ class ModelRunner:
         if self._encoder is None:
             assert not plan.encoder.to_compute, "encoder inputs without an encoder"
             return
-        for content_hash in plan.encoder.freed:
-            self._encoder.forget(content_hash)
         if plan.encoder.to_compute:
             _with_memory(partial(self._encoder.encode, plan.encoder.to_compute))
 

@@ -106,6 +106,7 @@ def work_done_to_message(done: WorkDone) -> prefill_pb2.WorkDone:
         num_prompt_tokens=done.num_prompt_tokens,
         num_prompt_pairs=done.num_prompt_pairs,
         num_decode_tokens=done.num_decode_tokens,
+        num_encoder_tokens=done.num_encoder_tokens,
     )
     message.busy.FromNanoseconds(int(done.seconds * 1e9))
     return message

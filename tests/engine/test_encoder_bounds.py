@@ -1,5 +1,6 @@
 """Encoder budget and cache of a real engine, under random requests for a few images."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -9,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from baton.encoder_input import EncoderInput
 from baton.engine.assembly import load as load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import MultimodalPrompt
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, request
@@ -25,6 +26,8 @@ from tests.support.engine.images import (
     words,
 )
 
+BLOCK_SIZE = 4
+BLOCKS_PER_IMAGE = -(-TOKENS_PER_IMAGE // BLOCK_SIZE)
 NUM_IMAGES = 5
 NUM_TOKENS = 4
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -55,22 +58,25 @@ arrivals = st.builds(
 
 @dataclass
 class RecordingEncoder:
-    """Vision encoder that records the tokens that it computes, and keeps."""
+    """Vision encoder that records the tokens that it computes, and the image in each block."""
 
     encoder: VisionEncoder
-    kept: dict[bytes, int] = field(default_factory=dict)
+    blocks: dict[int, bytes] = field(default_factory=dict)
     num_encoded: int = 0
 
-    def encode(self, inputs: Sequence[EncoderInput]) -> None:
-        for each in inputs:
-            assert each.content_hash not in self.kept, "an image is encoded that is kept"
-            self.kept[each.content_hash] = each.length
-            self.num_encoded += each.length
-        self.encoder.encode(inputs)
+    def encode(self, outputs: Sequence[EncoderOutput]) -> None:
+        for output in outputs:
+            encoder_input = output.encoder_input
+            assert encoder_input.content_hash not in self.kept, "an image is encoded that is kept"
+            self.blocks.update(dict.fromkeys(output.block_ids, encoder_input.content_hash))
+            self.num_encoded += encoder_input.length
+        self.encoder.encode(outputs)
 
-    def forget(self, content_hash: bytes) -> None:
-        del self.kept[content_hash]
-        self.encoder.forget(content_hash)
+    @property
+    def kept(self) -> set[bytes]:
+        """Content hashes of the images of which all blocks are there."""
+        counts = Counter(self.blocks.values())
+        return {content_hash for content_hash in counts if counts[content_hash] == BLOCKS_PER_IMAGE}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
@@ -85,7 +91,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def recorded(path: str, **changes: Any) -> tuple[Engine, RecordingEncoder]:
     config = EngineConfig(
-        device="cpu", dtype="float32", num_blocks=96, free_block_margin=0.0, block_size=4, **changes
+        device="cpu",
+        dtype="float32",
+        num_blocks=96,
+        free_block_margin=0.0,
+        block_size=BLOCK_SIZE,
+        **changes,
     )
     loaded = load_model(path, config, lambda _phase, _fraction: None)
     assert isinstance(loaded.encoder, VisionEncoder)
@@ -147,7 +158,7 @@ def test_encoder_stays_within_budget_and_cache(
         for update in engine.step().updates:
             updates[update.request_id].append(update)
         assert encoder.num_encoded <= budget * TOKENS_PER_IMAGE
-        assert sum(encoder.kept.values()) <= cached * TOKENS_PER_IMAGE
+        assert all(1 <= block_id <= cached * BLOCKS_PER_IMAGE for block_id in encoder.blocks)
         engine.check_integrity()
         if step > 20 and not engine.has_work:
             break
@@ -157,7 +168,7 @@ def test_encoder_stays_within_budget_and_cache(
         whole = list(expected(checkpoint, arrival.images))
         assert said == whole[: len(said)] if name in aborted else said == whole
     # Nothing holds an output any more: other images take the place of all.
-    before = set(encoder.kept)
+    before = encoder.kept
     others = [engine.prompt_with_images(IMAGE_TOKEN, [image(9 + i)]) for i in range(cached)]
     engine.generate(others, GREEDY)
-    assert not before & set(encoder.kept)
+    assert not before & encoder.kept

@@ -18,6 +18,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
@@ -35,27 +36,31 @@ BUDGET = 16
 
 
 class FakeEncoder:
-    """Keeps what it is told to, within its room."""
+    """Writes outputs to blocks, within their number."""
 
     def __init__(self) -> None:
-        self.kept: dict[bytes, int] = {}
+        self.blocks: dict[int, EncoderOutput] = {}  # the latest in each
         self.num_encoded = 0
 
-    def encode(self, inputs: Sequence[EncoderInput]) -> None:
-        for encoder_input in inputs:
-            assert encoder_input.content_hash not in self.kept, "encoded twice"
-            self.kept[encoder_input.content_hash] = encoder_input.length
+    def encode(self, outputs: Sequence[EncoderOutput]) -> None:
+        for output in outputs:
+            same = [o for o in self.blocks.values() if o.encoder_input == output.encoder_input]
+            assert not any(map(self.is_here, same)), "encoded twice"
+            self.blocks.update(dict.fromkeys(output.block_ids, output))
+            assert len(output.block_ids) * BLOCK_SIZE >= output.encoder_input.length
             self.num_encoded += 1
-        assert sum(self.kept.values()) <= CACHE_TOKENS
-        assert sum(i.length for i in inputs) <= BUDGET
+        assert all(1 <= block_id <= CACHE_TOKENS // BLOCK_SIZE for block_id in self.blocks)
+        assert sum(output.encoder_input.length for output in outputs) <= BUDGET
 
-    def forget(self, content_hash: bytes) -> None:
-        del self.kept[content_hash]
+    def is_here(self, output: EncoderOutput) -> bool:
+        return all(self.blocks[block_id] is output for block_id in output.block_ids)
 
     def features(self, plan: StepPlan) -> EncoderFeatures | None:
         """Returns the row of each token in its input in place of features."""
         placed = list(placed_inputs(plan))
-        assert all(p.content_hash in self.kept for p in placed), "computed before it is encoded"
+        for output in (p.output for p in placed):
+            (found,) = {self.blocks[block_id] for block_id in output.block_ids}
+            assert found.encoder_input.content_hash == output.encoder_input.content_hash
         if not placed:
             return None
         rows = np.concatenate([np.arange(p.end - p.begin) for p in placed])

@@ -54,7 +54,7 @@ def test_allocate_measures_and_takes_memory_under_the_lock(
         monkeypatch.setattr(cache_allocation, name, record)
 
     class Plan:
-        layouts = ()
+        layouts, encoder = (), None
 
         def pools(self, _counts: list[int], _device: torch.device) -> list[object]:
             events.append("pools")

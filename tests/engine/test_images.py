@@ -17,6 +17,7 @@ from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, MultimodalPrompt
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
 from baton.engine.vision.rope_positions import RopePositions
@@ -92,9 +93,9 @@ class CountingEncoder:
         self._encoder = encoder
         self.calls: list[int] = []
 
-    def encode(self, inputs: Sequence[EncoderInput]) -> None:
-        self.calls.append(len(inputs))
-        self._encoder.encode(inputs)
+    def encode(self, outputs: Sequence[EncoderOutput]) -> None:
+        self.calls.append(len(outputs))
+        self._encoder.encode(outputs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._encoder, name)

@@ -190,13 +190,16 @@ def _copy_on_gpu(
 
 
 class KvCache:
-    """KV cache of a model: the pools of all cache groups, and the host pools that they swap to.
+    """KV cache of a model: the pools of all cache groups, the host pools that they swap to, and the
+    pool of encoder outputs.
 
     Attributes:
         places: place of each layer of the model.
         pools: one per group; those without a window come first.
         host_pools: the same in host memory; empty if there is no swap space.
         scales: scales of each layer of the model; None where the cache is not fp8.
+        encoder_pool: pool of encoder outputs, whose rows are K of one head of one layer; None for a
+            model without an encoder.
     """
 
     def __init__(
@@ -205,11 +208,13 @@ class KvCache:
         host_pools: list[KvPool],
         places: list[LayerPlace],
         scales: list[KvScales] | None = None,
+        encoder_pool: KvPool | None = None,
     ) -> None:
         self.pools = pools
         self.host_pools = host_pools
         self.places = places
         self.scales: list[KvScales | None] = [*scales] if scales else [None] * len(places)
+        self.encoder_pool = encoder_pool
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:

@@ -6,6 +6,7 @@ A query is a command that is answered, under the number that it carries.
 from dataclasses import dataclass
 
 from baton.cluster.prefix import BlockHash
+from baton.encoder_input import EncoderInput
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import FinishReason
 
@@ -82,6 +83,40 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
+class Encode:
+    """Holds the output of an encoder input, under a new number, until `ReleaseOutput`. The step
+    after which it is there answers; a `QueryFailed` of the number says that none will."""
+
+    number: int
+    encoder_input: EncoderInput
+    only_cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectOutput:
+    """Expects another worker's output of an encoder input, under a new number, until `CommitOutput`
+    or `ReleaseOutput`. Answered as `Encode`."""
+
+    number: int
+    content_hash: bytes
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutput:
+    """Caches an expected output, which has arrived."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOutput:
+    """Releases an encoder output that is held or expected."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class FlushCache:
     """Query: drops cached blocks, None all of them. The answer is how many were cached."""
 
@@ -125,5 +160,9 @@ Command = (
     | Pause
     | Resume
     | Unpin
+    | Encode
+    | ExpectOutput
+    | CommitOutput
+    | ReleaseOutput
     | Query
 )

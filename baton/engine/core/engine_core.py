@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.commands import Command
 from baton.engine.core.reports import EngineReading, Report
@@ -33,6 +34,11 @@ class EngineCore(Protocol):
         ...
 
     @property
+    def encoder_pool(self) -> KvPool | None:
+        """Pool of encoder outputs over the engine's memory; None for a model without an encoder."""
+        ...
+
+    @property
     def reading(self) -> EngineReading:
         """A consistent reading: as of the last planned step, or later. It includes all updates and
         answers that have been reported."""
@@ -40,6 +46,10 @@ class EngineCore(Protocol):
 
     def check(self, request: EngineRequest) -> None:
         """Raises the errors of `Engine.check` that do not concern a grammar."""
+        ...
+
+    def check_encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
+        """Raises the errors of `Engine.check_encoder_input`."""
         ...
 
     def start(self, loop: asyncio.AbstractEventLoop, on_report: OnReport) -> None:

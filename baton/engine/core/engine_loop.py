@@ -119,7 +119,7 @@ class EngineLoop:
         self._num_steps += 1
         self._publish()
         is_news = output.updates or output.external or output.preempted or output.failed
-        if is_news or output.cache_events:
+        if is_news or output.cache_events or output.held_outputs:
             self._report(Stepped(output))
         return output.made_progress
 
@@ -144,6 +144,12 @@ class EngineLoop:
                 engine.resume()
             case commands.Unpin(name):
                 engine.unpin(name)
+            case commands.Encode() | commands.ExpectOutput():
+                self._begin_job(command)
+            case commands.CommitOutput(number):
+                engine.commit_output(number)
+            case commands.ReleaseOutput(number):
+                engine.release_output(number)
             case _:
                 self._answer(command)
 
@@ -159,6 +165,18 @@ class EngineLoop:
         except Exception as error:
             problem = _as_baton_error(error, f"request {request.request_id} was not added")
             self._report(Refused(request.request_id, problem))
+
+    def _begin_job(self, command: commands.Encode | commands.ExpectOutput) -> None:
+        """Begins an encode job. An error ends the job and not the engine."""
+        try:
+            match command:
+                case commands.Encode(number, encoder_input, only_cached):
+                    self._engine.encode(number, encoder_input, only_cached=only_cached)
+                case commands.ExpectOutput(number, content_hash, num_tokens):
+                    self._engine.expect_output(number, content_hash, num_tokens)
+        except Exception as error:
+            problem = _as_baton_error(error, "an encode job was not begun")
+            self._report(QueryFailed(command.number, problem))
 
     def _answer(self, query: Query) -> None:
         """Answers a query. An error ends the query and not the engine."""

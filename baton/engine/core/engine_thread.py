@@ -5,6 +5,7 @@ import logging
 
 import torch
 
+from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.commands import Command
 from baton.engine.core.engine_core import OnReport
@@ -44,11 +45,18 @@ class EngineThread:
         return self.engine.cache.pools
 
     @property
+    def encoder_pool(self) -> KvPool | None:
+        return self.engine.encoder_pool
+
+    @property
     def reading(self) -> EngineReading:
         return self._engine_loop.reading
 
     def check(self, request: EngineRequest) -> None:
         self.engine.check(request)
+
+    def check_encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
+        self.engine.check_encoder_input(encoder_input, has_tensors=has_tensors)
 
     def start(self, loop: asyncio.AbstractEventLoop, on_report: OnReport) -> None:
         self._event_loop, self._on_report = loop, on_report

@@ -6,9 +6,9 @@ import torch
 
 from baton.engine.backend import Backend
 from baton.engine.cache.kv_layout import pool_bytes, share_memory
-from baton.engine.cache.kv_pool import KvCache
+from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.config import EngineConfig
-from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.memory.cache_plan import CachePlan, EncoderPlan, shared_pool
 from baton.engine.memory.gpu_lock import gpu_lock
 from baton.engine.memory.machine_memory import allowed_memory
 from baton.engine.memory.pool_size import (
@@ -30,7 +30,8 @@ def allocate(
     device: torch.device,
     max_len: int,
 ) -> KvCache:
-    """Allocates as many blocks as memory permits, and host blocks of up to `swap_bytes` bytes.
+    """Allocates as many blocks as memory permits beside those of the encoder, and host blocks of up
+    to `swap_bytes` bytes.
 
     Raises `InvalidArgumentError` if that is too little, or more than there can be.
     """
@@ -48,15 +49,29 @@ def _allocate(
     max_len: int,
 ) -> KvCache:
     chunk = config.tokens_per_step(device.type)
+    shared = config.shared_pools and device.type == "cpu"
+    encoder_pool = _encoder_pool(plan.encoder, device, shared=shared)  # before the measurement
     gpu = _measured(config, plan, model, backend, device, max_len)
     counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
     needed = sum(map(pool_bytes, plan.layouts, counts))
+    if encoder_pool is not None:
+        needed += encoder_pool.content.nbytes
     check_fits("num_blocks" if config.num_blocks else "kv_cache_bytes", needed, _memory_of(device))
     if device.type == "cuda":
         check_holds_longest(counts, plan.layouts, max_len, chunk)
     hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
-    shared = config.shared_pools and device.type == "cpu"
-    return plan.cache(plan.shared_pools(counts) if shared else plan.pools(counts, device), hosts)
+    pools = plan.shared_pools(counts) if shared else plan.pools(counts, device)
+    return plan.cache(pools, hosts, encoder_pool)
+
+
+def _encoder_pool(
+    encoder: EncoderPlan | None, device: torch.device, *, shared: bool
+) -> KvPool | None:
+    if encoder is None:
+        return None
+    if shared:
+        return shared_pool(encoder.layout, encoder.num_blocks)
+    return KvPool(encoder.layout, encoder.num_blocks, device)
 
 
 def _memory_of(device: torch.device) -> int:
@@ -73,7 +88,8 @@ def _measured(
     device: torch.device,
     max_len: int,
 ) -> GpuMemory | None:
-    """Measures the GPU memory that the model takes; None on a CPU, or if the config sets sizes."""
+    """Measures the GPU memory that the model and its encoder take; None on a CPU, or if the config
+    sets sizes."""
     if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
         return None
     chunk = config.tokens_per_step(device.type)
@@ -81,5 +97,6 @@ def _measured(
     counts = [num_needed] * len(plan.layouts)
     attention = backend.attention(plan.cache(plan.pools(counts, device), []))
     model.use(attention)
-    found = measure(model, attention, step, min(chunk, config.max_num_seqs), device)
+    encode = None if plan.encoder is None else plan.encoder.encode_largest
+    found = measure(model, attention, step, min(chunk, config.max_num_seqs), device, encode)
     return replace(found, graphs=backend.graph_bytes(model, attention))

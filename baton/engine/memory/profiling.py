@@ -1,5 +1,6 @@
 """GPU memory profiling: peak memory of a model, measured by running the largest step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,23 @@ from baton.engine.memory.pool_size import GpuMemory
 
 @torch.inference_mode()
 def measure(
-    model: Any, attention: Attention, largest: RaggedBatch, num_rows: int, device: torch.device
+    model: Any,
+    attention: Attention,
+    largest: RaggedBatch,
+    num_rows: int,
+    device: torch.device,
+    encode_largest: Callable[[], None] | None = None,
 ) -> GpuMemory:
     """Runs a step, and the sampling of `num_rows` of its tokens, and returns the memory.
 
     Args:
         model: uses `attention`, whose cache is as large as the step and is counted as the model's.
         largest: the step with the most tokens.
+        encode_largest: does the encoder's work that precedes a step; None: there is none.
     """
     torch.cuda.reset_peak_memory_stats(device)
+    if encode_largest is not None:
+        encode_largest()
     batch = attention.prepare(largest)
     positions = torch.from_numpy(batch.positions).to(device)
     rows = torch.arange(num_rows, device=device)

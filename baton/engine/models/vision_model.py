@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from baton.encoder_input import TensorData
+from baton.engine.cache.kv_layout import KvShape
 from baton.engine.device import is_out_of_memory
 from baton.engine.models.hf import (
     AutoConfig,
@@ -29,7 +30,8 @@ class VisionModel:
     Attributes:
         images: format of the images that it takes.
         hidden_size: width of the language model.
-        row_bytes: bytes of its output for a token.
+        shape: shape of its output for a token, as K of one head.
+        dtype: dtype of its output.
     """
 
     def __init__(
@@ -69,7 +71,21 @@ class VisionModel:
                 f"{text_config.num_hidden_layers} of the language model"
             )
         self.images = images
-        self.row_bytes: int = features.shape[1] * features.element_size()
+        self.shape = KvShape(num_kv_heads=1, key_head_dim=features.shape[1], value_head_dim=0)
+        self.dtype: torch.dtype = features.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of its output for a token."""
+        return self.shape.key_head_dim * self.dtype.itemsize
+
+    def encode_blank(self, num_tokens: int) -> None:
+        """Encodes images of at most `num_tokens` tokens together, for a measurement."""
+        blank = self.images.blank()
+        token_ids = self.images.span(blank)
+        count = max(1, num_tokens // len(token_ids))
+        tensors = {name: torch.cat([tensor_of(data)] * count) for name, data in blank.items()}
+        self(tensors, [*token_ids] * count)
 
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], token_ids: SequenceOf[int]

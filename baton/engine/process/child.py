@@ -123,7 +123,10 @@ class _Child:
                 on_progress=lambda *done: send(self._control, Progress(*done)),
                 on_loaded_bytes=lambda *done: send(self._control, LoadedBytes(*done)),
             )
-            memories = [pool.shared for pool in engine.cache.pools]
+            pools = [*engine.cache.pools]
+            if engine.encoder_pool is not None:
+                pools.append(engine.encoder_pool)
+            memories = [pool.shared for pool in pools]
             descriptors = [memory.fd for memory in memories if memory is not None]
             if len(descriptors) < len(memories):
                 raise FailedPreconditionError(

@@ -50,7 +50,8 @@ class LoadedBytes:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine takes commands. Comes with the descriptors of the memory of its pools."""
+    """The engine takes commands. Comes with the descriptors of the memory of its pools, that of
+    encoder outputs last."""
 
     facts: EngineFacts
 

@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from baton.encoder_input import EncoderInput
 from baton.engine.assembly import LoadProgress, OnLoadedBytes
 from baton.engine.cache.kv_layout import pool_bytes
 from baton.engine.cache.kv_pool import KvPool
@@ -53,6 +54,7 @@ class EngineProcess:
     Attributes:
         facts: properties of the engine that never change.
         pools: KV pools over the engine's memory, in the order of their layouts.
+        encoder_pool: pool of encoder outputs over that memory; None for a model without an encoder.
         child: the child process.
     """
 
@@ -63,6 +65,7 @@ class EngineProcess:
         child: EngineChild,
         facts: EngineFacts,
         pools: list[KvPool],
+        encoder_pool: KvPool | None,
         commands: Ring,
         reports: Ring,
         page: ReadingPage,
@@ -71,6 +74,7 @@ class EngineProcess:
         self.child = child
         self.facts = facts
         self.pools = pools
+        self.encoder_pool = encoder_pool
         self._check = RequestCheck(facts)
         self._commands = commands
         self._reports = reports
@@ -99,11 +103,11 @@ class EngineProcess:
         with contextlib.suppress(OSError):  # a child that is gone is noticed below
             send(child.control, Start(model, config), shared)
         ready, descriptors = _await_ready(child, on_progress, on_loaded_bytes)
-        pools = _map_pools(ready.facts, descriptors)
+        pools, encoder_pool = _map_pools(ready.facts, descriptors)
         if not config.shared_pools:
-            for pool in pools:
+            for pool in pools if encoder_pool is None else [*pools, encoder_pool]:
                 pool.shared = None  # not for other workers
-        return cls(child, ready.facts, pools, commands, reports, page)
+        return cls(child, ready.facts, pools, encoder_pool, commands, reports, page)
 
     @property
     def reading(self) -> EngineReading:
@@ -111,6 +115,9 @@ class EngineProcess:
 
     def check(self, request: EngineRequest) -> None:
         self._check(request)
+
+    def check_encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
+        self._check.encoder_input(encoder_input, has_tensors=has_tensors)
 
     def start(self, loop: asyncio.AbstractEventLoop, on_report: OnReport) -> None:
         self._loop, self._on_report = loop, on_report
@@ -194,10 +201,13 @@ def _await_ready(
                 raise UnavailableError(f"the engine ended while it was being loaded: {child.end}")
 
 
-def _map_pools(facts: EngineFacts, descriptors: list[int]) -> list[KvPool]:
-    return [
+def _map_pools(facts: EngineFacts, descriptors: list[int]) -> tuple[list[KvPool], KvPool | None]:
+    """Returns the KV pools and the pool of encoder outputs over the memory of these descriptors."""
+    sizes = [*zip(facts.layouts, facts.num_blocks, strict=True)]
+    if facts.encoder_layout is not None:
+        sizes.append((facts.encoder_layout, facts.num_encoder_blocks))
+    pools = [
         KvPool(layout, count, _CPU, SharedMemory(descriptor, pool_bytes(layout, count)))
-        for layout, count, descriptor in zip(
-            facts.layouts, facts.num_blocks, descriptors, strict=True
-        )
+        for (layout, count), descriptor in zip(sizes, descriptors, strict=True)
     ]
+    return pools, None if facts.encoder_layout is None else pools.pop()

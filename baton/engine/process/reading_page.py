@@ -25,7 +25,7 @@ _stats_of = attrgetter(*(f"stats.{each.name}" for each in fields(SchedulerStats)
 _work_of = attrgetter(*(f"work_done.{each.name}" for each in fields(WorkDone)))
 _time_of = attrgetter(*(f"time_spent.{each.name}" for each in fields(TimeSpent)))
 # Number of the reading; stats; work done; time spent; steps, late compilations; idle since, or NaN.
-_LAYOUT: Final = struct.Struct(f"<Q{_NUM_STATS}q4qdq3d2qd")
+_LAYOUT: Final = struct.Struct(f"<Q{_NUM_STATS}q4qd2q3d2qd")
 _CHECKSUM: Final = struct.Struct("<I")
 _PLACE_BYTES: Final = 1024
 _NEVER: Final = float("nan")

@@ -18,6 +18,7 @@ from baton.engine.messages import SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.process.error_codec import ErrorData, data_of, error_of
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import FinishReason
@@ -53,6 +54,7 @@ class _Rest(msgspec.Struct, array_like=True):
     cache_events: CacheEvents | None
     preempted: tuple[tuple[str, Preemption], ...]
     failed: dict[str, ErrorData]
+    held_outputs: tuple[HeldOutput, ...]
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -78,6 +80,7 @@ def encode_step(output: StepOutput) -> bytes:
         output.cache_events or None,
         output.preempted,
         {request_id: data_of(error) for request_id, error in output.failed.items()},
+        output.held_outputs,
     )
     return b"".join((header, rows.tobytes(), _encode(rest)))
 
@@ -100,6 +103,7 @@ def decode_step(record: "bytes | memoryview[int]") -> StepOutput:
         times=StepTimes(started, ended, TimeSpent(*spent[:4]), TimeSpent(*spent[4:])),
         preempted=rest.preempted,
         failed={request_id: error_of(data) for request_id, data in rest.failed.items()},
+        held_outputs=rest.held_outputs,
     )
 
 

@@ -19,12 +19,17 @@ class EncoderLimits:
     Attributes:
         budget: most that one step encodes.
         cache_tokens: most whose output is kept.
+        num_blocks: blocks for these outputs: enough for as many of the largest images.
         uncut_tokens: most of an image that may not be cut; None: chunks may cut images.
     """
 
     budget: int = 0
     cache_tokens: int = 0
+    num_blocks: int = 0
     uncut_tokens: int | None = None
+
+
+NO_ENCODER = EncoderLimits()
 
 
 def encoder_limits(
@@ -51,7 +56,10 @@ def encoder_limits(
     if images.is_bidirectional:
         room = tokens_with_decodes(config, images, device_type) - _tokens_of_others(config)
         uncut_tokens = max(0, min(room, config.long_prefill_threshold or room))
-    return EncoderLimits(budget, cache_tokens, uncut_tokens)
+    num_whole, rest = divmod(cache_tokens, images.max_tokens)
+    num_blocks = num_whole * -(-images.max_tokens // config.block_size)
+    num_blocks += -(-rest // config.block_size)
+    return EncoderLimits(budget, cache_tokens, num_blocks, uncut_tokens)
 
 
 def tokens_with_decodes(config: EngineConfig, images: ImageFormat | None, device_type: str) -> int:

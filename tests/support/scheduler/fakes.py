@@ -187,7 +187,7 @@ class FakeRunner:
         self.block_size = block_size
         self.groups = tuple(groups)
         self.known: dict[tuple[str, int], Sequence] = {}
-        self.encoded: set[bytes] = set()
+        self.encoded: dict[int, EncoderOutput] = {}  # the latest in each encoder block
         self._batch_slots = batch_slots
         self._pools = [FakePool(group.pool, block_size) for group in groups]
         self._hosts = [FakePool(g.host, block_size) if g.host else None for g in groups]
@@ -274,12 +274,21 @@ class FakeRunner:
         assert not host_in & {(m.group, m.target) for m in plan.swap_out}, "swaps meet there"
 
     def _encode(self, plan: StepPlan) -> None:
-        for content_hash in plan.encoder.freed:
-            assert content_hash in self.encoded, "forgets what was not encoded"
-            self.encoded.remove(content_hash)
-        for item in plan.encoder.to_compute:
-            assert item.content_hash not in self.encoded, "encoded twice"
-            self.encoded.add(item.content_hash)
+        read = [o for chunk in plan.chunks for o in chunk.encoder_outputs]
+        for output in plan.encoder.to_compute:
+            assert not self._is_encoded(output.encoder_input), "encoded twice"
+            self.encoded.update(dict.fromkeys(output.block_ids, output))
+        for output in read:
+            found = {self.encoded[block_id].encoder_input for block_id in output.block_ids}
+            assert {i.content_hash for i in found} == {output.encoder_input.content_hash}
+
+    def _is_encoded(self, encoder_input: EncoderInput) -> bool:
+        """Returns whether all blocks of an output are as they were written."""
+        return any(
+            output.encoder_input.content_hash == encoder_input.content_hash
+            and all(self.encoded[block_id] is output for block_id in output.block_ids)
+            for output in self.encoded.values()
+        )
 
     def _work(self, plan: StepPlan) -> list[Work]:
         """What is computed, in the order of the flat batch."""
@@ -336,7 +345,7 @@ class FakeRunner:
     def _check_encoded(self, item: Work, sequence: Sequence) -> None:
         for wanted in sequence.request.encoder_inputs:
             if wanted.start < item.end and item.start < wanted.end:
-                assert wanted.content_hash in self.encoded, "an encoder input is missing"
+                assert self._is_encoded(wanted), "an encoder input is missing"
 
     def _check_reads(self, item: Work, sequence: Sequence, *, is_decode: bool) -> None:
         """What the queries see is right, and the blocks it is in can be read as a whole: of a

@@ -541,7 +541,7 @@ class Harness:
         assert all(group.host is None or not group.host.num_held_blocks for group in self.groups)
         assert not self.scheduler.requests
         assert not self.scheduler.has_work
-        assert self.scheduler._states.encoder.num_held_tokens == 0
+        assert self.scheduler._states.encoder.num_held_blocks == 0
         assert self.scheduler.batch_slots.num_free == self.config.max_num_seqs
 
     def _check_findable(self) -> None:
@@ -580,7 +580,7 @@ class Harness:
             assert counted <= config.max_num_tokens_with_decodes
         assert plan.is_pure_decode == (not plan.chunks)
         is_sampled = plan.sample_rows.tolist() == [*range(plan.num_tokens)]
-        needs_more = any(chunk.scored or chunk.has_encoder_tokens for chunk in plan.chunks)
+        needs_more = any(chunk.scored or chunk.encoder_outputs for chunk in plan.chunks)
         assert plan.samples_every_token == (is_sampled and not needs_more)
         decodes = zip(plan.decode_starts, plan.decode_starts + 1, strict=True)
         reads = sum(
@@ -595,7 +595,7 @@ class Harness:
             assert chunk.num_drafts <= config.max_drafts
             assert most is None or chunk.num_drafts or chunk.end - chunk.start <= most
             assert chunk.end <= chunk.sequence.request.length_limit
-        encoded = sum(item.length for item in plan.encoder.to_compute)
+        encoded = sum(output.encoder_input.length for output in plan.encoder.to_compute)
         assert encoded <= config.encoder_budget
 
     def _reads_of(self, start: int, end: int) -> float:

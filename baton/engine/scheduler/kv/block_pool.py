@@ -27,6 +27,51 @@ class CacheEvents:
     def __bool__(self) -> bool:
         return bool(self.stored or self.removed or self.cleared)
 
+    def merged(self, other: "CacheEvents") -> "CacheEvents":
+        """Returns these events and those of another cache, which were drained at the same time, and
+        cleared together."""
+        if not other:
+            return self
+        return CacheEvents(
+            self.stored + other.stored,
+            self.removed + other.removed,
+            self.cleared or other.cleared,
+        )
+
+
+class CacheChanges:
+    """Net changes of a cache since the last drain: a hash both stored and removed is in neither
+    tuple."""
+
+    def __init__(self) -> None:
+        self._changes: dict[BlockHash, bool] = {}  # True: stored, False: removed
+        self._was_cleared = False
+
+    def store(self, block_hash: BlockHash) -> None:
+        if self._changes.pop(block_hash, True):
+            self._changes[block_hash] = True
+
+    def remove(self, block_hash: BlockHash) -> None:
+        if not self._changes.pop(block_hash, False):
+            self._changes[block_hash] = False
+
+    def clear(self) -> None:
+        self._changes.clear()
+        self._was_cleared = True
+
+    def drain(self) -> CacheEvents:
+        """Returns the changes, and forgets them."""
+        if not self._changes and not self._was_cleared:
+            return _NO_EVENTS
+        events = CacheEvents(
+            stored=tuple(h for h, stored in self._changes.items() if stored),
+            removed=tuple(h for h, stored in self._changes.items() if not stored),
+            cleared=self._was_cleared,
+        )
+        self._changes.clear()
+        self._was_cleared = False
+        return events
+
 
 class BlockPool:
     """Blocks 1 to `num_blocks`, reference-counted, with a prefix cache over the full ones."""
@@ -38,10 +83,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._cached: dict[BlockHash, int] = {}
         self._num_cached_free = 0
-        # Net change, True: stored, False: removed. A hash both stored and removed between two
-        # drains is in neither.
-        self._changes: dict[BlockHash, bool] = {}
-        self._was_cleared = False
+        self._changes = CacheChanges()
 
     @property
     def num_free_blocks(self) -> int:
@@ -124,8 +166,7 @@ class BlockPool:
             return
         self._cached[block_hash] = block_id
         self._hashes[block_id] = block_hash
-        if self._changes.pop(block_hash, True):
-            self._changes[block_hash] = True
+        self._changes.store(block_hash)
 
     def evict(self, block_ids: Iterable[int]) -> int:
         """Removes blocks from the cache; held ones stay held. Returns how many were cached."""
@@ -145,21 +186,11 @@ class BlockPool:
         self._cached.clear()
         self._num_cached_free = 0
         self._changes.clear()
-        self._was_cleared = True
         return count
 
     def drain_events(self) -> CacheEvents:
         """Returns the changes of the prefix cache since the last call."""
-        if not self._changes and not self._was_cleared:
-            return _NO_EVENTS
-        events = CacheEvents(
-            stored=tuple(h for h, stored in self._changes.items() if stored),
-            removed=tuple(h for h, stored in self._changes.items() if not stored),
-            cleared=self._was_cleared,
-        )
-        self._changes.clear()
-        self._was_cleared = False
-        return events
+        return self._changes.drain()
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Asserts that the pool agrees with itself and with all block tables that hold blocks."""
@@ -180,8 +211,7 @@ class BlockPool:
         assert block_hash is not None, "a block without content is forgotten"
         self._hashes[block_id] = None
         del self._cached[block_hash]
-        if not self._changes.pop(block_hash, False):
-            self._changes[block_hash] = False
+        self._changes.remove(block_hash)
 
 
 _NO_EVENTS = CacheEvents((), (), cleared=False)

@@ -1,79 +1,127 @@
-"""Encoder cache: outputs of an encoder (of images, say), cached, held or due. Holds no tensor.
+"""Encoder cache: blocks with outputs of an encoder (of images, say), cached, held, due or arriving.
+Knows block numbers and content hashes only.
 
 The spans of a prompt that an encoder fills are its encoder inputs. The encoder computes an input as
 a whole, and its output is needed until the last token of its span is computed. So a sequence holds
 an input from the step that first reaches its span to the step that passes it:
 
     schedule  limit_chunk -> EncoderCache.take         every sequence of the step, one by one
-    plan      EncoderCache.drain                       the runner forgets `freed`, then encodes
-    apply     EncoderCache.release_passed              and `release_all` when a sequence ends or is
-                                                       preempted, at any time
+    plan      EncoderCache.drain                       the runner encodes into the blocks
+    apply     EncoderCache.note_computed               and `release_passed`; `release_all` when a
+                                                       sequence ends or is preempted, at any time
 
-Outputs are shared by content. An output without holders stays until its space is needed; the least
-recently held one is evicted first. Sizes are in prompt tokens: an input is as large as its span.
+Jobs (`encode_jobs`) hold outputs, too, on behalf of other workers. Outputs are shared by content.
+An output without holders stays until its blocks are needed; the least recently held one is evicted
+first. An output takes whole blocks, in any order.
 
-No deadlock: a sequence that holds an input needs nothing more to pass it and releases it then; and
-without any holder, every input that `check_encoder_inputs` admitted fits.
+No deadlock: a sequence that holds an input needs nothing more to pass it and releases it then; jobs
+hold outputs for a bounded time; and without any holder, every input that `check_encoder_inputs`
+admitted fits.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from baton.encoder_input import EncoderInput
+from baton.engine.scheduler.kv.block_pool import CacheChanges, CacheEvents
 from baton.engine.scheduler.sequences.encoder_inputs import passed
+
+Holder = str | int
+"""A sequence, by its `encoder_id`, or a job, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOutput:
+    """Output of an encoder input: row i is in block `block_ids[i // block_size]`."""
+
+    encoder_input: EncoderInput
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutput:
+    """Answer to a job: the blocks that it holds once the step is done.
+
+    Attributes:
+        number: the job's.
+        block_ids: none for an arrival of an output that is cached.
+        was_cached: nothing was computed for it.
+    """
+
+    number: int
+    block_ids: tuple[int, ...]
+    was_cached: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderStep:
-    """Encoder work of the runner before a step's forward pass, in this order.
+    """Encoder work of a step.
 
     Attributes:
-        freed: content hashes to forget; `to_compute` may contain one of them again.
-        to_compute: inputs to encode and keep.
+        to_compute: inputs that the runner encodes before the forward pass, and where to.
+        held: answers to jobs.
     """
 
-    freed: tuple[bytes, ...]
-    to_compute: tuple[EncoderInput, ...]
+    to_compute: tuple[EncoderOutput, ...] = ()
+    held: tuple[HeldOutput, ...] = ()
 
 
-NO_ENCODER_STEP = EncoderStep((), ())
+NO_ENCODER_STEP = EncoderStep()
+
+
+class _State(Enum):
+    DUE = "due"
+    """No plan includes its computation yet."""
+    PLANNED = "planned"
+    """A plan does, which is not applied yet."""
+    ARRIVING = "arriving"
+    """Another worker's output is being written."""
+    STORED = "stored"
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One output and its holders, oldest first. `is_due`: no plan includes its computation yet."""
+    """One output and its holders, oldest first."""
 
     num_tokens: int
-    is_due: bool = True
-    holders: dict[tuple[str, EncoderInput], None] = field(default_factory=dict)
+    block_ids: tuple[int, ...]
+    state: _State
+    holders: dict[tuple[Holder, EncoderInput], None] = field(default_factory=dict)
 
 
 class EncoderCache:
-    """Encoder outputs of at most `capacity_tokens` tokens, reference-counted and shared.
+    """Encoder outputs in blocks 1 to `num_blocks`, reference-counted and shared.
 
-    A reference is (sequence, input): a sequence that contains the same image twice has two.
+    A reference is (holder, input): a sequence that contains the same image twice has two.
     """
 
-    def __init__(self, capacity_tokens: int) -> None:
-        self.capacity_tokens = capacity_tokens
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self._block_size = block_size
+        self._free = list(range(num_blocks, 0, -1))
         self._entries: dict[bytes, _Entry] = {}
         self._freeable: OrderedDict[bytes, None] = OrderedDict()  # the next victim first
-        self._held: dict[str, dict[EncoderInput, None]] = {}
+        self._held: dict[Holder, dict[EncoderInput, None]] = {}
         self._due: dict[bytes, None] = {}
-        self._freed: list[bytes] = []
-        self._num_cached_tokens = 0
-        self._num_held_tokens = 0
+        self._num_held_blocks = 0
+        self._changes = CacheChanges()
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """Returns the blocks of an output of `num_tokens` tokens."""
+        return -(-num_tokens // self._block_size)
 
     @property
-    def num_cached_tokens(self) -> int:
-        """Tokens of all outputs, held or not."""
-        return self._num_cached_tokens
+    def num_held_blocks(self) -> int:
+        """Blocks of outputs with a holder; all others can be allocated."""
+        return self._num_held_blocks
 
     @property
-    def num_held_tokens(self) -> int:
-        """Tokens of outputs with a holder; the rest of the capacity can be allocated."""
-        return self._num_held_tokens
+    def num_cached_blocks(self) -> int:
+        """Blocks of outputs without a holder. Held, these and the empty ones add up to
+        `num_blocks`."""
+        return self.num_blocks - len(self._free) - self._num_held_blocks
 
     @property
     def num_due_tokens(self) -> int:
@@ -81,135 +129,206 @@ class EncoderCache:
         return sum(self._entries[content_hash].num_tokens for content_hash in self._due)
 
     def __contains__(self, content_hash: bytes) -> bool:
-        """Returns True if the output is cached, or due in the step being planned."""
-        return content_hash in self._entries
+        """Returns True if the output is cached, or due in the step being planned; False while it
+        arrives."""
+        entry = self._entries.get(content_hash)
+        return entry is not None and entry.state is not _State.ARRIVING
+
+    def num_tokens_of(self, content_hash: bytes) -> int | None:
+        """Returns the tokens of an output that is here or arrives; None: it is not."""
+        entry = self._entries.get(content_hash)
+        return None if entry is None else entry.num_tokens
 
     def is_held(self, content_hash: bytes) -> bool:
         """Returns True if the output has a holder, so that one more takes no space."""
         return content_hash in self._entries and content_hash not in self._freeable
 
-    def holds(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
-        return encoder_input in self._held.get(sequence_id, ())
+    def holds(self, holder: Holder, encoder_input: EncoderInput) -> bool:
+        return encoder_input in self._held.get(holder, ())
 
-    def held_by(self, sequence_id: str) -> tuple[EncoderInput, ...]:
-        """Returns the inputs that the sequence holds, in the order it took them."""
-        return tuple(self._held.get(sequence_id, ()))
+    def held_by(self, holder: Holder) -> tuple[EncoderInput, ...]:
+        """Returns the inputs that a sequence or job holds, in the order it took them."""
+        return tuple(self._held.get(holder, ()))
+
+    def blocks_of(self, content_hash: bytes) -> tuple[int, ...]:
+        """Returns the blocks of an output, valid while it is held."""
+        return self._entries[content_hash].block_ids
+
+    def outputs(
+        self, encoder_inputs: Iterable[EncoderInput], start: int, end: int
+    ) -> tuple[EncoderOutput, ...]:
+        """Returns the outputs that fill some of the tokens [start, end) of a sequence. It holds
+        them."""
+        return tuple(
+            EncoderOutput(i, self.blocks_of(i.content_hash))
+            for i in encoder_inputs
+            if i.start < end and i.end > start
+        )
 
     def can_allocate(self, encoder_input: EncoderInput) -> bool:
         """Returns True if the input fits beside all that is held. Changes nothing."""
         if self.is_held(encoder_input.content_hash):
             return True
-        return self._num_held_tokens + encoder_input.length <= self.capacity_tokens
+        needed = self.num_blocks_of(encoder_input.length)
+        return self._num_held_blocks + needed <= self.num_blocks
 
-    def allocate(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
-        """Adds a reference of the sequence to an input for which `can_allocate` is True.
+    def allocate(self, holder: Holder, encoder_input: EncoderInput) -> bool:
+        """Adds a reference to an input for which `can_allocate` is True, and that does not arrive.
 
         Evicts as much as needed. Returns True if the input became due: the encoder has to compute
-        it in the step being planned, and no other sequence has asked for it.
+        it in the step being planned, and nothing else has asked for it.
         """
-        assert not self.holds(sequence_id, encoder_input), "an input is held already"
-        assert self.can_allocate(encoder_input), "allocate() beyond the capacity"
-        content_hash = encoder_input.content_hash
-        is_new = content_hash not in self._entries
+        is_new = encoder_input.content_hash not in self._entries
         if is_new:
-            self._insert(content_hash, encoder_input.length)
-        entry = self._entries[content_hash]
-        assert entry.num_tokens == encoder_input.length, "one content hash for two lengths"
-        if not entry.holders:
-            self._num_held_tokens += entry.num_tokens
-            self._freeable.pop(content_hash, None)
-        entry.holders[sequence_id, encoder_input] = None
-        self._held.setdefault(sequence_id, {})[encoder_input] = None
+            self._insert(encoder_input, _State.DUE)
+            self._due[encoder_input.content_hash] = None
+        self._hold(holder, encoder_input)
         return is_new
 
-    def take(self, sequence_id: str, encoder_inputs: Iterable[EncoderInput]) -> None:
+    def receive(self, holder: Holder, encoder_input: EncoderInput) -> tuple[int, ...]:
+        """Allocates the blocks of an output that is not here, and which `holder` will write.
+        `can_allocate` is True. A release before `commit` frees them."""
+        self._insert(encoder_input, _State.ARRIVING)
+        self._hold(holder, encoder_input)
+        return self.blocks_of(encoder_input.content_hash)
+
+    def commit(self, content_hash: bytes) -> None:
+        """Caches an output that has arrived."""
+        entry = self._entries[content_hash]
+        assert entry.state is _State.ARRIVING, "an output that did not arrive"
+        self._store(content_hash, entry)
+
+    def take(self, holder: Holder, encoder_inputs: Iterable[EncoderInput]) -> None:
         """Allocates all inputs that a chunk has `to_hold`.
 
         Since `limit_chunk`, other sequences may have released inputs but not taken any.
         """
         for encoder_input in encoder_inputs:
-            self.allocate(sequence_id, encoder_input)
+            self.allocate(holder, encoder_input)
 
-    def release(self, sequence_id: str, encoder_input: EncoderInput) -> None:
-        """Drops the sequence's reference, if it has one.
+    def release(self, holder: Holder, encoder_input: EncoderInput) -> None:
+        """Drops a reference, if there is one.
 
-        An output without holders stays cached, unless it is due: then it will not be computed.
+        An output without holders stays cached, unless it is due or arrives: then it will not come.
         """
-        held = self._held.get(sequence_id, {})
+        held = self._held.get(holder, {})
         if encoder_input not in held:
             return
         del held[encoder_input]
         if not held:
-            del self._held[sequence_id]
+            del self._held[holder]
         content_hash = encoder_input.content_hash
         entry = self._entries[content_hash]
-        del entry.holders[sequence_id, encoder_input]
+        del entry.holders[holder, encoder_input]
         if entry.holders:
             return
-        self._num_held_tokens -= entry.num_tokens
-        if entry.is_due:
-            del self._due[content_hash]
+        self._num_held_blocks -= len(entry.block_ids)
+        if entry.state in (_State.DUE, _State.ARRIVING):
+            self._due.pop(content_hash, None)
             self._remove(content_hash)
         else:
             self._freeable[content_hash] = None
 
-    def release_passed(self, sequence_id: str, num_computed_tokens: int) -> None:
+    def release_passed(self, holder: Holder, num_computed_tokens: int) -> None:
         """Drops the references to the inputs whose last token is computed."""
-        for encoder_input in passed(self.held_by(sequence_id), num_computed_tokens):
-            self.release(sequence_id, encoder_input)
+        for encoder_input in passed(self.held_by(holder), num_computed_tokens):
+            self.release(holder, encoder_input)
 
-    def release_all(self, sequence_id: str) -> None:
-        """Drops all references of the sequence, if it has any."""
-        for encoder_input in self.held_by(sequence_id):
-            self.release(sequence_id, encoder_input)
+    def release_all(self, holder: Holder) -> None:
+        """Drops all references of a sequence or job, if it has any."""
+        for encoder_input in self.held_by(holder):
+            self.release(holder, encoder_input)
 
     @property
-    def has_changes(self) -> bool:
-        """True if `drain` would return any work."""
-        return bool(self._freed or self._due)
+    def has_due(self) -> bool:
+        """True if the step being planned computes any output."""
+        return bool(self._due)
 
-    def drain(self) -> EncoderStep:
-        """Closes the planning of a step and returns its encoder work; due inputs count as computed.
-
-        Exactly one call reports every eviction and every input to be computed.
-        """
-        due: list[EncoderInput] = []
+    def drain(self) -> tuple[EncoderOutput, ...]:
+        """Closes the planning of a step and returns each output that it computes, exactly once.
+        Later steps may read them."""
+        due: list[EncoderOutput] = []
         for content_hash in self._due:
             entry = self._entries[content_hash]
-            entry.is_due = False
-            due.append(next(iter(entry.holders))[1])
-        step = EncoderStep(tuple(self._freed), tuple(due))
-        self._freed.clear()
+            entry.state = _State.PLANNED
+            _, encoder_input = next(iter(entry.holders))
+            due.append(EncoderOutput(encoder_input, entry.block_ids))
         self._due.clear()
-        return step
+        return tuple(due)
+
+    def note_computed(self, outputs: Iterable[EncoderOutput]) -> None:
+        """Caches the outputs of a step that was computed, except those that were evicted since."""
+        for output in outputs:
+            content_hash = output.encoder_input.content_hash
+            entry = self._entries.get(content_hash)
+            if entry is not None and entry.state is _State.PLANNED:
+                self._store(content_hash, entry)
+
+    def clear(self) -> None:
+        """Evicts every output that has no holder."""
+        for content_hash in tuple(self._freeable):
+            self._evict(content_hash)
+        self._changes.clear()
+        for content_hash, entry in self._entries.items():
+            if entry.state is _State.STORED:
+                self._changes.store(content_hash)
+
+    def drain_events(self) -> CacheEvents:
+        """Returns the content hashes stored and removed since the last call."""
+        return self._changes.drain()
 
     def check_integrity(self) -> None:
-        """Asserts that entries, holders and counts of the cache agree."""
+        """Asserts that entries, holders, blocks and counts of the cache agree."""
         references = {(s, i): None for s, inputs in self._held.items() for i in inputs}
-        assert all(self._held.values()), "a sequence that holds nothing is remembered"
+        assert all(self._held.values()), "a holder of nothing is remembered"
         entered = {holder: h for h, entry in self._entries.items() for holder in entry.holders}
-        assert references.keys() == entered.keys(), "holders differ from what sequences hold"
+        assert references.keys() == entered.keys(), "holders differ from what they hold"
         for (_, encoder_input), content_hash in entered.items():
             assert encoder_input.content_hash == content_hash, "held under another hash"
             assert encoder_input.length == self._entries[content_hash].num_tokens
         freeable = {h for h, entry in self._entries.items() if not entry.holders}
         assert freeable == self._freeable.keys(), "the freeable are not those without holders"
-        due = {h for h, entry in self._entries.items() if entry.is_due}
+        due = {h for h, entry in self._entries.items() if entry.state is _State.DUE}
         assert due == self._due.keys(), "the due are not those to be computed"
-        assert not freeable & due, "a due entry has no holder"
-        cached = sum(entry.num_tokens for entry in self._entries.values())
-        held = cached - sum(self._entries[h].num_tokens for h in freeable)
-        assert self._num_cached_tokens == cached <= self.capacity_tokens
-        assert self._num_held_tokens == held
+        coming = {h for h, entry in self._entries.items() if entry.state is _State.ARRIVING}
+        assert not freeable & (due | coming), "an output that is not here has no holder"
+        for entry in self._entries.values():
+            assert len(entry.block_ids) == self.num_blocks_of(entry.num_tokens)
+        taken = [b for entry in self._entries.values() for b in entry.block_ids]
+        assert sorted([*taken, *self._free]) == [*range(1, self.num_blocks + 1)], "a block twice"
+        held = [b for h in self._entries.keys() - freeable for b in self._entries[h].block_ids]
+        assert self._num_held_blocks == len(held), "held blocks are miscounted"
 
-    def _insert(self, content_hash: bytes, num_tokens: int) -> None:
-        while self._num_cached_tokens + num_tokens > self.capacity_tokens:
-            victim = self._freeable.popitem(last=False)[0]
-            self._remove(victim)
-            self._freed.append(victim)
-        self._entries[content_hash] = _Entry(num_tokens)
-        self._due[content_hash] = None
-        self._num_cached_tokens += num_tokens
+    def _insert(self, encoder_input: EncoderInput, state: _State) -> None:
+        assert self.can_allocate(encoder_input), "an allocation beyond the capacity"
+        needed = self.num_blocks_of(encoder_input.length)
+        while len(self._free) < needed:
+            self._evict(next(iter(self._freeable)))
+        block_ids = tuple(self._free.pop() for _ in range(needed))
+        self._entries[encoder_input.content_hash] = _Entry(encoder_input.length, block_ids, state)
+        self._num_held_blocks += needed  # by the caller, at once
+
+    def _hold(self, holder: Holder, encoder_input: EncoderInput) -> None:
+        assert not self.holds(holder, encoder_input), "an input is held already"
+        content_hash = encoder_input.content_hash
+        entry = self._entries[content_hash]
+        assert entry.num_tokens == encoder_input.length, "one content hash for two lengths"
+        if content_hash in self._freeable:
+            self._num_held_blocks += len(entry.block_ids)
+            del self._freeable[content_hash]
+        entry.holders[holder, encoder_input] = None
+        self._held.setdefault(holder, {})[encoder_input] = None
+
+    def _store(self, content_hash: bytes, entry: _Entry) -> None:
+        entry.state = _State.STORED
+        self._changes.store(content_hash)
+
+    def _evict(self, content_hash: bytes) -> None:
+        del self._freeable[content_hash]
+        self._remove(content_hash)
 
     def _remove(self, content_hash: bytes) -> None:
-        self._num_cached_tokens -= self._entries.pop(content_hash).num_tokens
+        entry = self._entries.pop(content_hash)
+        self._free.extend(reversed(entry.block_ids))
+        if entry.state is _State.STORED:
+            self._changes.remove(content_hash)

@@ -79,6 +79,8 @@ class AheadPlanner:
             return NotAhead.BLOCKS
         if self._planner.has_overdue:
             return NotAhead.BUDGET
+        if states.jobs.has_waiting:
+            return NotAhead.ENCODER
         if states.special and not self._puts_decodes_first:
             return NotAhead.POLICY
         reasons = (*map(_why_not_beside, states.special), *map(_why_not_after, in_flight))

@@ -52,7 +52,7 @@ class Chunker:
             end = min(end, start + self._config.long_prefill_threshold)
         chunk = PlannedRange(sequence, start, end, num_drafts)
         if sequence.request.encoder_inputs:
-            self._limit_to_encoder(chunk)
+            self._limit_to_encoder(step, chunk)
         return chunk if chunk.end > start and step.takes_reads([chunk], kept.reads) else None
 
     def add(self, step: Step, chunk: PlannedRange) -> None:
@@ -62,9 +62,9 @@ class Chunker:
         self.num_drafted_tokens += chunk.num_drafts
         step.add(chunk)
 
-    def _limit_to_encoder(self, chunk: PlannedRange) -> None:
+    def _limit_to_encoder(self, step: Step, chunk: PlannedRange) -> None:
         """Shortens a range to end before an encoder input that does not fit this step."""
-        request, encoder = chunk.sequence.request, self._states.encoder
+        request, encoder, jobs = chunk.sequence.request, self._states.encoder, self._states.jobs
         if not self._config.cuts_encoder_inputs:
             chunk.end = uncut_end(request.encoder_inputs, chunk.start, chunk.end)
         chunk.encoder = limit_chunk(
@@ -74,5 +74,8 @@ class Chunker:
             encoder,
             chunk.sequence.encoder_id,
             self._config.encoder_budget - encoder.num_due_tokens,
+            jobs.awaited,
         )
         chunk.end = chunk.encoder.end
+        if chunk.end == chunk.start and jobs.is_active:
+            step.held_back.add(chunk.sequence)

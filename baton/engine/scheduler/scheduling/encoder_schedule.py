@@ -1,7 +1,7 @@
 """Chunk limits of prompts with encoder inputs: encoder budget and free encoder cache."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.encoder_input import EncoderInput
@@ -33,6 +33,7 @@ def limit_chunk(
     cache: EncoderCache,
     sequence_id: str,
     compute_budget: int,
+    awaited: Collection[bytes] = (),
 ) -> EncoderSchedule:
     """Returns the encoder inputs of the chunk [start, end), cut before the first that does not fit.
 
@@ -42,8 +43,9 @@ def limit_chunk(
         encoder_inputs: inputs of the sequence, in order and without overlap.
         compute_budget: tokens the encoder may still compute in the step being planned: its budget
             less `EncoderCache.num_due_tokens`.
+        awaited: content hashes of outputs that are to come from elsewhere.
     """
-    room = cache.capacity_tokens - cache.num_held_tokens
+    room = cache.num_blocks - cache.num_held_blocks
     budget = compute_budget
     to_compute: list[EncoderInput] = []
     present: list[EncoderInput] = []
@@ -57,9 +59,11 @@ def limit_chunk(
             continue
         content_hash, length = encoder_input.content_hash, encoder_input.length
         is_claimed, is_present = content_hash in claimed, content_hash in cache
-        room_needed = 0 if is_claimed or cache.is_held(content_hash) else length
+        is_held = is_claimed or cache.is_held(content_hash)
+        room_needed = 0 if is_held else cache.num_blocks_of(length)
         budget_needed = 0 if is_claimed or is_present else length
-        if room_needed > room or budget_needed > budget:
+        is_awaited = content_hash in awaited and not is_present
+        if is_awaited or room_needed > room or budget_needed > budget:
             end = max(start, encoder_input.start)
             break
         room -= room_needed

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.scheduler.kv.encoder_cache import EncoderStep
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput, EncoderStep
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import Preemption
@@ -32,6 +32,7 @@ class ScheduledRange:
             before them have a row each.
         scored: positions of prompt tokens whose log-probabilities were requested and are given by
             the range's logits.
+        encoder_outputs: those that fill some of its tokens.
     """
 
     sequence: Sequence
@@ -41,12 +42,7 @@ class ScheduledRange:
     num_samples: int
     first_row: int
     scored: range = range(0)
-
-    @property
-    def has_encoder_tokens(self) -> bool:
-        """True if an encoder fills some of its tokens."""
-        inputs = self.sequence.request.encoder_inputs
-        return any(i.start < self.end and i.end > self.start for i in inputs)
+    encoder_outputs: tuple[EncoderOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,8 @@ class StepPlan:
         previous_rows: `[num_unknown]`, for the first decodes of a step that is planned ahead, the
             sampled row of the step before that chooses the token to compute; of the others it is
             in `BatchSlots`.
-        made_progress: False if nothing was planned, preempted or resumed: then only a command can
-            change what the next step does.
+        made_progress: False if nothing was planned, preempted, resumed or answered: then only a
+            command can change what the next step does.
         new_slots: sequences that acquired a slot since the last plan.
         released: sequences that ended or lost their slot since the last plan, each exactly once.
         sample_rows: `[num_rows]`, rows of the flat batch whose logits choose a token.
@@ -85,7 +81,7 @@ class StepPlan:
         num_beam_candidates: candidates per such row.
         swap_out, copies, cleared, swap_in: block operations before the forward pass, in this order.
             Copies are (group, source, target), cleared are (group, block).
-        encoder: encoder outputs to forget and to compute before the forward pass.
+        encoder: encoder outputs to compute before the forward pass, and answers to encode jobs.
         preempted: request id and handling of the KV of each preempted sequence.
     """
 
@@ -126,7 +122,7 @@ class StepPlan:
             chunk.num_samples == 1
             and chunk.end - chunk.start == 1 + chunk.num_drafts
             and not chunk.scored
-            and not chunk.has_encoder_tokens
+            and not chunk.encoder_outputs
             for chunk in self.chunks
         )
 

@@ -74,7 +74,7 @@ class Planner:
         if step.is_empty and not step.may_admit:
             step.may_use_margin = True
             self._add_special(step)  # skipped sequences may use the freed blocks
-        if step.is_empty and not step.resumed:
+        if step.is_empty and not (step.resumed or step.held_back):
             self._preemptor.break_stall(step)
         self.count_passed_over(step)
         return step

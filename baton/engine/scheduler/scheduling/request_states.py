@@ -14,8 +14,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, EncoderCache, EncoderStep
+from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, EncoderStep
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import (
@@ -33,11 +34,12 @@ class RequestStates:
     """States of all sequences of one engine."""
 
     def __init__(
-        self, batch_slots: BatchSlots[Sequence], kv: KvCacheManager, encoder: EncoderCache
+        self, batch_slots: BatchSlots[Sequence], kv: KvCacheManager, jobs: EncodeJobs
     ) -> None:
         self.batch_slots = batch_slots
         self.kv = kv
-        self.encoder = encoder
+        self.jobs = jobs
+        self.encoder = jobs.cache
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.preempted = WaitingQueue()
@@ -243,7 +245,9 @@ class RequestStates:
 
     def take_encoder_step(self) -> EncoderStep:
         """Returns the encoder's work since the last call."""
-        return self.encoder.drain() if self.encoder.has_changes else NO_ENCODER_STEP
+        if not self.encoder.has_due and not self.jobs.has_answers:
+            return NO_ENCODER_STEP
+        return EncoderStep(self.encoder.drain(), self.jobs.take_answers())
 
     def _release_slot(self, sequence: Sequence) -> None:
         if self.batch_slots.is_decoding[sequence.batch_slot]:
@@ -317,6 +321,7 @@ class RequestStates:
         sequences = self.sequences()
         self.kv.check_integrity(sequences)
         self.encoder.check_integrity()
+        self.jobs.check_integrity()
         places: list[Sequence] = [
             *self.waiting,
             *self.preempted,

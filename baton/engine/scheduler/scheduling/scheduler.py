@@ -26,6 +26,7 @@ from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.ahead_planner import AheadPlanner
 from baton.engine.scheduler.scheduling.chunking import Chunker
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
 from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
@@ -49,7 +50,11 @@ from baton.engine.scheduler.sequences.sequence import (
 
 
 class Scheduler:
-    """Scheduler: owns every request from `add` until it has finished and, if kept, was released."""
+    """Scheduler: owns every request from `add` until it has finished and, if kept, was released.
+
+    Attributes:
+        encode_jobs: encoder outputs that are held or expected on behalf of other workers.
+    """
 
     def __init__(
         self,
@@ -73,9 +78,11 @@ class Scheduler:
             free_block_margin=config.free_block_margin,
         )
         self._policy = policy or POLICIES[config.policy]
-        self._states = RequestStates(
-            self.batch_slots, self._kv, EncoderCache(config.encoder_cache_tokens)
+        encoder_blocks = -(-config.encoder_cache_tokens // config.block_size)
+        self.encode_jobs = EncodeJobs(
+            EncoderCache(encoder_blocks, config.block_size), config.encoder_budget
         )
+        self._states = RequestStates(self.batch_slots, self._kv, self.encode_jobs)
         self._chunker = Chunker(config, self._states)
         self._admission = Admission(config, self._states, self._chunker)
         self._preemptor = Preemptor(config, self._states, self.costs)
@@ -166,14 +173,15 @@ class Scheduler:
 
     def pause(self) -> None:
         """Admits no new request from now on; requests that have begun continue."""
-        self._admission.is_paused = True
+        self._admission.is_paused = self.encode_jobs.is_paused = True
 
     def resume(self) -> None:
-        self._admission.is_paused = False
+        self._admission.is_paused = self.encode_jobs.is_paused = False
 
     def shutdown(self) -> list[Request]:
-        """Ends all requests, and admits none any more. Returns those that were here."""
+        """Ends all requests and encode jobs, and admits none any more. Returns the requests."""
         self.pause()
+        self.encode_jobs.release_everything()
         return self.abort(*self._states.requests)
 
     # KV that another worker computes, or takes over.
@@ -272,6 +280,7 @@ class Scheduler:
         self._states.fork_resuming()
         self._states.refresh()
         self._kv.begin_step()
+        self.encode_jobs.schedule()
         return self._finished(self._planner.fill())
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | NotAhead:
@@ -298,6 +307,7 @@ class Scheduler:
             self._states.take_new_slots(),
             self._states.take_released(),
             self._states.take_encoder_step(),
+            self._states.encoder,
         )
         self._num_step_tokens = plan.num_tokens
         self._num_computed_tokens += plan.num_tokens
@@ -310,6 +320,7 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         """Applies a computed step. Skips requests that ended since the plan was made."""
         self.batch_slots.note_applied()
+        self._states.encoder.note_computed(plan.encoder.to_compute)
         decoded = self._output_processor.apply_decodes(plan, result)
         others: list[SequenceProgress] = []
         for i, chunk in enumerate(plan.chunks):
@@ -325,6 +336,7 @@ class Scheduler:
         """Ends the requests that a step computed, which has no result: in place of `apply`. Returns
         them; one that ended since the plan was made is not among them."""
         self.batch_slots.note_applied()
+        self._states.encoder.note_computed(plan.encoder.to_compute)
         owners = self.batch_slots.owners
         decoding = [owners[batch_slot] for batch_slot in plan.decode_slots.tolist()]
         sequences = [s for s in decoding if s is not None]
@@ -333,7 +345,9 @@ class Scheduler:
         return self.abort(*dict.fromkeys(s.request.request_id for s in running))
 
     def reset_prefix_cache(self) -> int:
-        """Drops every cached prefix. Returns how many blocks were cached."""
+        """Drops every cached prefix, and every encoder output without holders. Returns how many
+        blocks were cached, of all prefixes."""
+        self._states.encoder.clear()
         return self._kv.prefixes.clear()
 
     def evict(self, hashes: SequenceOf[BlockHash]) -> int:
@@ -341,19 +355,21 @@ class Scheduler:
         return self._kv.prefixes.evict(hashes)
 
     def drain_events(self) -> CacheEvents:
-        """Returns the prefix cache events since the last call, of the group with the largest
-        window: a prefix whose blocks it has all stored may be a hit."""
-        return self._kv.prefixes.drain_events()
+        """Returns the cache events since the last call: content hashes of encoder outputs, and
+        chain hashes of the group with the largest window: a prefix whose blocks it has all stored
+        may be a hit."""
+        return self._kv.prefixes.drain_events().merged(self._states.encoder.drain_events())
 
     # Queries.
 
     @property
     def has_work(self) -> bool:
-        """True if `schedule` could do anything: a sequence runs, waits or must be reported."""
+        """True if `schedule` could do anything: a sequence runs, waits or must be reported, or an
+        encode job waits."""
         states = self._states
         waits = len(states.waiting) > 0 and not self._admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
-        return runs or waits or bool(states.released)
+        return runs or waits or bool(states.released) or states.jobs.has_waiting
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -402,6 +418,12 @@ class Scheduler:
             num_computed_tokens=self._num_computed_tokens,
             num_pulled_tokens=self._num_pulled_tokens,
             num_steps_ahead=self._num_steps_ahead,
+            num_encoder_blocks=states.encoder.num_blocks,
+            num_held_encoder_blocks=states.encoder.num_held_blocks,
+            num_cached_encoder_blocks=states.encoder.num_cached_blocks,
+            num_encode_jobs=states.jobs.num_jobs,
+            num_waiting_encode_jobs=states.jobs.num_waiting,
+            num_waiting_encoder_tokens=states.jobs.num_waiting_tokens,
         )
 
     def memory_report(self) -> MemoryReport:

@@ -8,7 +8,8 @@ class SchedulerStats:
     """Counts of one moment, blocks summed over the cache groups. Held blocks include those of
     leases; cached ones are not held; free ones are empty. `num_reserved_blocks` of the last two
     are kept for prompts that have begun; host blocks hold swapped sequences. `num_step_tokens` is
-    of the last step; the totals after it since the start."""
+    of the last step; the totals after it since the start. Encoder blocks hold encoder outputs;
+    waiting encoder tokens are those of waiting encode jobs that may have to be computed."""
 
     num_waiting: int
     num_running: int
@@ -35,13 +36,19 @@ class SchedulerStats:
     num_computed_tokens: int
     num_pulled_tokens: int
     num_steps_ahead: int
+    num_encoder_blocks: int
+    num_held_encoder_blocks: int
+    num_cached_encoder_blocks: int
+    num_encode_jobs: int
+    num_waiting_encode_jobs: int
+    num_waiting_encoder_tokens: int
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is known and no block is held."""
+        """True if no request and no encode job is known, and no block is held."""
         sequences = self.num_waiting + self.num_running + self.num_awaiting_kv + self.num_swapped
         blocks = self.num_held_blocks + self.num_held_host_blocks
-        return sequences + self.num_kept + blocks == 0
+        return sequences + self.num_kept + self.num_encode_jobs + blocks == 0
 
     @property
     def num_preemptions(self) -> int:

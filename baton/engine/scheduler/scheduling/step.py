@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.scheduler.kv.cache_reads import CacheReads
-from baton.engine.scheduler.kv.encoder_cache import EncoderStep
+from baton.engine.scheduler.kv.encoder_cache import EncoderCache, EncoderStep
 from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
 from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, ScheduledRange, StepPlan
@@ -58,8 +58,8 @@ class Step:
         cache_reads_left: cache reads that may yet be scheduled; infinite without a limit.
         preempted: request id of each preempted sequence, and handling of its KV.
         passed_over: sequences for which too few cache reads were left.
-        held_back: waiting prompts whose next block a prompt of this step will compute in a later
-            one: they continue from it, rather than compute it as well.
+        held_back: prompts that wait for another's work: for a block that a prompt of this step will
+            compute in a later one, to continue from it; or for what encode jobs hold or expect.
         is_short_of_blocks: a prompt that has begun waits for free blocks.
         may_use_margin: nothing else can run, so a prompt need not leave blocks free.
         resumed: sequences that came back with all their KV, to compute from the next step on.
@@ -150,9 +150,10 @@ class Step:
         new_slots: list[Sequence],
         released: list[tuple[str, int]],
         encoder: EncoderStep,
+        encoder_cache: EncoderCache,
     ) -> StepPlan:
         """Returns the finished plan."""
-        rows = _Rows(self)
+        rows = _Rows(self, encoder_cache)
         chunks = tuple(map(rows.add, self.chunks.values()))
         sampled, beams = rows.sampled(), rows.beams()
         return StepPlan(
@@ -164,7 +165,8 @@ class Step:
             released=tuple(released),
             external=tuple(self.external),
             num_tokens=rows.num_tokens,
-            made_progress=not self.is_empty or self.num_preempted + len(self.resumed) > 0,
+            made_progress=not self.is_empty
+            or self.num_preempted + len(self.resumed) + len(encoder.held) > 0,
             sample_rows=sampled[0],
             sample_slots=sampled[1],
             sample_indices=sampled[2],
@@ -185,7 +187,8 @@ class Step:
 class _Rows:
     """Rows of the flat batch: ranges after the decodes, and the rows whose logits are needed."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, encoder_cache: EncoderCache) -> None:
+        self._encoder_cache = encoder_cache
         self._decode_slots = step.decode_slots
         self._decode_starts = step.decode_starts
         self._decode_indices = step.decode_indices
@@ -219,6 +222,7 @@ class _Rows:
             num_samples,
             first_row,
             planned.scored,
+            self._encoder_cache.outputs(request.encoder_inputs, planned.start, planned.end),
         )
 
     def sampled(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
