@@ -17,6 +17,7 @@ import numpy as np
 from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
