@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from baton.worker.metrics import WorkerMetrics
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.metrics import exchange_metrics
+from baton_kvtransfer.transfer_service import ENCODER, KV
 from baton_router.endpoint_picker.metrics import PickerMetrics
 from baton_router.http.metrics import HttpMetrics
 from baton_router.http.unknown_fields import UnknownFields
@@ -36,7 +37,8 @@ def families() -> dict[str, list[Metric]]:
     ]
     worker = [
         *WorkerMetrics(MagicMock()).collect(),
-        *exchange_metrics(MagicMock(), MagicMock(), MagicMock()),
+        *exchange_metrics(KV, "", MagicMock(), MagicMock()),
+        *exchange_metrics(ENCODER, "", MagicMock(), MagicMock()),
         *DecodeService.collect(MagicMock()),
     ]
     picker = list(PickerMetrics(MagicMock(), MagicMock(), MagicMock()).collect())

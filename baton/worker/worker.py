@@ -8,6 +8,7 @@ available once `engine` no longer raises.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import NoReturn, TypeVar, cast
@@ -216,8 +217,11 @@ class Worker:
         self._load_reports.append(report)
 
     def load_report(self) -> dict[str, int]:
-        """Returns the load that components report, as fields of `GetLoadResponse`."""
-        return {name: value for report in self._load_reports for name, value in report().items()}
+        """Returns the load of all components, summed, as fields of `GetLoadResponse`."""
+        total: Counter[str] = Counter()
+        for report in self._load_reports:
+            total.update(report())
+        return total
 
     @property
     def staleness(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""KV transfer client: the claimant fetches the blocks of a lease into its own pools."""
+"""Transfer client: the claimant fetches the blocks of a lease into its own pools."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ from baton.rpc_errors import is_loss
 from baton.serving.channels import Channels
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
-from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.worker.pairing import Pairing
 from baton_kvtransfer import frames
 from baton_kvtransfer.arrivals import Arrivals
@@ -29,12 +28,12 @@ from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.offers import Description, description_of
 from baton_kvtransfer.plugins import NamedPlugin
 from baton_kvtransfer.sources import Sources
+from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
 from baton_kvtransfer.wire import connector_values, fetch_request, first_token_of
 
 # Seconds within which a source has to answer `Describe`; after that it counts as unavailable.
 _DESCRIBE_TIMEOUT = 5.0
-_FETCH = f"/{pb.DESCRIPTOR.services_by_name['KvTransfer'].full_name}/Fetch"
 
 
 class KvFetcher:
@@ -53,6 +52,7 @@ class KvFetcher:
         worker_id: str,
         channels: Channels,
         *,
+        service: TransferService = KV,
         connector: str = "auto",
         plugin: NamedPlugin | None = None,
         nixl_devices: str | None = None,
@@ -60,16 +60,18 @@ class KvFetcher:
         socket_dir: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`connector`: the only one to use, or "auto". `plugin`: that connector, if a package adds
-        it; closed by the caller. `nixl_devices`: network devices as UCX names them; None for all.
-        `nixl_problem`: reason not to use NIXL; empty if it may be used. `socket_dir`: folder of the
-        Unix sockets of this host's workers; None for abstract sockets."""
+        """`service`: service of the sources. `connector`: the only one to use, or "auto". `plugin`:
+        that connector, if a package adds it; closed by the caller. `nixl_devices`: network devices
+        as UCX names them; None for all. `nixl_problem`: reason not to use NIXL; empty if it may be
+        used. `socket_dir`: folder of the Unix sockets of this host's workers; None for abstract
+        sockets."""
         self.meter = TransferMeter()
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
         self._pairing = pairing
         self._worker_id = worker_id
         self._channels = channels
+        self._service = service
         self._clock = clock
         nixl = NixlReader(pools, nixl_devices)
         self._sources = Sources(
@@ -112,7 +114,8 @@ class KvFetcher:
         handoff = Handoff(handle.num_tokens, self._layouts, allocation)
         deadline = self._clock() + timeout
         try:
-            with transfer_span(handle, self._worker_id) as span, self.meter.transfer() as transfer:
+            span_of = transfer_span(self._service, handle, self._worker_id)
+            with span_of as span, self.meter.transfer() as transfer:
                 token, report = await self._take(
                     handoff, handle, allocation.num_hit_blocks, deadline
                 )
@@ -144,7 +147,7 @@ class KvFetcher:
             request = fetch_request(
                 handle, self._worker_id, self._pairing, num_held, connector, integrity
             )
-            fetch = _fetch(self._channels.get(handle.source_endpoint))
+            fetch = self._fetch_of(self._channels.get(handle.source_endpoint))
             handoff.request()
             call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
             try:
@@ -189,7 +192,7 @@ class KvFetcher:
         )
         timeout = self._left(handoff, deadline)
         # Asks for the channel again: certificates may have changed since the fetch began.
-        stub = pb_grpc.KvTransferStub(self._channels.get(handle.source_endpoint))
+        stub = self._service.stub(self._channels.get(handle.source_endpoint))
         await stub.Confirm(confirmation, timeout=timeout, metadata=outgoing())
 
     def _left(self, handoff: Handoff, deadline: float) -> float:
@@ -202,9 +205,17 @@ class KvFetcher:
         return left
 
     async def _describe(self, endpoint: str, wanted: Sequence[Connector]) -> Description:
-        stub = pb_grpc.KvTransferStub(self._channels.get(endpoint))
+        stub = self._service.stub(self._channels.get(endpoint))
         request = pb.DescribeRequest(connectors=connector_values(wanted))
         return description_of(await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT))
+
+    def _fetch_of(self, channel: grpc.aio.Channel) -> Any:
+        """Returns the generated stub's Fetch, with a decoder that does not copy the payload."""
+        return channel.unary_stream(
+            f"/{self._service.name}/Fetch",
+            request_serializer=pb.FetchRequest.SerializeToString,
+            response_deserializer=frames.decode,
+        )
 
 
 async def _read(call: Any, handoff: Handoff, arrivals: Arrivals) -> None:
@@ -243,12 +254,3 @@ async def _raise_for_status(call: Any) -> None:
             await call.trailing_metadata(),
             details=await call.details(),
         )
-
-
-def _fetch(channel: grpc.aio.Channel) -> Any:
-    """Returns the generated stub's Fetch, with a decoder that does not copy the payload."""
-    return channel.unary_stream(
-        _FETCH,
-        request_serializer=pb.FetchRequest.SerializeToString,
-        response_deserializer=frames.decode,
-    )

@@ -1,4 +1,5 @@
-"""gRPC service `KvTransfer`: the source streams the blocks of its leases to claimants."""
+"""Servicer of `KvTransfer` and `EncoderTransfer`: the source streams the blocks of its leases to
+claimants."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -26,13 +27,13 @@ from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.offers import Description, PluginOffer, description_to_message
+from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import sending_span
 from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
 
 # Seconds for which a Fetch waits for its Prefill to open the lease.
 CLAIM_TIMEOUT = 30.0
-_NAME = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
 Event = pb.FetchResponse | BlockBatch
 
@@ -66,9 +67,18 @@ class KvTransferService:
     """Service with Describe, Fetch and Confirm over one worker's pools and leases.
 
     `served` returns the pools, or raises `UnavailableError` while the model is being loaded.
+
+    Attributes:
+        service: the gRPC service.
     """
 
-    def __init__(self, leases: LeaseTable, served: Callable[[], ServedPools]) -> None:
+    def __init__(
+        self,
+        leases: LeaseTable,
+        served: Callable[[], ServedPools],
+        service: TransferService = KV,
+    ) -> None:
+        self.service = service
         self._leases = leases
         self._served = served
         self._stream = TransferStream()
@@ -90,7 +100,7 @@ class KvTransferService:
         sender = _sender(request, served, self._stream)
         remaining = context.time_remaining()
         timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
-        with sending_span(request.claimant, served.connector_of(request)):
+        with sending_span(self.service, request.claimant, served.connector_of(request)):
             async with self._leases.claim(claim, timeout) as lease:
                 events = _stream(lease, served.pools, sender, request.num_held_blocks)
                 async with aclosing(events):  # the lease ends after all reads of its blocks
@@ -122,7 +132,8 @@ def add_to_server(service: KvTransferService, server: Any) -> None:
             response_serializer=pb.ConfirmResponse.SerializeToString,
         ),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_NAME, handlers),))
+    name = service.service.name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
 def _check(request: pb.FetchRequest, served: ServedPools) -> None:

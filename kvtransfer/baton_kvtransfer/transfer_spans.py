@@ -7,13 +7,16 @@ from opentelemetry.trace import Span, SpanKind
 from baton.serving.telemetry.stages import stage
 from baton_kvtransfer.connector import Connector
 from baton_kvtransfer.handle import Handle, TransferReport
+from baton_kvtransfer.transfer_service import TransferService
 
 
-def transfer_span(handle: Handle, claimant: str) -> AbstractContextManager[Span]:
-    """Returns the span `kv.transfer`: from the claim of a lease to its confirmation, which includes
-    the wait for blocks that are still being computed."""
+def transfer_span(
+    service: TransferService, handle: Handle, claimant: str
+) -> AbstractContextManager[Span]:
+    """Returns the span `kv.transfer` or `encoder.transfer`: from the claim of a lease to its
+    confirmation, which includes the wait for blocks that are still being computed."""
     told = {"baton.worker": claimant, "baton.transfer.source": handle.source_worker}
-    return stage("kv.transfer", told, kind=SpanKind.CLIENT)
+    return stage(f"{service.content}.transfer", told, kind=SpanKind.CLIENT)
 
 
 def note_report(span: Span, report: TransferReport, num_held: int) -> None:
@@ -29,7 +32,9 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
     )
 
 
-def sending_span(claimant: str, connector: Connector) -> AbstractContextManager[Span]:
-    """Returns the source's span `kv.send`, a child of the claimant's `kv.transfer`."""
+def sending_span(
+    service: TransferService, claimant: str, connector: Connector
+) -> AbstractContextManager[Span]:
+    """Returns the source's span `kv.send` or `encoder.send`, a child of the claimant's span."""
     told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.name}
-    return stage("kv.send", told, kind=SpanKind.SERVER)
+    return stage(f"{service.content}.send", told, kind=SpanKind.SERVER)

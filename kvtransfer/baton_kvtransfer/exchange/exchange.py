@@ -1,14 +1,21 @@
-"""KV exchange of a worker: serves its own blocks under leases and fetches those of others."""
+"""Exchanges of a worker: each serves blocks of one content under leases, and fetches others'.
+
+KV is exchanged by every worker; encoder outputs only if the model has an encoder.
+"""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from prometheus_client.core import Metric
 
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
+from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connectors.nixl.agent import is_installed
@@ -20,31 +27,39 @@ from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.plugins import connector_plugin
 from baton_kvtransfer.service import KvTransferService, add_to_server
+from baton_kvtransfer.transfer_service import ENCODER, KV, TransferService
 
 logger = logging.getLogger(__name__)
 
 
-class KvExchange:
-    """Leases on a worker's blocks, and fetches of other workers' blocks.
+class Exchange:
+    """Leases on a worker's blocks of one content, and fetches of other workers' blocks.
 
-    Adds its services and metrics to the worker. Transports to and from its pools open once the
-    model is loaded.
+    Adds its service and metrics to the worker. Transports to and from its pools open once the model
+    is loaded, unless it has no pools.
 
     Attributes:
         leases: on blocks of this worker, for others.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        service: TransferService,
+        pools_of: Callable[[AsyncEngine], Sequence[KvPool]],
+    ) -> None:
+        """`pools_of` returns the pools of a loaded model; empty if it has none of this content."""
         self.leases = LeaseTable(worker.settings.lease_timeout_s)
         self._worker = worker
+        self._service = service
+        self._pools_of = pools_of
         self._pools = PoolServer(worker)
         self._fetcher: KvFetcher | None = None
-        worker.on_start(self._find_transport)
         worker.on_load(self._open)
         worker.on_load_report(self._load)
         worker.exposition.add(self)
-        worker.kv_server.add(add_to_server, KvTransferService(self.leases, self._pools.served))
-        worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
+        served = KvTransferService(self.leases, self._pools.served, service)
+        worker.kv_server.add(add_to_server, served)
 
     @property
     def fetcher(self) -> KvFetcher:
@@ -54,13 +69,21 @@ class KvExchange:
         return self._fetcher
 
     @property
+    def pairing(self) -> Pairing:
+        """Properties that another worker must share to exchange these blocks. The model must be
+        loaded."""
+        layouts = tuple(pool.layout for pool in self._pools_of(self._worker.engine))
+        return replace(self._worker.pairing(), layouts=layouts)
+
+    @property
     def transfers(self) -> TransferMeter:
         """Counters of fetches from other workers; all zero while the model is being loaded."""
         return TransferMeter() if self._fetcher is None else self._fetcher.meter
 
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics, as a collector of `baton.serving.telemetry.exposition`."""
-        yield from exchange_metrics(self._worker, self.leases, self.transfers)
+        role = self._worker.role
+        yield from exchange_metrics(self._service, role, self.leases, self.transfers)
 
     def _load(self) -> Mapping[str, int]:
         transfers = self.transfers
@@ -70,6 +93,38 @@ class KvExchange:
             "num_transfers": transfers.num_done,
             "num_failed_transfers": transfers.num_failures.total(),
         }
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Opens the transports. Closing `stack` closes them and unmaps other workers' memory."""
+        worker = self._worker
+        pools = self._pools_of(worker.engine)
+        if not pools:
+            return
+        plugin = connector_plugin(worker.settings.kv_connector)
+        await self._pools.open(stack, pools, self.pairing, plugin)
+        fetcher = KvFetcher(
+            pools,
+            self.pairing,
+            worker.id,
+            worker.channels,
+            service=self._service,
+            connector=worker.settings.kv_connector,
+            plugin=plugin,
+            nixl_devices=worker.settings.devices_of_nixl,
+            nixl_problem=worker.settings.nixl_problem,
+            socket_dir=worker.settings.socket_dir,
+        )
+        stack.callback(fetcher.close)
+        self._fetcher = fetcher
+
+
+class KvExchange(Exchange):
+    """Exchange of KV blocks, with leases on cached prefixes."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker, KV, lambda engine: engine.pools)
+        worker.on_start(self._find_transport)
+        worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
 
     async def _find_transport(self) -> None:
         """Logs over what NIXL reads from other hosts. Raises `FailedPreconditionError` if that is
@@ -90,21 +145,14 @@ class KvExchange:
         if settings.require_rdma:
             check_rdma(transport)
 
-    async def _open(self, stack: AsyncExitStack) -> None:
-        """Opens the transports. Closing `stack` closes them and unmaps other workers' memory."""
-        worker = self._worker
-        plugin = connector_plugin(worker.settings.kv_connector)
-        await self._pools.open(stack, plugin)
-        fetcher = KvFetcher(
-            worker.engine.pools,
-            worker.pairing(),
-            worker.id,
-            worker.channels,
-            connector=worker.settings.kv_connector,
-            plugin=plugin,
-            nixl_devices=worker.settings.devices_of_nixl,
-            nixl_problem=worker.settings.nixl_problem,
-            socket_dir=worker.settings.socket_dir,
-        )
-        stack.callback(fetcher.close)
-        self._fetcher = fetcher
+
+class EncoderExchange(Exchange):
+    """Exchange of encoder outputs. A model without an encoder has none."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker, ENCODER, encoder_pools)
+
+
+def encoder_pools(engine: AsyncEngine) -> Sequence[KvPool]:
+    """Returns the encoder pool alone; empty if the model has no encoder."""
+    return () if engine.encoder_pool is None else (engine.encoder_pool,)

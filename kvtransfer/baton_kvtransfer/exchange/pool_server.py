@@ -1,4 +1,4 @@
-"""Pool server: opens the pools of a worker to other workers after its model is loaded."""
+"""Pool server: opens pools of a worker to other workers after its model is loaded."""
 
 import asyncio
 import dataclasses
@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker
 from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import offer
@@ -20,16 +21,21 @@ from baton_kvtransfer.service import ServedPools
 
 
 class PoolServer:
-    """Pools of one worker with the transports that it offers."""
+    """Pools of one worker, of one content, with the transports that it offers."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._served: ServedPools | None = None
 
-    async def open(self, stack: AsyncExitStack, plugin: NamedPlugin | None) -> None:
+    async def open(
+        self,
+        stack: AsyncExitStack,
+        pools: Sequence[KvPool],
+        pairing: Pairing,
+        plugin: NamedPlugin | None,
+    ) -> None:
         """Opens the transports, that of `plugin` among them. Closing `stack` closes them."""
         worker = self._worker
-        pools = worker.engine.pools
         shm: HandleEndpoint | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
             shm = await self._open_shm(pools, stack)
@@ -40,7 +46,7 @@ class PoolServer:
             nixl = NixlSource(pools, worker.settings.devices_of_nixl)
             stack.callback(nixl.close)
         ipc = await asyncio.to_thread(offer, pools, DriverMemory())
-        self._served = ServedPools(pools, worker.pairing(), worker.epoch, shm, nixl, ipc)
+        self._served = ServedPools(pools, pairing, worker.epoch, shm, nixl, ipc)
         if plugin is not None:
             stack.callback(plugin.plugin.close)
             self._served = dataclasses.replace(
@@ -61,8 +67,13 @@ class PoolServer:
             ) from error
 
     def served(self) -> ServedPools:
-        """Returns the pools. Raises `UnavailableError` while the model is being loaded."""
+        """Returns the pools. Raises `UnavailableError` while the model is being loaded, and
+        `FailedPreconditionError` if it has none."""
         if self._served is None:
+            if self._worker.is_ready:
+                raise FailedPreconditionError(
+                    f"the model of worker {self._worker.id} has no encoder"
+                )
             raise UnavailableError(f"worker {self._worker.id} is not ready yet")
         return dataclasses.replace(self._served, epoch=self._worker.epoch)
 
