@@ -25,6 +25,8 @@ class Candidate(NamedTuple):
         last_turn: number of its last request; larger is more recent. 0 before the first.
         rates: its learned cost rates; None: nothing was learned.
         version: Baton version; part of `pairing`. Empty: not reported.
+        num_queued_encoder_tokens: tokens of encoder inputs assigned to it and not encoded yet.
+        cached_inputs: the prompt's encoder inputs, by index, whose outputs it has cached.
         source: worker that holds more of the prompt and could lend it to this one; empty if there
             is none, or it was not looked up (`baton_router.placement.prefix_source`).
         num_source_tokens: leading prompt tokens whose KV the source has cached.
@@ -45,6 +47,8 @@ class Candidate(NamedTuple):
     excluded: str = ""
     rates: Rates | None = None
     version: str = ""
+    num_queued_encoder_tokens: int = 0
+    cached_inputs: tuple[int, ...] = ()
     source: str = ""
     num_source_tokens: int = 0
     num_source_recent_tokens: float = 0.0

@@ -19,7 +19,8 @@ class Rates:
         transfer_seconds_per_token: seconds to transfer one token's KV to a decode worker.
         interference_seconds_per_sequence: seconds by which a running sequence slows a joining one.
         slowness: estimated factor by which the worker is slower than its pool; already part of all
-            computing rates above.
+            computing rates.
+        encoder_seconds_per_token: seconds to encode one token of an encoder input.
     """
 
     prefill_seconds_per_step: float = 0.0
@@ -30,6 +31,7 @@ class Rates:
     transfer_seconds_per_token: float = 5e-6
     interference_seconds_per_sequence: float = 8e-4
     slowness: float = 1.0
+    encoder_seconds_per_token: float = 1e-4
 
     def prefill_seconds(self, num_uncached: int, num_cached: int) -> float:
         """Returns the seconds to compute `num_uncached` tokens after `num_cached`, once begun."""

@@ -101,17 +101,22 @@ class Member:
         """Maximum tokens of one sequence. A decode worker must hold all of them in its pool, unless
         even the layers that see furthest back have a window."""
         record, room = self.record, self.max_held_tokens
-        if record.role == "prefill" or room is None:
+        if record.role != "decode" or room is None:
             return record.max_model_len
         return min(record.max_model_len, room)
 
     @contextmanager
     def loaded(
-        self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
+        self,
+        *,
+        num_sequences: int = 1,
+        num_tokens: int = 0,
+        num_held_tokens: int = 0,
+        num_encoder_tokens: int = 0,
     ) -> Iterator[None]:
-        """Counts sequences, prompt tokens to compute and tokens whose KV is held as load of the
-        worker for the `with` block."""
-        share = Share(num_sequences, num_tokens, num_held_tokens)
+        """Counts sequences, prompt tokens to compute, tokens whose KV is held and tokens of encoder
+        inputs to encode as load of the worker for the `with` block."""
+        share = Share(num_sequences, num_tokens, num_held_tokens, num_encoder_tokens)
         self.load.take(share, time.monotonic(), time.monotonic_ns())
         try:
             yield

@@ -19,11 +19,13 @@ class Share:
         num_sequences: sequences of the request on the worker.
         num_tokens: prompt tokens that the worker has yet to compute.
         num_held_tokens: tokens whose KV the worker holds or has reserved.
+        num_encoder_tokens: tokens of encoder inputs that the worker has yet to encode.
     """
 
     num_sequences: int = 1
     num_tokens: int = 0
     num_held_tokens: int = 0
+    num_encoder_tokens: int = 0
 
 
 class Load:
@@ -38,6 +40,7 @@ class Load:
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.num_held_tokens = 0
+        self.num_queued_encoder_tokens = 0
         self.last_turn = 0
         self._recent = DecayedCounter()
 
@@ -52,6 +55,7 @@ class Load:
         self.num_sequences += share.num_sequences
         self.num_queued_tokens += share.num_tokens
         self.num_held_tokens += share.num_held_tokens
+        self.num_queued_encoder_tokens += share.num_encoder_tokens
         self._recent.add(share.num_tokens, now)
         self.last_turn = turn
 
@@ -61,6 +65,7 @@ class Load:
         self.num_sequences -= share.num_sequences
         self.num_queued_tokens -= share.num_tokens
         self.num_held_tokens -= share.num_held_tokens
+        self.num_queued_encoder_tokens -= share.num_encoder_tokens
 
     def candidate(
         self,
@@ -74,6 +79,7 @@ class Load:
         excluded: str = "",
         rates: Rates | None = None,
         version: str = "",
+        cached_inputs: tuple[int, ...] = (),
     ) -> Candidate:
         """Returns the placement candidate of the worker under this load."""
         return Candidate(
@@ -90,4 +96,6 @@ class Load:
             excluded=excluded,
             rates=rates,
             version=version,
+            num_queued_encoder_tokens=self.num_queued_encoder_tokens,
+            cached_inputs=cached_inputs,
         )

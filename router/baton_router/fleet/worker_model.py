@@ -50,6 +50,7 @@ class WorkDone:
     num_prompt_pairs: int = 0
     num_decode_tokens: int = 0
     seconds: float = 0.0
+    num_encoder_tokens: int = 0
 
     def since(self, before: "WorkDone") -> "WorkDone":
         return WorkDone(
@@ -58,6 +59,7 @@ class WorkDone:
             self.num_prompt_pairs - before.num_prompt_pairs,
             self.num_decode_tokens - before.num_decode_tokens,
             self.seconds - before.seconds,
+            self.num_encoder_tokens - before.num_encoder_tokens,
         )
 
     @property

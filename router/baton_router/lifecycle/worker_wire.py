@@ -231,6 +231,7 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
         message.num_prompt_pairs,
         message.num_decode_tokens,
         seconds(message.busy),
+        message.num_encoder_tokens,
     )
 
 

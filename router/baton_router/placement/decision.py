@@ -7,6 +7,7 @@ record decide equally. Independent of the source of the questions.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from baton.cluster.prefix import HashedInput
 from baton_router.failure import Pair
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
@@ -29,6 +30,7 @@ class PlacementInputs:
         broken: pairs of workers that have recently failed to work together.
         needs_prefill: the request needs a prefill worker, as prompt log-probabilities do.
         prefill_alone: it needs no other, as pooled outputs do not.
+        images: its encoder inputs, in the order of their spans.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class PlacementInputs:
     broken: frozenset[Pair] = frozenset()
     needs_prefill: bool = False
     prefill_alone: bool = False
+    images: tuple[HashedInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from xxhash import xxh64_intdigest
 
 from baton_router.fleet.candidate import Candidate, Role
 from baton_router.placement.cost_model import FETCH
+from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.placement.policy import Policy, Terms, baton
 
 __all__ = [
@@ -58,6 +59,8 @@ class Placement:
         alone: all decode workers, with their costs of computing the prompt themselves; empty if
             that was not allowed.
         chosen: the prefill and the decode worker, or one of them alone.
+        encoders: sources of the encoder outputs that the computing worker, the first one chosen,
+            needs after its cached prefix and does not have cached, in the order of the prompt.
     """
 
     prefill: str
@@ -65,6 +68,7 @@ class Placement:
     scored: tuple[Scored, ...]
     alone: tuple[Scored, ...]
     chosen: tuple[Scored, ...]
+    encoders: tuple[EncoderChoice, ...] = ()
 
     @property
     def num_cached_tokens(self) -> int:

@@ -146,6 +146,8 @@ def _change(before: Candidate | None, now: Candidate) -> dict[str, Any]:
 def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> Candidate:
     if "pairing" in change:
         change["pairing"] = base64.b64decode(change["pairing"], validate=True)
+    if "cached_inputs" in change:
+        change["cached_inputs"] = tuple(change["cached_inputs"])
     if change.get("rates") is not None:
         change["rates"] = Rates(**change["rates"])
     if before is None:
