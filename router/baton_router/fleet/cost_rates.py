@@ -31,7 +31,7 @@ class Rates:
     transfer_seconds_per_token: float = 5e-6
     interference_seconds_per_sequence: float = 8e-4
     slowness: float = 1.0
-    encoder_seconds_per_token: float = 1e-4
+    encoder_seconds_per_token: float = 1e-5
 
     def prefill_seconds(self, num_uncached: int, num_cached: int) -> float:
         """Returns the seconds to compute `num_uncached` tokens after `num_cached`, once begun."""
@@ -53,10 +53,13 @@ class Rates:
         prefill = -(-num_uncached // size) * step + linear + quadratic
         return prefill, num_uncached / size * step + linear + quadratic
 
-    def queue_seconds(self, num_queued: int) -> float:
-        """Returns the seconds to compute `num_queued` tokens of other prompts in full steps."""
+    def queue_seconds(self, num_queued: int, num_queued_encoder: int = 0) -> float:
+        """Returns the seconds to compute `num_queued` tokens of other prompts in full steps, and
+        `num_queued_encoder` tokens of their encoder inputs."""
         steps = num_queued / self.max_step_tokens if self.max_step_tokens else 0.0
-        return steps * self.prefill_seconds_per_step + num_queued * self.prefill_seconds_per_token
+        prompts = steps * self.prefill_seconds_per_step
+        prompts += num_queued * self.prefill_seconds_per_token
+        return prompts + num_queued_encoder * self.encoder_seconds_per_token
 
     def decode_seconds(self, num_sequences: float) -> float:
         """Returns the seconds of a decode step of `num_sequences`, one token for each."""

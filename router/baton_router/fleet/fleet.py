@@ -79,7 +79,7 @@ class Member:
         self.max_held_tokens = None if has_window else record.num_blocks * record.block_size
         self.circuit = CircuitBreaker()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
-        self._seen: tuple[float, int, str, int, Rates] | None = None
+        self._seen: tuple[float, int, str, tuple[int, ...], int, Rates] | None = None
         self._candidate: Candidate | None = None  # cached for `_seen`
 
     @property
@@ -123,9 +123,16 @@ class Member:
         finally:
             self.load.release(share)
 
-    def candidate(self, now: float, num_cached_tokens: int, excluded: str) -> Candidate:
+    def candidate(
+        self,
+        now: float,
+        num_cached_tokens: int,
+        excluded: str,
+        cached_inputs: tuple[int, ...] = (),
+    ) -> Candidate:
         """Returns the worker's candidate, cached because few workers change between requests."""
-        seen = now, num_cached_tokens, excluded, self.load.num_changes, self.model.rates
+        num_changes, rates = self.load.num_changes, self.model.rates
+        seen = now, num_cached_tokens, excluded, cached_inputs, num_changes, rates
         if self._candidate is None or seen != self._seen:
             self._seen = seen
             self._candidate = self.load.candidate(
@@ -136,8 +143,9 @@ class Member:
                 num_cached_tokens=num_cached_tokens,
                 max_held_tokens=self.max_held_tokens,
                 excluded=excluded,
-                rates=self.model.rates,
+                rates=rates,
                 version=self.record.version,
+                cached_inputs=cached_inputs,
             )
         return self._candidate
 
@@ -289,14 +297,17 @@ class Fleet:
         return min((m.max_len for m in self.members if m.is_serving), default=2**31)
 
     def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
-        """Returns a snapshot of all workers, with the prompt tokens that each has cached."""
+        """Returns a snapshot of all workers, with the prompt tokens and the encoder outputs that
+        each has cached."""
         cached = self._cached_blocks(prompt)
+        cached_inputs = self._cached_inputs(prompt)
         now = coarse(time.monotonic())
         return [
             m.candidate(
                 now,
                 cached.get(m.record.id, 0) * m.record.block_size,
                 m.excluded(self._tokenizer_hash, self._pooled_output),
+                cached_inputs.get(m.record.id, ()),
             )
             for m in self.members
         ]
@@ -323,6 +334,14 @@ class Fleet:
         cached: dict[str, int] = {}
         for namespace in self._namespaces:
             cached |= held_blocks(self.index, self.pending, prompt.hashes(namespace))
+        return cached
+
+    def _cached_inputs(self, prompt: Prompt) -> dict[str, tuple[int, ...]]:
+        """Returns the encoder inputs, by index, whose outputs each worker has cached."""
+        cached: dict[str, tuple[int, ...]] = {}
+        for index, (_, _, content) in enumerate(prompt.images):
+            for worker in self.index.match((content,)):
+                cached[worker] = (*cached.get(worker, ()), index)
         return cached
 
     def on_change(self, worker: str, record: WorkerRecord | None) -> None:
@@ -378,13 +397,14 @@ class Fleet:
 
     def _pool_of(self, record: WorkerRecord) -> PoolModel:
         """Returns the latency model of the worker's pool. A pool with a new pairing, such as that
-        of a new version, starts with the prompt coefficients of the latest prefill pool."""
+        of a new version, starts with the coefficients of the latest prefill pool."""
         pairing = record.pairing
         if ("prefill", pairing) not in self._pools:
             former = [pool for (role, _), pool in self._pools.items() if role == "prefill"]
             prefill = PoolModel(former[-1] if former else None)
             self._pools["prefill", pairing] = prefill
-            self._pools["decode", pairing] = PoolModel(prefill)
+            for role in ("decode", "encode"):
+                self._pools[role, pairing] = PoolModel(prefill)
         return self._pools[record.role, pairing]
 
     async def _watch(self, member: Member) -> None:

@@ -1,11 +1,12 @@
 """Latency model of workers, fitted to what they report.
 
-The workers of a pool run the same model with the same layout, so seconds per step, token and pair
-are fitted to the reports of all of them, and apply at once to a worker that joins. Each worker has
-one parameter of its own: the factor by which it is slower than its pool. Differences that are small
-or within the spread of the worker's reports count as noise, so that equal workers stay equal,
-prefixes stay where they are cached and load stays even. A slowdown of all machines is not
-attributed to the worker that reports it first. Independent of protobuf messages.
+The workers of a pool run the same model with the same layout, so seconds per step, token, pair and
+token of an encoder input are fitted to the reports of all of them, and apply at once to a worker
+that joins. Each worker has one parameter of its own: the factor by which it is slower than its
+pool. Differences that are small or within the spread of the worker's reports count as noise, so
+that equal workers stay equal, prefixes stay where they are cached and load stays even. A slowdown
+of all machines is not attributed to the worker that reports it first. Independent of protobuf
+messages.
 """
 
 import math
@@ -24,6 +25,7 @@ _WORK = (
     Coefficient(PRIOR.prefill_seconds_per_token, 1e-4, 1e-1, _LEAST_PER_TOKEN),
     Coefficient(PRIOR.attention_seconds_per_pair, 1e-8, 1e-5),
     Coefficient(PRIOR.interference_seconds_per_sequence / STEPS_SLOWED, 2e-5, 1e-1),
+    Coefficient(PRIOR.encoder_seconds_per_token, 1e-4, 1e-1, _LEAST_PER_TOKEN),
 )
 _TRANSFER = (
     Coefficient(PRIOR.handoff_seconds, 2e-3, 1.0),
@@ -33,7 +35,7 @@ _PRIOR_TRANSFER = (PRIOR.handoff_seconds, PRIOR.transfer_seconds_per_token)
 _MIN_CHANGE = 0.05  # relative change of a coefficient below which its published value stays
 _SHORTEST = 1e-6  # seconds; lower bound of measured and expected times
 
-_ENOUGH_TOKENS = 512  # prompt tokens after which a pool uses its own fit
+_ENOUGH_TOKENS = 512  # prompt or encoder tokens after which a pool uses its own fit for them
 _MIN_DEVIATION = math.log(1.25)  # log of the smallest slowness that is not noise
 _LARGEST = math.log(100.0)
 _MAX_RESIDUAL = 1.0  # log bound on the influence of one report
@@ -70,6 +72,7 @@ class WorkDone:
             self.num_prompt_tokens,
             self.num_prompt_pairs,
             self.num_decode_tokens,
+            self.num_encoder_tokens,
         )
 
 
@@ -77,14 +80,16 @@ class PoolModel:
     """Latency model of a pool: the interchangeable workers of one role.
 
     Args:
-        base: prefill pool of the same model: the one paired with this decode pool, or that of an
-            earlier version. Its prompt coefficients apply until this pool has computed
-            `_ENOUGH_TOKENS`; with a slow prior, a pool might never be tried.
+        base: prefill pool of the same model: the one paired with this decode or encode pool, or
+            that of an earlier version. Its coefficients of prompts and of encoder inputs apply
+            until this pool has computed `_ENOUGH_TOKENS` of them; with a slow prior, a pool might
+            never be tried.
     """
 
     def __init__(self, base: "PoolModel | None" = None) -> None:
         self._base = base
         self._num_prompt_tokens = 0
+        self._num_encoder_tokens = 0
         self._log_level = 0.0  # log of the median of recent reports' actual / expected seconds
         self._connector = ""
         self._work = _SteadyRegression(_WORK)
@@ -99,6 +104,7 @@ class PoolModel:
         residual = math.log(work.seconds / expected) - self._log_level
         self._log_level += min(max(residual, -_MAX_LEVEL_STEP), _MAX_LEVEL_STEP)
         self._num_prompt_tokens += work.num_prompt_tokens
+        self._num_encoder_tokens += work.num_encoder_tokens
         if self._work.observe(work.features, work.seconds):
             self._rates.clear()
         return residual
@@ -114,22 +120,29 @@ class PoolModel:
     def rates(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
         """Returns the rates of a worker with these steps and slowness that receives blocks by
         `connector`; if empty, by the connector used last in the pool."""
-        key = (self._prompt_values, max_step_tokens, slowness, connector or self._connector)
+        key = (self._values, max_step_tokens, slowness, connector or self._connector)
         if key not in self._rates:
             self._rates[key] = self._made(*key)
         return self._rates[key]
 
     @property
-    def _prompt_values(self) -> tuple[float, ...]:
-        """Seconds per step, token and pair."""
-        if self._base is not None and self._num_prompt_tokens < _ENOUGH_TOKENS:
-            return self._base._prompt_values
-        return self._work.values[:3]
+    def _values(self) -> tuple[float, ...]:
+        """The coefficients in `_WORK` that apply."""
+        own, base = self._work.values, self._base
+        if base is None:
+            return own
+        knows_prompts = self._num_prompt_tokens >= _ENOUGH_TOKENS
+        knows_inputs = self._num_encoder_tokens >= _ENOUGH_TOKENS
+        if knows_prompts and knows_inputs:
+            return own
+        others = base._values
+        prompt, inputs = own if knows_prompts else others, own if knows_inputs else others
+        return (*prompt[:3], own[3], inputs[4])
 
     def _made(
-        self, prompt: tuple[float, ...], max_step_tokens: int, slowness: float, connector: str
+        self, values: tuple[float, ...], max_step_tokens: int, slowness: float, connector: str
     ) -> Rates:
-        step, token, pair = (slowness * c for c in prompt)
+        step, token, pair, decode_token, encoder_token = (slowness * value for value in values)
         transfers = self._transfers.get(connector)
         handoff, moved = _PRIOR_TRANSFER if transfers is None else transfers.values
         return Rates(
@@ -139,8 +152,9 @@ class PoolModel:
             max_step_tokens=max_step_tokens,
             handoff_seconds=handoff,
             transfer_seconds_per_token=moved,
-            interference_seconds_per_sequence=slowness * self._work.values[3] * STEPS_SLOWED,
+            interference_seconds_per_sequence=decode_token * STEPS_SLOWED,
             slowness=slowness,
+            encoder_seconds_per_token=encoder_token,
         )
 
 

@@ -4,33 +4,40 @@
                      pull           fetching a prefix from another worker; only if that takes less
                                     time than computing it
                      copy           recomputing the KV that such a copy evicts
-                     queue          computing the prompts queued before
-                     crowding       delay of later requests by the uncached tokens
+                     encode         encoding the images after the cached prefix, or waiting for
+                                    their outputs from other workers
+                     interruption   delay of a later prompt by the images that it encodes itself
+                     queue          computing the prompts and images queued before
+                     crowding       delay of later requests by the uncached tokens and images
                      recent         a small part of the tokens assigned to it recently
     decode worker    handoff        fixed cost of a handoff
                      transfer       moving the prompt's KV that it lacks
                      interference   decode steps of its running sequences
                      memory         recomputing the KV that no longer fits in its pool
     decode worker    as a prefill worker and a decode worker without a handoff, and
-    alone            interruption   delay of its sequences and later ones by the uncached tokens,
-                                    none if another worker computed them
+    alone            interruption   delay of its sequences and later ones by the uncached tokens and
+                                    by the images that it encodes itself, none if another worker
+                                    computed them
                      crowding       at the speed of prefill workers, as in the pairs beside it
 
-The TTFT is uncached and queue. Minimizing it alone leaves a peer's cached prefix unused whenever
-the peer is slightly busier, and the cluster recomputes the prefix; near saturation on the
-conversation trace that costs far more in queueing. `crowding` prices this. It applies to tokens
-only, at the pool's speed: the uncached rest must be computed on any worker, and a high price on
-step time or a worker's own slowness would let noise in measured speeds move requests away from
+The TTFT is uncached, pull, encode and queue. Minimizing it alone leaves a peer's cached prefix
+unused whenever the peer is slightly busier, and the cluster recomputes the prefix; near saturation
+on the conversation trace that costs far more in queueing. `crowding` prices this. It applies to
+tokens only, at the pool's speed: the uncached rest must be computed on any worker, and a high price
+on step time or a worker's own slowness would let noise in measured speeds move requests away from
 cached prefixes; likewise noise between the fits of two pools would move prompts to decode workers.
-`recent` decides among equal idle workers and evens out load over minutes when
-queues are mostly empty.
+An image crowds as prompt tokens do if no worker has its output cached, at one speed for all
+workers: where it is encoded is a matter of its seconds alone
+(`baton_router.placement.encoder_sources`). `recent` decides among equal idle workers and evens out
+load over minutes when queues are mostly empty.
 
 A prefix is copied from another worker because of queues alone: fewer recent tokens than the source
 give the fetching worker no advantage. So a prefix that is rarely used stays on one worker, and a
 hot one spreads as soon as the workers that hold it have queues.
 
 Learned cost rates (`baton_router.fleet.worker_model`) are part of a worker's snapshot. No term
-grows when more of the prompt is cached. Independent of the choice of workers.
+grows when more of the prompt is cached, except that `encode` may grow by what `uncached` shrinks:
+cached text hides no encoding. Independent of the choice of workers.
 """
 
 from collections.abc import Collection
@@ -38,9 +45,13 @@ from dataclasses import dataclass
 
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
+from baton_router.placement.encoder_sources import EncoderSources, Encoding
 
 FETCH = "pull"
 """Cost term of a remote prefix fetch; present only if the fetch is worth it."""
+
+ENCODE = "encode"
+"""Cost term of the images; present only if the prompt has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +60,12 @@ class CostModel(Rates):
 
     The fields added to `Rates` are not fitted. The weights are choices. `fetch_seconds` covers two
     calls between workers, which no worker reports apart from the steps that they wait for; it is
-    small compared with those and with computing a prefix worth fetching. `copying` cannot be
-    fitted: a miss on an evicted prefix looks like a miss on one that was never cached.
+    small compared with those and with computing a prefix or an image worth fetching. `copying`
+    cannot be fitted: a miss on an evicted prefix looks like a miss on one that was never cached.
 
     Attributes:
-        fetch_seconds: seconds to fetch a prefix, without its KV transfer and one step of each of
-            the two workers, which share and take blocks between steps.
+        fetch_seconds: seconds to fetch a prefix or an encoder output, without its transfer and one
+            step of each of the two workers, which share and take blocks between steps.
         copying: fraction of the KV evicted by a fetched prefix that is expected to be needed again.
         crowding: seconds of queueing that equal one second of avoidable computing.
         recency: fraction of recent tokens that counts.
@@ -67,8 +78,11 @@ class CostModel(Rates):
     recency: float = 0.01
     full_share: float = 0.9
 
-    def terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
-        """Returns the cost of a candidate for a prompt of `num_tokens`, in seconds by term."""
+    def terms(
+        self, candidate: Candidate, num_tokens: int, encoders: EncoderSources | None = None
+    ) -> dict[str, float]:
+        """Returns the cost of a candidate for a prompt of `num_tokens`, in seconds by term.
+        `encoders`: of its images; None: it has none."""
         rates = candidate.rates or self
         num_cached = candidate.num_cached_tokens
         if num_cached > num_tokens:
@@ -78,6 +92,8 @@ class CostModel(Rates):
         recent = candidate.num_recent_tokens
         uncached, added = rates.prefill_and_added_seconds(num_tokens - num_cached, num_cached)
         terms = {"uncached": uncached}
+        queue = _queue_seconds(rates, candidate)
+        encoding = encoders.encoding(candidate, num_cached, queue) if encoders else None
         if candidate.num_source_tokens > num_cached < num_tokens:
             num_found = candidate.num_source_tokens
             if num_found > num_tokens:
@@ -86,24 +102,35 @@ class CostModel(Rates):
             num_fetched = num_found - num_cached
             moving = num_fetched * rates.transfer_seconds_per_token
             fetch = self.fetch_seconds + 2 * rates.prefill_seconds_per_step + moving
-            if fetch < uncached - rest:
+            saved, rest_encoding = uncached - rest, None
+            if encoders and encoding:
+                rest_encoding = encoders.encoding(candidate, num_found, queue + fetch)
+                saved += encoding.cost - rest_encoding.cost
+            if fetch < saved:
                 copy = num_fetched * rates.prefill_seconds_per_token * self.copying
                 terms = {"uncached": rest, FETCH: fetch, "copy": copy}
-                added = rest_added
+                added, encoding = rest_added, rest_encoding
                 if candidate.num_source_recent_tokens > recent:
                     recent = candidate.num_source_recent_tokens
-        terms["queue"] = rates.queue_seconds(candidate.num_queued_tokens)
+        terms["queue"] = queue
         terms["crowding"] = added / rates.slowness * self.crowding
+        if encoding:
+            self._add_encoding(terms, encoding)
         terms["recent"] = recent * rates.prefill_seconds_per_token * self.recency
         return terms
 
     def alone_terms(
-        self, candidate: Candidate, num_tokens: int, prefill_rates: Collection[Rates] = ()
+        self,
+        candidate: Candidate,
+        num_tokens: int,
+        prefill_rates: Collection[Rates] = (),
+        encoders: EncoderSources | None = None,
     ) -> dict[str, float]:
         """Returns the cost of a decode worker that computes the prompt itself, in seconds by term.
 
         All else equal, it wins if computing takes no longer than a handoff, and is less likely to
-        win the more sequences it runs. `prefill_rates`: of prefill workers that could compute it.
+        win the more sequences it runs. `prefill_rates`: of prefill workers that could compute it;
+        `encoders` as of `terms`.
         """
         rates = candidate.rates or self
         num_cached = candidate.num_cached_tokens
@@ -115,14 +142,23 @@ class CostModel(Rates):
             each.added_seconds(num_missing, num_cached) / each.slowness for each in prefill_rates
         ]
         displaced = self._num_displaced(candidate, num_missing)
-        return {
+        queue = _queue_seconds(rates, candidate)
+        terms = {
             "uncached": uncached,
-            "queue": rates.queue_seconds(candidate.num_queued_tokens),
+            "queue": queue,
             "crowding": (min(delays) if delays else added / rates.slowness) * self.crowding,
             "interruption": added * (1 + candidate.num_sequences),
             "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
             "memory": displaced * rates.prefill_seconds_per_token,
         }
+        if encoders:
+            self._add_encoding(terms, encoders.encoding(candidate, num_cached, queue))
+        return terms
+
+    def _add_encoding(self, terms: dict[str, float], encoding: Encoding) -> None:
+        terms[ENCODE] = encoding.seconds
+        terms["interruption"] = terms.get("interruption", 0.0) + encoding.interruption
+        terms["crowding"] += encoding.uncached * self.crowding
 
     def _decode_terms(
         self, rates: Rates, candidate: Candidate, num_missing: int
@@ -141,3 +177,7 @@ class CostModel(Rates):
             return 0.0
         room = candidate.max_held_tokens * self.full_share - candidate.num_held_tokens
         return max(0.0, num_missing - room)
+
+
+def _queue_seconds(rates: Rates, candidate: Candidate) -> float:
+    return rates.queue_seconds(candidate.num_queued_tokens, candidate.num_queued_encoder_tokens)

@@ -5,20 +5,28 @@ record decide equally. Independent of the source of the questions.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.cluster.prefix import HashedInput
 from baton_router.failure import Pair
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
+from baton_router.placement.encoder_sources import EncoderSources
 from baton_router.placement.placement import (
     Placement,
+    encoder_choices,
     has_version_gap,
     place,
     place_again,
     why_none,
 )
-from baton_router.placement.policy import Policy, PolicyName, alone_policy_named, policy_named
+from baton_router.placement.policy import (
+    Policy,
+    PolicyName,
+    alone_policy_named,
+    encoder_sources,
+    policy_named,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +73,29 @@ class Rules:
 
     def decide(self, inputs: PlacementInputs) -> Placement | None:
         """Returns the placement; None if no worker can take the request."""
-        return place(
+        encoders = encoder_sources(inputs.images, inputs.candidates)
+        placement = place(
             inputs.request_id,
             inputs.num_tokens,
             inputs.candidates,
             inputs.broken,
-            policy_named(self.policy),
-            self._alone(inputs),
+            policy_named(self.policy, encoders),
+            self._alone(inputs, encoders),
             prefill_alone=inputs.prefill_alone,
         )
+        if placement is None or encoders is None:
+            return placement
+        return replace(placement, encoders=encoder_choices(placement, encoders))
 
-    def _alone(self, inputs: PlacementInputs) -> Policy | None:
+    def _alone(
+        self, inputs: PlacementInputs, encoders: EncoderSources | None = None
+    ) -> Policy | None:
         """Returns the policy for decode workers that compute the prompt themselves; None: they may
         not. While no prefill worker may pair with any decode worker they must, whatever the
         settings, so that an upgrade loses no requests."""
         if inputs.needs_prefill or inputs.prefill_alone:
             return None
-        alone = alone_policy_named(self.policy, _prefill_rates(inputs.candidates))
+        alone = alone_policy_named(self.policy, _prefill_rates(inputs.candidates), encoders)
         if self.no_handoff:
             return alone or policy_named(self.policy)
         if alone is not None and self.conditional_disaggregation:

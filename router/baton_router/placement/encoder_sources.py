@@ -1,7 +1,29 @@
-"""Sources of the encoder outputs, such as those of images, that a prompt needs. Pure."""
+"""Sources of the encoder outputs, such as those of images, that a prompt needs. Pure.
 
-from collections.abc import Mapping
+A computing worker needs the outputs of the inputs that its cached prefix does not cover, and lacks
+those that it has not cached. One that another worker of its pairing has cached is fetched from the
+least busy of these. Others are computed by the encode pool, in the order of the prompt, each on the
+worker that finishes it first. In place of either, the computing worker encodes an input itself.
+
+Encoding elsewhere overlaps the queue of the computing worker and the text before the image; what
+is not hidden delays the first token. The longest of these waits counts. Encoding on the computing
+worker adds up, and delays other sequences there, too. Of all divisions of the inputs between both,
+the cheapest is chosen. So, all else equal, a worker encodes an input itself if that takes no longer
+than a call to another worker.
+
+KV and outputs take equally long to transfer, by assumption: outputs are usually the smaller ones.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from xxhash import xxh64_intdigest
+
+from baton.cluster.prefix import HashedInput
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +35,8 @@ class EncoderChoice:
         num_tokens: its tokens.
         worker: source; empty: the computing worker encodes it itself.
         only_cached: the source has it cached, and computes nothing.
-        terms: seconds from now until the computing worker has the output, by term; if it encodes it
-            itself, from its turn in the prompt.
+        terms: seconds until the computing worker has the output, by term: from now, or from the
+            input's turn in the prompt if it encodes it itself.
     """
 
     input: int
@@ -22,3 +44,199 @@ class EncoderChoice:
     worker: str = ""
     only_cached: bool = False
     terms: Mapping[str, float] = field(default_factory=dict)
+
+
+class Encoding(NamedTuple):
+    """Encoder work for a prompt on one computing worker.
+
+    Attributes:
+        seconds: delay of the first token.
+        interruption: delay of other sequences by the inputs that the worker encodes itself.
+        uncached: seconds to encode the inputs whose outputs no worker has cached, at the speed of
+            the pairing's fastest worker, wherever they are encoded.
+        lacking: inputs whose outputs the worker lacks, by index.
+        fetched: those of them whose outputs come from other workers.
+    """
+
+    seconds: float = 0.0
+    interruption: float = 0.0
+    uncached: float = 0.0
+    lacking: tuple[int, ...] = ()
+    fetched: frozenset[int] = frozenset()
+
+    @property
+    def cost(self) -> float:
+        return self.seconds + self.interruption
+
+
+class _Source(NamedTuple):
+    """Worker that has an output once `terms`, in seconds, have passed; without any, now."""
+
+    worker: str
+    terms: Mapping[str, float]
+
+
+class _Pairing:
+    """Workers of one pairing, added in the order of their loads.
+
+    Attributes:
+        holders: the least busy worker that has an output cached, by index of the input.
+        encoders: workers of the encode pool.
+        token_seconds: least seconds to encode a token.
+        sources: cache of `EncoderSources._sources`, by what is lacking.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[int, str] = {}
+        self.encoders: list[Candidate] = []
+        self.token_seconds = math.inf
+        self.sources: dict[tuple[int, ...], dict[int, _Source]] = {}
+
+    def add(self, candidate: Candidate, rates: Rates) -> None:
+        token_seconds = rates.encoder_seconds_per_token / rates.slowness
+        self.token_seconds = min(self.token_seconds, token_seconds)
+        if candidate.excluded:
+            return
+        for index in candidate.cached_inputs:
+            self.holders.setdefault(index, candidate.worker)
+        if candidate.role == "encode":
+            self.encoders.append(candidate)
+
+
+class EncoderSources:
+    """Encoder sources for the inputs of one request, whichever worker computes the prompt.
+
+    Args:
+        inputs: the inputs, in the order of their spans.
+        candidates: all workers; only those that can take requests are sources.
+        default: rates of workers that report none.
+        fetch_seconds: seconds to fetch an output, without its transfer and one step of each of the
+            two workers.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[HashedInput],
+        candidates: Collection[Candidate],
+        default: Rates,
+        fetch_seconds: float,
+    ) -> None:
+        self._inputs = inputs
+        self._default = default
+        self._fetch_seconds = fetch_seconds
+        self._pairings: dict[bytes, _Pairing] = {}
+        for candidate in sorted(candidates, key=_load):
+            pairing = self._pairings.setdefault(candidate.pairing, _Pairing())
+            pairing.add(candidate, candidate.rates or default)
+
+    def encoding(self, candidate: Candidate, num_cached: int, begins: float) -> Encoding:
+        """Returns the encoder work for the prompt on `candidate`.
+
+        Args:
+            num_cached: leading prompt tokens whose KV it has cached or fetches.
+            begins: seconds from now until it computes the token after them.
+        """
+        lacking = self._lacking(candidate, num_cached)
+        if not lacking:
+            return Encoding()
+        rates, pairing = candidate.rates or self._default, self._pairings[candidate.pairing]
+        sources, waits = self._sources(pairing, lacking), dict.fromkeys(lacking, math.inf)
+        for index, source in sources.items():
+            start, _, _ = self._inputs[index]
+            turn = begins + max(0, start - num_cached) * rates.prefill_seconds_per_token
+            done = sum(source.terms.values()) + self._pull_seconds(rates, index)
+            waits[index] = max(0.0, done - turn)
+        ordered = sorted(lacking, key=waits.__getitem__)
+        own = [self._num_tokens(index) * rates.encoder_seconds_per_token for index in ordered]
+        # A later sequence is delayed in any case.
+        num_delayed = 1 + candidate.num_sequences if candidate.role == "decode" else 1
+        # By the number of outputs fetched, those with the shortest waits.
+        longest = [0.0, *(waits[index] for index in ordered)]
+        encoded = [sum(own[num:]) for num in range(len(longest))]
+        costs = [w + e * (1 + num_delayed) for w, e in zip(longest, encoded, strict=True)]
+        num_fetched = costs.index(min(costs))
+        num_uncached = sum(self._num_tokens(i) for i in lacking if i not in pairing.holders)
+        return Encoding(
+            longest[num_fetched] + encoded[num_fetched],
+            encoded[num_fetched] * num_delayed,
+            num_uncached * pairing.token_seconds,
+            lacking,
+            frozenset(ordered[:num_fetched]),
+        )
+
+    def choices(self, candidate: Candidate, encoding: Encoding) -> tuple[EncoderChoice, ...]:
+        """Returns the source of each output that `candidate` lacks, in the order of the prompt."""
+        rates, pairing = candidate.rates or self._default, self._pairings[candidate.pairing]
+        sources = self._sources(pairing, encoding.lacking)
+        choices = []
+        for index in encoding.lacking:
+            num_tokens = self._num_tokens(index)
+            if index in encoding.fetched:
+                worker, terms = sources[index]
+                pulled = {**terms, "pull": self._pull_seconds(rates, index)}
+                choice = EncoderChoice(index, num_tokens, worker, not terms, pulled)
+            else:
+                own = num_tokens * rates.encoder_seconds_per_token
+                choice = EncoderChoice(index, num_tokens, terms={"encode": own})
+            choices.append(choice)
+        return tuple(choices)
+
+    def _lacking(self, candidate: Candidate, num_cached: int) -> tuple[int, ...]:
+        """Returns the inputs whose outputs a worker lacks; of equal inputs the first."""
+        found: dict[bytes, int] = {}
+        for index, (_, end, content) in enumerate(self._inputs):
+            if end > num_cached and index not in candidate.cached_inputs:
+                found.setdefault(content, index)
+        return tuple(found.values())
+
+    def _sources(self, pairing: _Pairing, lacking: tuple[int, ...]) -> dict[int, _Source]:
+        """Returns the sources of the outputs that other workers have, or could compute."""
+        sources = pairing.sources.get(lacking)
+        if sources is None:
+            sources = pairing.sources[lacking] = {}
+            queues = {c.worker: self._queue_seconds(c) for c in pairing.encoders}
+            for index in lacking:
+                holder = pairing.holders.get(index)
+                if holder is not None:
+                    sources[index] = _Source(holder, {})
+                elif queues:
+                    source = sources[index] = self._encoder(pairing, queues, index)
+                    queues[source.worker] += source.terms["encode"]
+        return sources
+
+    def _encoder(self, pairing: _Pairing, queues: Mapping[str, float], index: int) -> _Source:
+        """Returns the worker of the encode pool that finishes an input first. Of equal ones, equal
+        inputs have the same, by rendezvous hashing."""
+        num_tokens, seed = self._num_tokens(index), xxh64_intdigest(self._inputs[index][2])
+        best = (math.inf, 0, "", 0.0)
+        for candidate in pairing.encoders:
+            rates, worker = candidate.rates or self._default, candidate.worker
+            seconds = rates.prefill_seconds_per_step + num_tokens * rates.encoder_seconds_per_token
+            rank = xxh64_intdigest(worker.encode(), seed)
+            best = min(best, (queues[worker] + seconds, rank, worker, seconds))
+        _, _, worker, seconds = best
+        return _Source(worker, {"queue": queues[worker], "encode": seconds})
+
+    def _queue_seconds(self, candidate: Candidate) -> float:
+        rates = candidate.rates or self._default
+        num_queued, num_encoder = candidate.num_queued_tokens, candidate.num_queued_encoder_tokens
+        return rates.queue_seconds(num_queued, num_encoder)
+
+    def _pull_seconds(self, rates: Rates, index: int) -> float:
+        """Returns the seconds in which a worker with these rates fetches an output."""
+        steps = 2 * rates.prefill_seconds_per_step
+        moving = self._num_tokens(index) * rates.transfer_seconds_per_token
+        return self._fetch_seconds + steps + moving
+
+    def _num_tokens(self, index: int) -> int:
+        start, end, _ = self._inputs[index]
+        return end - start
+
+
+def _load(candidate: Candidate) -> tuple[int, int, int, str]:
+    return (
+        candidate.num_queued_tokens,
+        candidate.num_queued_encoder_tokens,
+        candidate.num_sequences,
+        candidate.worker,
+    )

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from xxhash import xxh64_intdigest
 
 from baton_router.fleet.candidate import Candidate, Role
-from baton_router.placement.cost_model import FETCH
-from baton_router.placement.encoder_sources import EncoderChoice
+from baton_router.placement.cost_model import ENCODE, FETCH
+from baton_router.placement.encoder_sources import EncoderChoice, EncoderSources
 from baton_router.placement.policy import Policy, Terms, baton
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Placement",
     "Role",
     "Scored",
+    "encoder_choices",
     "has_version_gap",
     "place",
     "place_again",
@@ -55,7 +56,8 @@ class Placement:
     Attributes:
         prefill: chosen prefill worker; empty: the decode worker computes the prompt itself.
         decode: chosen decode worker; empty: none is needed.
-        scored: all candidates, those that can take requests first, then by ascending cost.
+        scored: all prefill and decode workers, those that can take requests first, then by
+            ascending cost.
         alone: all decode workers, with their costs of computing the prompt themselves; empty if
             that was not allowed.
         chosen: the prefill and the decode worker, or one of them alone.
@@ -128,6 +130,18 @@ def _prefill_alone(scored: list[Scored], broken: Collection[tuple[str, str]]) ->
     return None
 
 
+def encoder_choices(placement: Placement, encoders: EncoderSources) -> tuple[EncoderChoice, ...]:
+    """Returns the sources of the encoder outputs that the computing worker lacks. Policies without
+    a cost for encoding fetch none."""
+    computing = placement.chosen[0]
+    terms, num_cached = computing.terms, placement.num_cached_tokens
+    begins = terms.get("queue", 0.0) + terms.get(FETCH, 0.0)
+    encoding = encoders.encoding(computing.candidate, num_cached, begins)
+    if ENCODE not in terms:
+        encoding = encoding._replace(fetched=frozenset())
+    return encoders.choices(computing.candidate, encoding)
+
+
 def place_again(
     request_id: str,
     num_tokens: int,
@@ -183,6 +197,8 @@ def _scores(
 ) -> list[Scored]:
     scores = []
     for candidate in candidates:
+        if candidate.role == "encode":
+            continue
         terms = policy(candidate, num_tokens)
         rank = xxh64_intdigest(candidate.worker.encode(), seed)
         scores.append(Scored(candidate.excluded != "", sum(terms.values()), rank, candidate, terms))

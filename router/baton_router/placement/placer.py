@@ -154,6 +154,7 @@ class Placer:
             frozenset(broken),
             needs_prefill=needs_prefill,
             prefill_alone=self._prefill_alone,
+            images=work.prompt.images,
         )
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:

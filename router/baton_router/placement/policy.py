@@ -5,12 +5,15 @@ the router, in a replay and in the simulator; eligibility and tie breaking are t
 (`baton_router.placement.placement`). All but `baton` are baselines for comparison.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Literal, get_args
 
+from baton.cluster.prefix import HashedInput
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.cost_model import CostModel
+from baton_router.placement.encoder_sources import EncoderSources
 
 Terms = dict[str, float]
 Policy = Callable[[Candidate, int], Terms]
@@ -24,10 +27,11 @@ _COSTS = CostModel()
 baton: Policy = _COSTS.terms
 
 
-def policy_named(name: PolicyName) -> Policy:
-    """Returns the policy called `name`; `baton` with default rates for candidates without any."""
+def policy_named(name: PolicyName, encoders: EncoderSources | None = None) -> Policy:
+    """Returns the policy called `name`; `baton` with default rates for candidates without any.
+    `encoders`: of the prompt's images; None: it has none."""
     policies: dict[PolicyName, Policy] = {
-        "baton": baton,
+        "baton": baton if encoders is None else partial(_COSTS.terms, encoders=encoders),
         "prefix-only": prefix_only,
         "least-loaded": least_loaded,
         "round-robin": round_robin,
@@ -35,12 +39,25 @@ def policy_named(name: PolicyName) -> Policy:
     return policies[name]
 
 
-def alone_policy_named(name: PolicyName, prefill_rates: Collection[Rates] = ()) -> Policy | None:
+def alone_policy_named(
+    name: PolicyName,
+    prefill_rates: Collection[Rates] = (),
+    encoders: EncoderSources | None = None,
+) -> Policy | None:
     """Returns the policy called `name` for decode workers that compute the prompt themselves, while
     prefill workers have `prefill_rates`; None if it has no cost for that."""
     if name != "baton":
         return None
-    return lambda candidate, num_tokens: _COSTS.alone_terms(candidate, num_tokens, prefill_rates)
+    return partial(_COSTS.alone_terms, prefill_rates=prefill_rates, encoders=encoders)
+
+
+def encoder_sources(
+    images: Sequence[HashedInput], candidates: Collection[Candidate]
+) -> EncoderSources | None:
+    """Returns the encoder sources of a prompt's images; None if it has none."""
+    if not images:
+        return None
+    return EncoderSources(images, candidates, _COSTS, _COSTS.fetch_seconds)
 
 
 def prefix_only(candidate: Candidate, num_tokens: int) -> Terms:
