@@ -212,6 +212,25 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderChoice:
+    """Source of one encoder output, such as that of an image, that the computing worker lacks.
+
+    Attributes:
+        input: index of the encoder input in the prompt.
+        worker: worker from which the output is fetched; empty if the computing worker encodes the
+            input itself.
+        only_cached: that worker has the output cached, and computes nothing.
+        terms: seconds until the output is there, by name.
+    """
+
+    input: int
+    num_tokens: int
+    worker: str = ""
+    only_cached: bool = False
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Workers of a request.
 
@@ -220,12 +239,14 @@ class Placement:
         candidates: the chosen workers; in an `Explanation` all workers, the cheapest first.
         prefix_source: worker from which the prefill worker fetches a cached prefix of the prompt;
             empty if it computes all that it lacks.
+        encoders: sources of the encoder outputs that the computing worker lacks.
     """
 
     prefill_worker: str
     decode_worker: str
     candidates: tuple[Candidate, ...]
     prefix_source: str = ""
+    encoders: tuple[EncoderChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from baton.client.types import (
     Chat,
     Chunk,
     Embeddings,
+    EncoderChoice,
     Explanation,
     Finished,
     FinishReason,
@@ -276,7 +277,11 @@ def explanation_of(message: admin.ExplainPlacementResponse) -> Explanation:
 
 
 def _placement(message: pb.Placement) -> Placement:
-    return _plain(Placement, message, candidates=tuple(map(_candidate, message.candidates)))
+    candidates = tuple(map(_candidate, message.candidates))
+    encoders = tuple(
+        _plain(EncoderChoice, each, terms=dict(each.terms)) for each in message.encoders
+    )
+    return _plain(Placement, message, candidates=candidates, encoders=encoders)
 
 
 def _candidate(message: pb.PlacementCandidate) -> Candidate:

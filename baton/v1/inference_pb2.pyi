@@ -971,6 +971,7 @@ class Placement(_message.Message):
     DECODE_WORKER_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
+    ENCODERS_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
     """Id of the prefill worker. Empty: the decode worker computes the prompt itself."""
     decode_worker: _builtins.str
@@ -981,8 +982,15 @@ class Placement(_message.Message):
     """
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementCandidate]:
-        """Candidates. In `accepted`: the chosen workers. In `Admin.ExplainPlacement`: all workers, those
-        that can take requests first, by ascending cost; then decode workers with `computes_prompt`.
+        """Candidates. In `accepted`: the chosen workers. In `Admin.ExplainPlacement`: all prefill and
+        decode workers, those that can take requests first, by ascending cost; then decode workers with
+        `computes_prompt`; then the encode pool.
+        """
+
+    @_builtins.property
+    def encoders(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncoderChoice]:
+        """Sources of the encoder outputs, such as those of images, that the worker which computes the
+        prompt needs after its cached prefix and does not have cached, in the order of the prompt.
         """
 
     def __init__(
@@ -992,14 +1000,79 @@ class Placement(_message.Message):
         decode_worker: _builtins.str = ...,
         candidates: _abc.Iterable[Global___PlacementCandidate] | None = ...,
         prefix_source: _builtins.str = ...,
+        encoders: _abc.Iterable[Global___EncoderChoice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_worker", b"decode_worker", "prefill_worker", b"prefill_worker", "prefix_source", b"prefix_source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_worker", b"decode_worker", "encoders", b"encoders", "prefill_worker", b"prefill_worker", "prefix_source", b"prefix_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class EncoderChoice(_message.Message):
+    """Source of one encoder output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TermsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    ONLY_CACHED_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    input: _builtins.int
+    """Index of the encoder input in the prompt, from 0."""
+    num_tokens: _builtins.int
+    """Number of its tokens."""
+    worker: _builtins.str
+    """Id of the worker from which the output is fetched. Empty: the worker that computes the prompt
+    encodes the input itself.
+    """
+    only_cached: _builtins.bool
+    """True if that worker has the output cached, and computes nothing."""
+    @_builtins.property
+    def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds until the output is there, by name: from the decision, or from the input's turn in the
+        prompt if `worker` is empty.
+        """
+
+    def __init__(
+        self,
+        *,
+        input: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        worker: _builtins.str = ...,
+        only_cached: _builtins.bool = ...,
+        terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "num_tokens", b"num_tokens", "only_cached", b"only_cached", "terms", b"terms", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncoderChoice: _TypeAlias = EncoderChoice  # noqa: Y015
 
 @_typing.final
 class PlacementCandidate(_message.Message):
@@ -1048,7 +1121,8 @@ class PlacementCandidate(_message.Message):
     @_builtins.property
     def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Cost terms by name; the cost is their sum, and the smallest cost wins. Seconds under the
-        default policy; other policies have their own units.
+        default policy; other policies have their own units. Of a worker of the encode pool: seconds to
+        encode what is queued there, and what the chosen worker lacks and no worker has cached.
         """
 
     def __init__(

@@ -6,7 +6,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.lifecycle.client_wire import candidate_to_message, placement_to_message
 from baton_router.lifecycle.worker_wire import duration
 from baton_router.placement.decision import Decision
-from baton_router.placement.explanation import why
+from baton_router.placement.explanation import encode_pool, why
 from baton_router.placement.placement import Placement, Scored
 from baton_router.request import Request
 from baton_router.roles.role_balance import Balance, Flip
@@ -54,6 +54,7 @@ def explanation(decision: Decision, model: str = "") -> admin_pb2.ExplainPlaceme
         message = placement_to_message(placement, placement.scored)
         for single in placement.alone:
             message.candidates.append(candidate_to_message(single, computes_prompt=True))
+        message.candidates.extend(map(candidate_to_message, encode_pool(decision)))
     return admin_pb2.ExplainPlacementResponse(
         request_id=inputs.request_id,
         num_tokens=inputs.num_tokens,

@@ -1,6 +1,7 @@
 """Forecasts of TTFT and of decode KV occupancy, the input of admission control.
 
-Prefill time comes from the fitted rates of the worker that would get the request. Output length, as
+Prefill time comes from the fitted rates of the worker that would get the request, and from its
+encoder work, if it has any. Output length, as
 a fraction of `max_tokens`, and seconds per output token are learned here from ended requests.
 Independent of RPCs and of the request's type, so that the router and the simulator share this code.
 """
@@ -21,7 +22,7 @@ from baton_router.admission.policy import (
 )
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
-from baton_router.placement.cost_model import FETCH
+from baton_router.placement.cost_model import ENCODE, FETCH
 from baton_router.placement.decision import Decision
 from baton_router.placement.placement import Placement
 from baton_router.request import Demand
@@ -90,7 +91,7 @@ class Forecasts(Generic[T]):
         needs_decode = not decision.inputs.prefill_alone
         if not prefills or (needs_decode and not decodes) or decision.placement is None:
             return Forecast(True, 0.0, decision=decision)
-        queue = min(map(_queue_seconds, prefills))
+        queue = min(one.queue_seconds() for one in prefills)
         ahead = min(_rates(c).queue_seconds(num_tokens_ahead) for c in prefills) / len(prefills)
         prefill = _prefill_seconds(decision.placement, demand.num_tokens)
         ttft = prefill + ahead
@@ -147,13 +148,10 @@ def _rates(candidate: Candidate) -> Rates:
     return candidate.rates or PRIOR
 
 
-def _queue_seconds(candidate: Candidate) -> float:
-    return _rates(candidate).queue_seconds(candidate.num_queued_tokens)
-
-
 def _prefill_seconds(placement: Placement, num_tokens: int) -> float:
     """Returns the seconds until the first token of a prompt with this placement."""
     computing = placement.chosen[0]
     cached = min(placement.num_cached_tokens, num_tokens)
     own = _rates(computing.candidate).prefill_seconds(num_tokens - cached, cached)
-    return _queue_seconds(computing.candidate) + computing.terms.get(FETCH, 0.0) + own
+    others = computing.terms.get(FETCH, 0.0) + computing.terms.get(ENCODE, 0.0)
+    return computing.candidate.queue_seconds() + others + own

@@ -18,6 +18,7 @@ _TITLES = {
     ("prefill", False): "prefill workers",
     ("decode", False): "decode workers",
     ("decode", True): "decode workers that compute the prompt themselves",
+    ("encode", False): "encode workers",
 }
 
 
@@ -76,14 +77,18 @@ def _table(title: str, candidates: list[Candidate], explained: Explanation) -> T
         table.add_column(column, justify="right")
     table.add_column("not chosen because")
     placement = explained.placement
-    winners = (placement.prefill_worker, placement.decode_worker)
+    winners = {placement.prefill_worker, placement.decode_worker}
+    encoders = {choice.worker for choice in placement.encoders}
     for candidate in candidates:
         takes_part = candidate.computes_prompt == (not placement.prefill_worker)
+        is_chosen = candidate.worker in winners and takes_part
+        if candidate.role == "encode":
+            is_chosen = candidate.worker in encoders
         terms = [
             f"{candidate.terms[n] * factor:.3f}" if n in candidate.terms else "" for n in names
         ]
         table.add_row(
-            ">" if candidate.worker in winners and takes_part else "",
+            ">" if is_chosen else "",
             candidate.worker,
             str(candidate.num_cached_tokens),
             *terms,

@@ -5,7 +5,7 @@ Independent of the source of the snapshot and of the placement policy.
 
 from typing import Literal, NamedTuple
 
-from baton_router.fleet.cost_rates import Rates
+from baton_router.fleet.cost_rates import PRIOR, Rates
 
 Role = Literal["encode", "prefill", "decode"]
 
@@ -52,3 +52,8 @@ class Candidate(NamedTuple):
     source: str = ""
     num_source_tokens: int = 0
     num_source_recent_tokens: float = 0.0
+
+    def queue_seconds(self, default: Rates = PRIOR) -> float:
+        """Returns the seconds to compute what is queued, at `default` rates if it has none."""
+        rates = self.rates or default
+        return rates.queue_seconds(self.num_queued_tokens, self.num_queued_encoder_tokens)

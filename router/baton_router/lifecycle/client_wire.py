@@ -15,6 +15,7 @@ from baton_router.output_parsing.parts import (
     ToolCallArguments,
     ToolCallStart,
 )
+from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.placement.placement import Placement, Scored
 from baton_router.request import Request
 from baton_router.usage import Account, Timings
@@ -56,6 +57,17 @@ def placement_to_message(placement: Placement, scored: Iterable[Scored]) -> pb.P
         decode_worker=placement.decode,
         candidates=map(candidate_to_message, scored),
         prefix_source=placement.source,
+        encoders=map(_encoder_to_message, placement.encoders),
+    )
+
+
+def _encoder_to_message(choice: EncoderChoice) -> pb.EncoderChoice:
+    return pb.EncoderChoice(
+        input=choice.input,
+        num_tokens=choice.num_tokens,
+        worker=choice.worker,
+        only_cached=choice.only_cached,
+        terms=choice.terms,
     )
 
 

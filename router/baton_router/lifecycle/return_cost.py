@@ -25,8 +25,11 @@ class ReturnCost:
     recompute_token: float
 
 
-def return_cost(prefill: Candidate, decode: Candidate, num_tokens: int) -> ReturnCost:
-    """Returns the cost for a request of `num_tokens` tokens that these two workers run.
+def return_cost(
+    prefill: Candidate, decode: Candidate, num_tokens: int, num_encoder_tokens: int = 0
+) -> ReturnCost:
+    """Returns the cost for a request of `num_tokens` tokens that these two workers run, of which
+    `num_encoder_tokens` are those of encoder inputs.
 
     Assumes that the prefill worker has the tokens cached, as it has just computed them, and stays
     as busy as now, and that the decode worker which resumes has none of them.
@@ -35,10 +38,10 @@ def return_cost(prefill: Candidate, decode: Candidate, num_tokens: int) -> Retur
     step = computing.prefill_seconds_per_step
     token = computing.prefill_seconds(1, num_tokens) - step
     moving = num_tokens * taking.transfer_seconds_per_token
-    queue = computing.queue_seconds(prefill.num_queued_tokens)
     again = taking.prefill_seconds(num_tokens, 0)
+    again += num_encoder_tokens * taking.encoder_seconds_per_token
     return ReturnCost(
-        fixed=queue + step + taking.handoff_seconds + moving,
+        fixed=prefill.queue_seconds() + step + taking.handoff_seconds + moving,
         per_token=token + taking.transfer_seconds_per_token,
         recompute_token=again / num_tokens,
     )

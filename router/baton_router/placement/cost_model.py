@@ -92,7 +92,7 @@ class CostModel(Rates):
         recent = candidate.num_recent_tokens
         uncached, added = rates.prefill_and_added_seconds(num_tokens - num_cached, num_cached)
         terms = {"uncached": uncached}
-        queue = _queue_seconds(rates, candidate)
+        queue = candidate.queue_seconds(rates)
         encoding = encoders.encoding(candidate, num_cached, queue) if encoders else None
         if candidate.num_source_tokens > num_cached < num_tokens:
             num_found = candidate.num_source_tokens
@@ -142,7 +142,7 @@ class CostModel(Rates):
             each.added_seconds(num_missing, num_cached) / each.slowness for each in prefill_rates
         ]
         displaced = self._num_displaced(candidate, num_missing)
-        queue = _queue_seconds(rates, candidate)
+        queue = candidate.queue_seconds(rates)
         terms = {
             "uncached": uncached,
             "queue": queue,
@@ -177,7 +177,3 @@ class CostModel(Rates):
             return 0.0
         room = candidate.max_held_tokens * self.full_share - candidate.num_held_tokens
         return max(0.0, num_missing - room)
-
-
-def _queue_seconds(rates: Rates, candidate: Candidate) -> float:
-    return rates.queue_seconds(candidate.num_queued_tokens, candidate.num_queued_encoder_tokens)

@@ -194,7 +194,7 @@ class EncoderSources:
         sources = pairing.sources.get(lacking)
         if sources is None:
             sources = pairing.sources[lacking] = {}
-            queues = {c.worker: self._queue_seconds(c) for c in pairing.encoders}
+            queues = {c.worker: c.queue_seconds(self._default) for c in pairing.encoders}
             for index in lacking:
                 holder = pairing.holders.get(index)
                 if holder is not None:
@@ -216,11 +216,6 @@ class EncoderSources:
             best = min(best, (queues[worker] + seconds, rank, worker, seconds))
         _, _, worker, seconds = best
         return _Source(worker, {"queue": queues[worker], "encode": seconds})
-
-    def _queue_seconds(self, candidate: Candidate) -> float:
-        rates = candidate.rates or self._default
-        num_queued, num_encoder = candidate.num_queued_tokens, candidate.num_queued_encoder_tokens
-        return rates.queue_seconds(num_queued, num_encoder)
 
     def _pull_seconds(self, rates: Rates, index: int) -> float:
         """Returns the seconds in which a worker with these rates fetches an output."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from baton_router.fleet.cost_rates import PRIOR
 from baton_router.placement.decision import Decision, PlacementInputs
 from baton_router.placement.placement import (
     Placement,
@@ -24,7 +25,8 @@ def why(decision: Decision) -> str:
     placement, inputs = decision.placement, decision.inputs
     if placement is None:
         return decision.why_none
-    return " ".join((_why_chosen(decision, placement), *_of_versions(inputs)))
+    sentences = _why_chosen(decision, placement), *_of_encoders(placement), *_of_versions(inputs)
+    return " ".join(sentences)
 
 
 def _why_chosen(decision: Decision, placement: Placement) -> str:
@@ -74,6 +76,36 @@ def other_choices(placement: Placement, inputs: PlacementInputs) -> tuple[int, C
     return num_others, min(others, key=_cost, default=None)
 
 
+def encode_pool(decision: Decision) -> list[Scored]:
+    """Returns the workers of the encode pool, those that can take requests first, with the seconds
+    to encode what is queued there, and what the computing worker lacks and no worker has cached."""
+    placement = decision.placement
+    choices = () if placement is None else placement.encoders
+    num_tokens = sum(choice.num_tokens for choice in choices if not choice.only_cached)
+    scored = []
+    for candidate in decision.inputs.candidates:
+        if candidate.role == "encode":
+            seconds = num_tokens * (candidate.rates or PRIOR).encoder_seconds_per_token
+            terms = {"queue": candidate.queue_seconds(), "encode": seconds}
+            scored.append(
+                Scored(candidate.excluded != "", sum(terms.values()), 0, candidate, terms)
+            )
+    return sorted(scored)
+
+
+def _of_encoders(placement: Placement) -> Iterator[str]:
+    """Yields a sentence on the sources of encoder outputs, if any are needed."""
+    computing = placement.chosen[0].candidate.worker
+    sources = [
+        f"{choice.input + 1} from {choice.worker}{' (cached)' if choice.only_cached else ''}"
+        if choice.worker
+        else f"{choice.input + 1} encoded by {computing} itself"
+        for choice in placement.encoders
+    ]
+    if sources:
+        yield f"Images: {_listed(sources)}."
+
+
 def _of_versions(inputs: PlacementInputs) -> Iterator[str]:
     """Yields a sentence on the effect of a rolling upgrade, if there is any."""
     candidates = inputs.candidates
@@ -89,7 +121,7 @@ def _of_versions(inputs: PlacementInputs) -> Iterator[str]:
     left_out = [
         f"{c.worker} ({_version_text(c.version)})"
         for c in candidates
-        if not c.excluded and c.version not in versions[_OTHER[c.role]]
+        if not c.excluded and c.role in _OTHER and c.version not in versions[_OTHER[c.role]]
     ]
     if left_out and all(versions.values()):
         yield f"Without a partner of the same version: {_listed(left_out)}."

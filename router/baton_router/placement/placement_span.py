@@ -65,6 +65,11 @@ def _of_decision(decision: Decision) -> Attributes:
         role = scored.candidate.role
         attributes[f"baton.placement.{role}.cost"] = scored.cost
         attributes |= {f"baton.placement.{role}.{n}": cost for n, cost in scored.terms.items()}
+    if placement.encoders:
+        computing = placement.chosen[0].candidate.worker
+        attributes["baton.placement.encoder_inputs"] = [c.input for c in placement.encoders]
+        sources = [choice.worker or computing for choice in placement.encoders]
+        attributes["baton.placement.encoder_sources"] = sources
     return attributes
 
 

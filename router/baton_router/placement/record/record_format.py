@@ -1,14 +1,16 @@
 """Format of placement records: one JSON object per line, without prompt text or token ids.
 
     {"baton_record": 1, "rules": {...}}                                     the first line of a file
-    {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "needs_prefill",
-     "prefill_alone", "prefill", "decode"}                                  a decision
+    {"at", "id", "tokens", "images", "hashes", "workers", "gone", "broken", "needs_prefill",
+     "prefill_alone", "prefill", "decode", "encoders"}                      a decision
     {"ended", "at", "output_tokens"}                                            a request has ended
 
 `at` is in seconds of the wall clock, `hashes` the chain hashes of the prompt's full blocks (base64,
-16 bytes each). `workers` has the changed fields of each candidate since the previous decision in
-the same file, or all fields of a worker that was no candidate of it; `gone` lists the workers that
-are no longer candidates. Empty fields are omitted. So every file can be read by itself.
+16 bytes each). `images` has the start, the end and the content hash (base64) of each encoder input,
+`encoders` the source of each output that was needed, by index of the input. `workers` has the
+changed fields of each candidate since the previous decision in the same file, or all fields of a
+worker that was no candidate of it; `gone` lists the workers that are no longer candidates. Empty
+fields are omitted. So every file can be read by itself.
 """
 
 import base64
@@ -23,6 +25,7 @@ from baton.errors import InvalidArgumentError
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.decision import Decision, PlacementInputs, Rules
+from baton_router.placement.placement import Placement
 
 VERSION = 1
 
@@ -31,6 +34,7 @@ _NEVER_LEFT_OUT = ("at", "id", "tokens")
 _FIELDS = tuple(name for name in Candidate._fields if name != "worker")
 
 Workers = Mapping[str, Candidate]
+Encoders = Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Recorded:
         hashes: chain hashes of the prompt's full blocks.
         prefill, decode: chosen workers. One of them empty: the other alone; both empty: no worker
             could take the request.
+        encoders: chosen source of each encoder output that was needed, by index of the input.
     """
 
     at: float
@@ -50,6 +55,12 @@ class Recorded:
     hashes: tuple[BlockHash, ...]
     prefill: str
     decode: str
+    encoders: Encoders
+
+
+def encoders_of(placement: Placement | None) -> Encoders:
+    """Returns the sources of a placement's encoder outputs as a record has them."""
+    return {choice.input: choice.worker for choice in placement.encoders} if placement else {}
 
 
 def header_line(rules: Rules) -> bytes:
@@ -64,7 +75,8 @@ def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before
         "at": at,
         "id": inputs.request_id,
         "tokens": inputs.num_tokens,
-        "hashes": base64.b64encode(b"".join(hashes)).decode(),
+        "images": [(start, end, _text(content)) for start, end, content in inputs.images],
+        "hashes": _text(b"".join(hashes)),
         "workers": {w: change for w, c in now.items() if (change := _change(before.get(w), c))},
         "gone": [worker for worker in before if worker not in now],
         "broken": sorted(inputs.broken),
@@ -72,6 +84,7 @@ def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before
         "prefill_alone": inputs.prefill_alone,
         "prefill": placement.prefill if placement else "",
         "decode": placement.decode if placement else "",
+        "encoders": encoders_of(placement),
     }
     return _line({key: value for key, value in entry.items() if value or key in _NEVER_LEFT_OUT})
 
@@ -104,7 +117,7 @@ class RecordReader:
             del self._workers[worker]
         for worker, change in entry.get("workers", {}).items():
             self._workers[worker] = _changed(worker, self._workers.get(worker), change)
-        hashes = base64.b64decode(entry.get("hashes", ""), validate=True)
+        hashes = _bytes(entry.get("hashes", ""))
         inputs = PlacementInputs(
             entry["id"],
             entry["tokens"],
@@ -112,6 +125,7 @@ class RecordReader:
             frozenset((prefill, decode) for prefill, decode in entry.get("broken", ())),
             entry.get("needs_prefill", False),
             entry.get("prefill_alone", False),
+            tuple((start, end, _bytes(content)) for start, end, content in entry.get("images", ())),
         )
         return Recorded(
             at=entry["at"],
@@ -120,6 +134,7 @@ class RecordReader:
             hashes=tuple(hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)),
             prefill=entry.get("prefill", ""),
             decode=entry.get("decode", ""),
+            encoders={int(index): source for index, source in entry.get("encoders", {}).items()},
         )
 
 
@@ -145,7 +160,7 @@ def _change(before: Candidate | None, now: Candidate) -> dict[str, Any]:
 
 def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> Candidate:
     if "pairing" in change:
-        change["pairing"] = base64.b64decode(change["pairing"], validate=True)
+        change["pairing"] = _bytes(change["pairing"])
     if "cached_inputs" in change:
         change["cached_inputs"] = tuple(change["cached_inputs"])
     if change.get("rates") is not None:
@@ -158,7 +173,15 @@ def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> C
 def _plain(value: Any) -> Any:
     if isinstance(value, Rates):
         return dataclasses.asdict(value)
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    return _text(value) if isinstance(value, bytes) else value
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _line(entry: dict[str, Any]) -> bytes:

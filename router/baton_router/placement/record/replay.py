@@ -13,7 +13,7 @@ from baton.errors import InvalidArgumentError, NotFoundError
 from baton_router.placement.decision import Decision
 from baton_router.placement.placement import Placement
 from baton_router.placement.policy import PolicyName
-from baton_router.placement.record.record_format import Recorded, RecordReader
+from baton_router.placement.record.record_format import Recorded, RecordReader, encoders_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class Redecided:
 
     @property
     def is_same(self) -> bool:
-        return (self.prefill, self.decode) == (self.recorded.prefill, self.recorded.decode)
+        recorded = self.recorded
+        if (self.prefill, self.decode) != (recorded.prefill, recorded.decode):
+            return False
+        return encoders_of(self.decision.placement) == recorded.encoders
 
 
 def read_record(path: Path) -> Iterator[Recorded]:
