@@ -1,11 +1,17 @@
 """Explanations of placements, which change nothing."""
 
+from io import StringIO
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from baton.client.wire import explanation_of
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
+from baton_router.admin_wire import explanation
+from baton_router.cli.explain import print_tables
 from baton_router.fleet.candidate import Candidate
 from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
 from baton_router.placement.explanation import other_choices, why
@@ -46,6 +52,24 @@ def test_explanation_says_when_no_other_choice_exists():
     assert why(decided(HOLDER, DECODE)).endswith("No other choice could take it.")
     pair = (OTHER.worker, DECODE.worker)
     assert "No other choice" in why(decided(HOLDER, OTHER, DECODE, broken=frozenset({pair})))
+
+
+def test_explanation_message_has_encoders_and_the_encode_pool():
+    encoder = Candidate("e", "encode", b"", cached_inputs=(0,))
+    image = (0, 576, b"i" * 16)
+    inputs = PlacementInputs("r", 1024, (OTHER, DECODE, encoder), images=(image,))
+    explained = explanation_of(explanation(HANDOFFS.decision(inputs)))
+    placement = explained.placement
+    ((choice,), (*_, last)) = placement.encoders, placement.candidates
+    assert (choice.input, choice.num_tokens, choice.only_cached) == (0, 576, True)
+    assert (choice.worker, last.worker, last.role) == ("e", "e", "encode")
+    assert set(choice.terms) == {"pull"}
+    assert last.terms == {"queue": 0.0, "encode": 0.0}, "it has the output cached"
+    console = Console(file=StringIO(), width=200)
+    print_tables(explained, console)
+    shown = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert "encode workers" in shown
+    assert any(line.startswith(" >  e ") for line in shown)
 
 
 def test_explanation_says_when_request_id_breaks_tie():

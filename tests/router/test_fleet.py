@@ -111,6 +111,24 @@ async def test_fleet_pairs_no_mixed_versions_but_shares_their_rates():
             assert newer.model.rates.prefill_seconds_per_token == learned
 
 
+async def test_fleet_finds_cached_outputs_of_images_by_content():
+    held, other = b"h" * 16, b"o" * 16
+    prompt = Prompt((1,) * 40, images=((0, 8, held), (8, 16, other), (16, 24, held)))
+    async with (
+        worker_and_fleet() as (server, fleet, redis),
+        at_work(server, fleet, redis, role="encode", max_model_len=64, num_blocks=1),
+    ):
+        fleet.index.apply("w", RECORD.epoch, KvEvents(stored=(held,)))
+        ((candidate,), (member,)) = fleet.candidates(prompt), fleet.members
+        assert (candidate.role, candidate.num_cached_tokens) == ("encode", 0)
+        assert candidate.cached_inputs == (0, 2)
+        assert fleet.candidates()[0].cached_inputs == ()
+        assert fleet.max_model_len == 64, "no sequence has to fit in its KV pool"
+        with member.loaded(num_encoder_tokens=576):
+            assert fleet.candidates()[0].num_queued_encoder_tokens == 576
+        assert fleet.candidates()[0].num_queued_encoder_tokens == 0
+
+
 async def test_fleet_uses_worker_only_while_it_reports_ready():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) == "not reached yet", within=5.0)

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 
+from baton.cluster.prefix import HashedInput
+from baton.errors import OverloadedError
+from baton_router.admission.admission_queue import AdmissionQueue
 from baton_router.admission.forecast import QUEUE_SECONDS, Forecasts
 from baton_router.admission.policy import admission_named
+from baton_router.admission.quotas import Quotas
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.decision import Decision, PlacementInputs, Rules
@@ -28,22 +33,28 @@ class Setting:
         self.cached = 0
         self.room: int | None = 1000
         self.excluded = ""
+        self.rates = RATES
+        self.images: tuple[HashedInput, ...] = ()
+        self.encoders: tuple[Candidate, ...] = ()
         self.rules = Rules(conditional_disaggregation=False)
         self.forecasts: Forecasts[Demand] = Forecasts(
             self.decide, lambda demand: demand, admission_named(admission), lambda: self.now
         )
 
     def decide(self, demand: Demand, earlier: Decision | None) -> Decision:
-        inputs = PlacementInputs("r", demand.num_tokens, tuple(self.candidates()))
+        candidates = (*self.candidates(), *self.encoders)
+        inputs = PlacementInputs("r", demand.num_tokens, candidates, images=self.images)
         return self.rules.decision(inputs, earlier)
 
     def candidates(self) -> list[Candidate]:
         prefills = [
-            Candidate(f"p{i}", "prefill", b"", self.cached, num_queued_tokens=queue, rates=RATES)
+            Candidate(
+                f"p{i}", "prefill", b"", self.cached, num_queued_tokens=queue, rates=self.rates
+            )
             for i, queue in enumerate(self.queues)
         ]
         decode = Candidate(
-            "d0", "decode", b"", max_held_tokens=self.room, excluded=self.excluded, rates=RATES
+            "d0", "decode", b"", max_held_tokens=self.room, excluded=self.excluded, rates=self.rates
         )
         return [*prefills, decode]
 
@@ -186,3 +197,37 @@ def test_forecast_learns_nothing_from_unstarted_answer():
         setting.now += 1000.0
     with setting.placed(6):
         assert 0 < setting.forecasts.forecast(request()).drain_seconds < 2.0
+
+
+IMAGE = (0, 50, b"i" * 16)
+ENCODER = Candidate("e", "encode", b"", rates=replace(RATES, encoder_seconds_per_token=0.01))
+
+
+def test_forecast_ttft_counts_encoder_seconds():
+    setting = Setting()
+    with setting.in_flight(request()):
+        assert setting.forecasts.forecast(request()).ttft_seconds == pytest.approx(0.1)
+        setting.images = (IMAGE,)
+        own = 50 * RATES.encoder_seconds_per_token
+        assert setting.forecasts.forecast(request()).ttft_seconds == pytest.approx(0.1 + own)
+        setting.rates = replace(RATES, encoder_seconds_per_token=0.01)
+        assert setting.forecasts.forecast(request()).ttft_seconds == pytest.approx(0.1 + 0.5)
+        setting.queues, setting.encoders = [300, 300], (ENCODER,)
+        fetched = 0.5 + 5e-3 + 50 * RATES.transfer_seconds_per_token
+        forecast = setting.forecasts.forecast(request())
+        assert forecast.ttft_seconds == pytest.approx(fetched + 0.1), "its queue hides 0.3 s"
+        setting.encoders = (ENCODER._replace(cached_inputs=(0,)),)
+        assert setting.forecasts.forecast(request()).ttft_seconds == pytest.approx(0.4)
+
+
+def test_admission_rejects_image_that_cannot_be_encoded_in_time():
+    """And no prompt of text: it waits for no encoder."""
+    setting = Setting()
+    setting.rates = replace(RATES, encoder_seconds_per_token=0.1)
+    setting.encoders = (ENCODER._replace(num_queued_encoder_tokens=10**6),)
+    queue: AdmissionQueue[Demand] = AdmissionQueue(Quotas(), setting.forecasts)
+    with setting.in_flight(request()):
+        queue.join(request(), tenant="", priority=0, num_tokens=100, seconds_left=4.0)
+        setting.images = (IMAGE,)
+        with pytest.raises(OverloadedError, match=r"in 5\.1 s, and the deadline is in 4\.0 s"):
+            queue.join(request(), tenant="", priority=0, num_tokens=100, seconds_left=4.0)

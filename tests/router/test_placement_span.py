@@ -78,6 +78,15 @@ def test_placement_span_limits_candidates_of_large_fleet(exported):
     assert len(span.events) == MAX_CANDIDATES
 
 
+def test_placement_span_has_the_sources_of_encoder_outputs(exported):
+    image, encoder = (0, 576, b"i" * 16), Candidate("e", "encode", b"")
+    inputs = PlacementInputs("r", 1024, (PREFILLS[0], DECODE, encoder), images=(image,))
+    span = span_of(exported, DEFAULT_RULES.decision(inputs))
+    assert span.attributes["baton.placement.encoder_inputs"] == (0,)
+    assert span.attributes["baton.placement.encoder_sources"] in (("e",), ("p0",), ("d",))
+    assert any(name.endswith(".encode") for name in span.attributes)
+
+
 def test_placement_span_says_why_no_worker_was_chosen(exported):
     span = span_of(exported, decided(*PREFILLS))
     assert span.attributes["baton.placement.why"] == "no decode worker is known"

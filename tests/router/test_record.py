@@ -16,11 +16,16 @@ from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementIn
 from baton_router.placement.placer import Placer
 from baton_router.placement.policy import POLICY_NAMES
 from baton_router.placement.record.record_file import RecordFile
-from baton_router.placement.record.record_format import RecordReader, decision_line, header_line
+from baton_router.placement.record.record_format import (
+    RecordReader,
+    decision_line,
+    encoders_of,
+    header_line,
+)
 from baton_router.placement.record.recorder import Recorder
 from baton_router.placement.record.replay import read_record, replay
 from tests.support.router.scripted import FakeFleet
-from tests.support.strategies import clusters, request_ids
+from tests.support.strategies import clusters, clusters_with_images, images, request_ids
 from tests.support.waiting import wait_until
 
 TOKENS = tuple(range(1000, 1064))
@@ -32,8 +37,9 @@ questions = st.builds(
     PlacementInputs,
     request_id=request_ids,
     num_tokens=st.integers(0, 64),
-    candidates=clusters(64).map(tuple),
+    candidates=(clusters(64) | clusters_with_images(64)).map(tuple),
     broken=pairs,
+    images=st.just(()) | images(64),
 )
 rules = st.builds(Rules, policy=st.sampled_from(POLICY_NAMES))
 
@@ -57,6 +63,7 @@ def test_record_round_trips_and_replays_same_decision(used, asked):
         assert (recorded.rules, recorded.hashes) == (used, tuple(HASHES))
         (again,) = replay([recorded])
         assert again.is_same
+        assert recorded.encoders == encoders_of(decision.placement)
         if decision.placement is not None:
             assert again.decision.placement == decision.placement
 

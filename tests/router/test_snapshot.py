@@ -21,7 +21,9 @@ def test_member_candidate_matches_its_current_state(steps):
             for change in changes:
                 match change:
                     case "take":
-                        loads.enter_context(member.loaded(num_tokens=100, num_held_tokens=7))
+                        loads.enter_context(
+                            member.loaded(num_tokens=100, num_held_tokens=7, num_encoder_tokens=3)
+                        )
                     case "give back":
                         loads.pop_all().close()
                     case "learn":

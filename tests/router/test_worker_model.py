@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
 from baton_router.fleet.regression import Coefficient, Regression
-from baton_router.fleet.worker_model import PoolModel, WorkDone, WorkerModel
+from baton_router.fleet.worker_model import _WORK, PoolModel, WorkDone, WorkerModel
 from baton_router.placement.cost_model import CostModel
 from tests.support.strategies import rates
 
@@ -45,6 +45,7 @@ class Source:
             done.num_prompt_pairs + num_pairs,
             done.num_decode_tokens + num_decodes,
             done.seconds + seconds,
+            done.num_encoder_tokens,
         )
         return self._done
 
@@ -53,6 +54,24 @@ def taught(model: WorkerModel, source: Source, reports: int) -> WorkerModel:
     for _ in range(reports):
         model.observe_work(source.report())
     return model
+
+
+class ImageSource(Source):
+    """Reports of a worker that also encodes images, some in steps of their own."""
+
+    def report(self, *, times: float = 1.0) -> WorkDone:
+        done = super().report(times=times)
+        num_tokens = self._random.choice([0, 0, 256, 576, 2048])
+        num_steps = self._random.randrange(2) if num_tokens else 0
+        seconds = num_steps * self._rates.prefill_seconds_per_step
+        seconds += num_tokens * self._rates.encoder_seconds_per_token
+        self._done = replace(
+            done,
+            num_steps=done.num_steps + num_steps,
+            seconds=done.seconds + seconds * times * self._random.lognormvariate(0.0, self._noise),
+            num_encoder_tokens=done.num_encoder_tokens + num_tokens,
+        )
+        return self._done
 
 
 def check_predicts(rates: Rates, true: Rates, within: float) -> None:
@@ -241,3 +260,50 @@ def test_decode_pool_model_uses_prefill_pool_until_it_computes(rng):
     check_predicts(decode.rates, FAST, within=0.3)
     taught(decode, Source(SLOW, rng), 80)
     check_predicts(decode.rates, SLOW, within=0.35)
+
+
+@pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
+@pytest.mark.parametrize("token", [1e-5, 1e-3])
+def test_worker_model_learns_encoder_seconds_apart(true, token, rng):
+    """Images slow no prompt of text, as far as the model knows."""
+    true = replace(true, encoder_seconds_per_token=token)
+    model = taught(WorkerModel(PoolModel(), 512), ImageSource(true, rng, noise=0.05), 200)
+    check_predicts(model.rates, true, within=0.3)
+    assert model.rates.encoder_seconds_per_token == pytest.approx(token, rel=0.3)
+
+
+def test_worker_model_learns_encoder_seconds_of_encode_worker(rng):
+    """It computes no prompts: what a step takes besides comes from the prefill pool."""
+    prefill = PoolModel()
+    encode = WorkerModel(PoolModel(prefill), 512)
+    taught(WorkerModel(prefill, 512), Source(SLOW, rng), 60)
+    check_predicts(encode.rates, SLOW, within=0.35)
+    done = WorkDone()
+    for _ in range(30):
+        num_tokens = rng.choice([256, 576])
+        seconds = (3e-3 + 2e-3 * num_tokens) * rng.lognormvariate(0.0, 0.1)
+        done = WorkDone(
+            done.num_steps + 1,
+            0,
+            0,
+            0,
+            done.seconds + seconds,
+            done.num_encoder_tokens + num_tokens,
+        )
+        encode.observe_work(done)
+    assert encode.rates.encoder_seconds_per_token == pytest.approx(2e-3, rel=0.15)
+    check_predicts(encode.rates, SLOW, within=0.35)
+
+
+def test_worker_model_without_images_fits_as_if_none_existed(rng):
+    """A regression without the coefficient has the same values, bit for bit."""
+    source, pool = Source(SLOW, rng), PoolModel()
+    fewer, before = Regression(_WORK[:-1]), WorkDone()
+    for _ in range(100):
+        done = source.report()
+        work = done.since(before)
+        pool.observe_work(work)
+        fewer.observe(work.features[:-1], work.seconds)
+        before = done
+    *others, encoder_token = pool._work._regression.values
+    assert (tuple(others), encoder_token) == (fewer.values, PRIOR.encoder_seconds_per_token)

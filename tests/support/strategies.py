@@ -2,8 +2,11 @@
 
 from hypothesis import strategies as st
 
+from baton.cluster.prefix import HashedInput
 from baton_router.fleet.candidate import Candidate, Role
 from baton_router.fleet.cost_rates import Rates
+
+ROLES: tuple[Role, ...] = ("encode", "prefill", "decode")
 
 _SECONDS = st.floats(0, 1.0)
 
@@ -17,6 +20,7 @@ rates = st.builds(
     handoff_seconds=_SECONDS,
     transfer_seconds_per_token=_SECONDS,
     interference_seconds_per_sequence=_SECONDS,
+    encoder_seconds_per_token=_SECONDS,
 )
 
 
@@ -46,3 +50,34 @@ def clusters(num_tokens: int = 1024) -> st.SearchStrategy[list[Candidate]]:
         for role in ("prefill", "decode")
     )
     return st.builds(lambda p, d: p + d, prefill, decode)
+
+
+def images(num_tokens: int = 1024) -> st.SearchStrategy[tuple[HashedInput, ...]]:
+    """Returns up to four encoder inputs in a prompt of `num_tokens`."""
+    bounds = st.lists(st.integers(0, num_tokens), max_size=8, unique=True).map(sorted)
+    return bounds.map(
+        lambda ends: tuple(
+            (start, end, bytes([index]) * 16)
+            for index, (start, end) in enumerate(zip(ends[::2], ends[1::2], strict=False))
+        )
+    )
+
+
+def clusters_with_images(num_tokens: int = 1024) -> st.SearchStrategy[list[Candidate]]:
+    """Returns up to three workers of each role, with outputs cached and queued images."""
+    some = [
+        st.lists(_with_outputs(role, num_tokens), max_size=3, unique_by=lambda c: c.worker)
+        for role in ROLES
+    ]
+    return st.tuples(*some).map(lambda lists: [one for each in lists for one in each])
+
+
+def _with_outputs(role: Role, num_tokens: int) -> st.SearchStrategy[Candidate]:
+    return st.builds(
+        lambda one, num_queued, cached: one._replace(
+            num_queued_encoder_tokens=num_queued, cached_inputs=tuple(sorted(cached))
+        ),
+        candidates(role, num_tokens),
+        st.integers(0, 2048),
+        st.sets(st.integers(0, 3)),
+    )

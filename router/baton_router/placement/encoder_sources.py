@@ -144,7 +144,7 @@ class EncoderSources:
         for index, source in sources.items():
             start, _, _ = self._inputs[index]
             turn = begins + max(0, start - num_cached) * rates.prefill_seconds_per_token
-            done = sum(source.terms.values()) + self._pull_seconds(rates, index)
+            done = sum(source.terms.values()) + self._seconds_to_fetch(rates, index)
             waits[index] = max(0.0, done - turn)
         ordered = sorted(lacking, key=waits.__getitem__)
         own = [self._num_tokens(index) * rates.encoder_seconds_per_token for index in ordered]
@@ -173,7 +173,7 @@ class EncoderSources:
             num_tokens = self._num_tokens(index)
             if index in encoding.fetched:
                 worker, terms = sources[index]
-                pulled = {**terms, "pull": self._pull_seconds(rates, index)}
+                pulled = {**terms, "pull": self._seconds_to_fetch(rates, index)}
                 choice = EncoderChoice(index, num_tokens, worker, not terms, pulled)
             else:
                 own = num_tokens * rates.encoder_seconds_per_token
@@ -217,7 +217,7 @@ class EncoderSources:
         _, _, worker, seconds = best
         return _Source(worker, {"queue": queues[worker], "encode": seconds})
 
-    def _pull_seconds(self, rates: Rates, index: int) -> float:
+    def _seconds_to_fetch(self, rates: Rates, index: int) -> float:
         """Returns the seconds in which a worker with these rates fetches an output."""
         steps = 2 * rates.prefill_seconds_per_step
         moving = self._num_tokens(index) * rates.transfer_seconds_per_token
