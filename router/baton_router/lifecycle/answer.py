@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
+from baton.v1 import prefill_pb2
 from baton_router.failure import FailureKind
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle import client_wire, worker_wire
 from baton_router.lifecycle.chunk import Chunk, ClientEvent
 from baton_router.lifecycle.output import Output
 from baton_router.lifecycle.tokens import Tokens
-from baton_router.lifecycle.worker_wire import Ending
+from baton_router.lifecycle.worker_wire import Decoded, Ending
 from baton_router.output_parsing.parts import Part, Text, ToolCallStart, joined
 from baton_router.request import Request, RequestOutcome, Work, work_of
 from baton_router.usage import Account, Timings
@@ -63,7 +63,7 @@ class Answer:
         self._takes_first_token = params.num_sequences == 1
         self._awaits_prompt = params.prompt_logprobs is not None
         self._num_scored = 1  # The first token of a prompt has no log-probability.
-        self._held_back: list[decode_pb2.DecodeGenerateResponse] = []
+        self._held_back: list[Decoded] = []
         self._handed_over_at = math.inf
         self._take_received(request.received)
 
@@ -166,11 +166,13 @@ class Answer:
             return self._on_result(event.result)
         return []
 
-    def on_decode(self, event: decode_pb2.DecodeGenerateResponse) -> list[ClientEvent]:
+    def on_decode(self, event: Decoded) -> list[ClientEvent]:
         """Applies an event of the decode worker; returns the client's events.
 
         Raises `UnavailableError` if it contradicts the tokens already shown.
         """
+        if isinstance(event, Chunk):
+            return self._on_tokens(event)  # hot path
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
@@ -178,10 +180,10 @@ class Answer:
         elif kind == "prefill_started":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
             self._account.started(*worker_wire.prefill_started(event.prefill_started))
+        elif kind == "tokens":
+            return self._on_tokens(worker_wire.chunk_of(event.tokens))
         elif self._awaits_prompt:
             self._held_back.append(event)
-        elif kind == "tokens":
-            return self._on_tokens(event.tokens)
         elif kind == "finished":
             return self._end(event.finished.sequence_index, worker_wire.ending(event.finished))
         return []
@@ -191,7 +193,7 @@ class Answer:
         here, each once per attempt. Empty if all are complete, which ends the attempt."""
         if not self._surplus:
             return set()
-        surplus, self._surplus = self._surplus, set()
+        surplus, self._surplus = self._surplus - self._known_surplus, set()
         self._known_surplus |= surplus
         return set() if self.is_complete else surplus
 
@@ -199,12 +201,13 @@ class Answer:
         """Returns the finish reason of a complete sequence."""
         return self._ending(index).reason
 
-    def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[ClientEvent]:
-        index, reason = message.sequence_index, message.finish_reason
-        tokens = worker_wire.decoded_tokens(message)
-        responses = self._show(index, tokens, reason)
-        is_over = index not in self._unfinished and index not in self._known_surplus
-        if is_over and reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked:
+    def _on_tokens(self, chunk: Chunk) -> list[ClientEvent]:
+        if self._awaits_prompt:
+            self._held_back.append(chunk)
+            return []
+        index, continues = chunk.sequence_index, not chunk.finish_reason
+        responses = self._show(chunk)
+        if continues and index not in self._unfinished and not self._is_ranked:
             self._surplus.add(index)
         return responses
 
@@ -217,8 +220,7 @@ class Answer:
         self._awaits_prompt = False
         responses: list[ClientEvent] = []
         if self._takes_first_token:
-            token, reason = worker_wire.first_token(result)
-            responses += self._show(0, token, reason)
+            responses += self._show(worker_wire.first_token(result))
         held, self._held_back = self._held_back, []
         for event in held:
             responses += self.on_decode(event)
@@ -228,36 +230,40 @@ class Answer:
 
     def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
         """Starts after the tokens, and their text, that the client received in an earlier call."""
-        for output, token_ids in zip(self._outputs, received, strict=False):
-            shown, _, _ = output.push(Tokens(0, list(token_ids)))
-            self._account.num_output_tokens += len(shown)
-            self._account.num_received_tokens += len(shown)
+        for index, token_ids in enumerate(received[: len(self._outputs)]):
+            chunk = Chunk(index, Tokens(0, list(token_ids)))
+            self._outputs[index].complete(chunk)
+            self._account.num_output_tokens += len(chunk.tokens)
+            self._account.num_received_tokens += len(chunk.tokens)
 
-    def _show(
-        self, index: int, tokens: Tokens, reason: pb.FinishReason.ValueType
-    ) -> list[ClientEvent]:
-        """Shows tokens of a sequence. `reason`: why it ends with the last of them, if it does. A
-        stop string ends it with the token that completes it; later tokens are ignored."""
+    def _show(self, chunk: Chunk) -> list[ClientEvent]:
+        """Shows the tokens of a chunk, and completes it. Its `finish_reason` is why the sequence
+        ends with the last of them, if it does. A stop string ends it with the token that completes
+        it; later tokens are ignored."""
+        index = chunk.sequence_index
         if index not in self._unfinished:
             return []
-        output, responses = self._outputs[index], list[ClientEvent]()
+        output = self._outputs[index]
         # For beams the reason comes without the score.
-        if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
-            self._endings.setdefault(index, Ending(reason))
+        if chunk.finish_reason and not self._request.params.beam_width:
+            self._endings.setdefault(index, Ending(chunk.finish_reason))
             output.has_ended = True
-        num_reasoning = output.num_reasoning_tokens
-        shown, text, parts = output.push(tokens)
-        num_reasoning = output.num_reasoning_tokens - num_reasoning
+        output.complete(chunk)
         is_complete = output.is_complete
-        if shown.token_ids:
+        chunk.finish_reason = (
+            self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
+        )
+        num_shown = len(chunk.tokens.token_ids)
+        if num_shown:
             if self._account.timings.first_token is None:
                 self._account.timings.first_token = moment = time.monotonic()
                 self._on_first_token(moment)
-            self._account.num_output_tokens += len(shown)
-            known = self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
-            parts = self._with_ids(index, parts)
-            responses.append(Chunk(index, shown, text, known, parts, num_reasoning))
-        return responses + self._finish(index) if is_complete else responses
+            self._account.num_output_tokens += num_shown
+            if chunk.parts:
+                chunk.parts = self._with_ids(index, chunk.parts)
+            responses: list[ClientEvent] = [chunk]
+            return responses + self._finish(index) if is_complete else responses
+        return self._finish(index) if is_complete else []
 
     def _end(self, index: int, ending: Ending) -> list[ClientEvent]:
         """Records the end of a sequence: no token follows those already in flight."""
@@ -297,11 +303,11 @@ class Answer:
             return [finished]
         return [Chunk(index, Tokens(0, []), rest, parts=self._with_ids(index, parts)), finished]
 
-    def _with_ids(self, index: int, parts: list[Part]) -> list[Part]:
+    def _with_ids(self, index: int, parts: Sequence[Part]) -> Sequence[Part]:
         """Returns the parts of a sequence with ids of calls, adjacent pieces as one part."""
         parsing = self._request.parsing
         if parsing is None or not parts or (len(parts) == 1 and isinstance(parts[0], Text)):
-            return parts  # hot path
+            return parts
         return [
             replace(part, id=parsing.call_id(self._request.request_id, index, part.index))
             if isinstance(part, ToolCallStart)

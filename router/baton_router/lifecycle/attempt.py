@@ -39,15 +39,16 @@ from baton_router.lifecycle.attempt_machine import (
     RouterEvent,
     SourceEvent,
 )
+from baton_router.lifecycle.inbox import Inbox
 from baton_router.lifecycle.prefix_lease import PrefixLease
 from baton_router.lifecycle.return_cost import ReturnCost, return_cost
-from baton_router.lifecycle.worker_call import Received, WorkerCall
+from baton_router.lifecycle.worker_call import WorkerCall
 from baton_router.placement.placement import Placement
 from baton_router.request import Work
 
 logger = logging.getLogger(__name__)
 
-Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
+Event = prefill_pb2.PrefillResponse | worker_wire.Decoded
 
 # Messages read from the workers and not yet consumed; a full queue is backpressure on the workers.
 _MAX_UNREAD = 64
@@ -107,7 +108,7 @@ class Attempt:
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
         self._held: Any = None
         self._failure: AttemptFailure | None = None
-        self._received: asyncio.Queue[tuple[WorkerCall, Received]] = asyncio.Queue(_MAX_UNREAD)
+        self._inbox: Inbox[tuple[WorkerCall, str, Any]] = Inbox(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -206,11 +207,13 @@ class Attempt:
         events: list[Event] = []
         while not events:
             self._raise_if_failed()
-            events = self._react(*await self._received.get())
+            if not self._inbox:
+                await self._inbox.arrival()
+            events = self._react(*self._inbox.take())
         if self._coalescer.seconds:
             await self._coalescer.acquire()
-            while not self._received.empty():
-                events += self._react(*self._received.get_nowait())
+            while self._inbox:
+                events += self._react(*self._inbox.take())
         return events
 
     def end_sequence(self, index: int, reason: pb.FinishReason.ValueType) -> None:
@@ -234,9 +237,8 @@ class Attempt:
             self._prefill.circuit.record_success()
         self._decode.member.circuit.record_success()
 
-    def _react(self, call: WorkerCall, received: Received) -> list[Event]:
+    def _react(self, call: WorkerCall, kind: str, message: Any) -> list[Event]:
         """Applies what was read of a call; returns the message if it is for the consumer."""
-        kind, message = received
         if call is self._decode:
             if kind == "tokens" and self._state is AttemptState.DECODING:
                 return [message]  # hot path: the table has no row for it
@@ -335,7 +337,7 @@ class Attempt:
 
     async def _open(self, call: WorkerCall, stage_name: str, method: Any, request: Any) -> None:
         """Waits until the worker has admitted the request. Raises `AttemptFailure`."""
-        self._react(call, await call.open(stage_name, method, request))
+        self._react(call, *await call.open(stage_name, method, request))
         self._raise_if_failed()
 
     def _return_cost(self) -> ReturnCost | None:
@@ -356,10 +358,11 @@ class Attempt:
 
     async def _read(self, call: WorkerCall) -> None:
         """Queues what is read of a call, up to its end."""
-        received: Received | None = None
-        while received is None or not isinstance(received[1], AttemptFailure):
-            received = await call.read()
-            await self._received.put((call, received))
+        message: Any = None
+        while not isinstance(message, AttemptFailure):
+            kind, message = await call.read()
+            if self._inbox.put((call, kind, message)):
+                await self._inbox.room()
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

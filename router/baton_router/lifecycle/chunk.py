@@ -1,7 +1,7 @@
 """Chunks: tokens of one sequence as its client gets them, in the form of no API."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from baton.v1 import inference_pb2 as pb
@@ -11,7 +11,8 @@ from baton_router.output_parsing.parts import Part, joined
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence with what they complete.
+    """Consecutive tokens of one sequence with what they complete. One crosses the router for each
+    message: made of a worker's tokens alone, completed by `Answer`, and sent to the client.
 
     Attributes:
         tokens: empty if only text or parts are left, which were held back.
@@ -24,9 +25,9 @@ class Chunk:
 
     sequence_index: int
     tokens: Tokens
-    text: str
+    text: str = ""
     finish_reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
-    parts: list[Part] = field(default_factory=list)
+    parts: Sequence[Part] = ()
     num_reasoning_tokens: int = 0
 
     def append(self, more: "Chunk") -> None:

@@ -96,14 +96,16 @@ def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[ClientEv
 
 def to_message(event: ClientEvent) -> pb.GenerateResponse:
     """Returns the message of an event. Hot path: filled in place, since assigning a submessage
-    copies it."""
+    copies it, and only by what differs from a field's default."""
     if not isinstance(event, Chunk):
         return event
     response = pb.GenerateResponse()
     chunk = response.tokens
-    chunk.sequence_index = event.sequence_index
     chunk.text = event.text
-    chunk.finish_reason = event.finish_reason
+    if event.sequence_index:
+        chunk.sequence_index = event.sequence_index
+    if event.finish_reason:
+        chunk.finish_reason = event.finish_reason
     tokens = event.tokens
     if tokens.token_ids:
         chunk.position = tokens.position

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from baton_router.lifecycle.chunk import Chunk
 from baton_router.lifecycle.detokenizer import Detokenizer, StopStrings
 from baton_router.lifecycle.reorder_buffer import ReorderBuffer
-from baton_router.lifecycle.tokens import Tokens
 from baton_router.output_parsing.parts import Part, Reasoning
 from baton_router.output_parsing.request_parsing import RequestParsing
 
@@ -20,7 +20,6 @@ class Output:
     Attributes:
         has_ended: no token follows those that are known: a worker reported the end, or a stop
             string was found.
-        num_reasoning_tokens: shown tokens of reasoning, without the marks before it.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class Output:
     ) -> None:
         """`parsing` None: there are no parts."""
         self.has_ended = False
-        self.num_reasoning_tokens = 0
+        self._is_plain = not stop and parsing is None
         self._is_reasoning = False
         self._assembly = ReorderBuffer()
         self._detokenizer = Detokenizer(tokenizer, {} if parsing is None else parsing.kept_tokens)
@@ -50,33 +49,37 @@ class Output:
         """True if it has ended and no token before its end is missing."""
         return self._stop.matched is not None or (self.has_ended and not self._assembly.has_gap)
 
-    def push(self, tokens: Tokens) -> tuple[Tokens, str, list[Part]]:
-        """Returns what can be shown now: tokens, up to one that completes a stop string, text that
-        may lag behind them, and parts that may lag behind the text. Raises `UnavailableError` as
-        `ReorderBuffer.accept`."""
-        ready = self._assembly.accept(tokens)
-        parts: list[Part] = []
-        text = ""
-        for index, token_id in enumerate(ready.token_ids):
+    def complete(self, chunk: Chunk) -> None:
+        """Replaces the tokens of a chunk by those that can be shown now, up to one that completes a
+        stop string; adds the text, which may lag behind them, and the parts, which may lag behind
+        the text. Raises `UnavailableError` as `ReorderBuffer.accept`."""
+        chunk.tokens = tokens = self._assembly.accept(chunk.tokens)
+        if self._is_plain:
+            chunk.text = "".join(map(self._detokenizer.push, tokens.token_ids))
+            return
+        text, parts = "", list[Part]()
+        for index, token_id in enumerate(tokens.token_ids):
             if self._stop.matched is not None:
-                return ready.part(0, index), text, parts
+                chunk.tokens = tokens.part(0, index)
+                break
             new = self._stop.push(self._detokenizer.push(token_id))
             text += new
             # Token by token, so that parts do not depend on how tokens arrive: a client that
             # resumes has received all that are made of its tokens.
             if self._parser is not None:
                 made = self._parser.push(new) if new else []
-                self._count_reasoning(made)
+                chunk.num_reasoning_tokens += self._is_of_reasoning(made)
                 parts += made
-        return ready, text, parts
+        chunk.text, chunk.parts = text, parts
 
-    def _count_reasoning(self, parts: Sequence[Part]) -> None:
-        """Counts a token as reasoning by the parts that it completed; if none, by those before."""
+    def _is_of_reasoning(self, parts: Sequence[Part]) -> bool:
+        """Returns whether a token is of reasoning, without the marks before it: by the parts that
+        it completed; if none, by those before."""
         is_counted = self._is_reasoning and not parts
         for part in parts:
             self._is_reasoning = isinstance(part, Reasoning)
             is_counted = is_counted or self._is_reasoning
-        self.num_reasoning_tokens += is_counted
+        return is_counted
 
     def restart(self) -> None:
         """Prepares for other workers, which resume after the shown tokens or from the beginning."""

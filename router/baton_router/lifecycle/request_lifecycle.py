@@ -14,7 +14,7 @@ from dataclasses import replace
 from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
-from baton.v1 import decode_pb2
+from baton.v1 import decode_pb2, prefill_pb2
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet
 from baton_router.lifecycle import client_wire
@@ -30,8 +30,6 @@ from baton_router.telemetry import request_trace
 from baton_router.usage import Account
 
 logger = logging.getLogger(__name__)
-
-_Decoded = decode_pb2.DecodeGenerateResponse
 
 
 class RequestLifecycle:
@@ -99,7 +97,7 @@ class RequestLifecycle:
                         if error is not None:
                             raise error
                         for event in events:
-                            if isinstance(event, _Decoded) and not event.HasField("tokens"):
+                            if isinstance(event, decode_pb2.DecodeGenerateResponse):
                                 await self._follow_drain(attempt, event)
             except AttemptFailure as failure:
                 await self._recover(failure)
@@ -143,26 +141,28 @@ class RequestLifecycle:
     ) -> tuple[Iterable[ClientEvent], BatonError | None]:
         """Applies events until the answer is complete or one of them contradicts it; returns the
         client's events up to there, which count as shown, and the error."""
+        answer, error = self._answer, None
         responses: list[ClientEvent] = []
-        error: BatonError | None = None
         for event in events:
             try:
                 responses += (
-                    self._answer.on_decode(event)
-                    if isinstance(event, _Decoded)
-                    else self._answer.on_prefill(event)
+                    answer.on_prefill(event)
+                    if isinstance(event, prefill_pb2.PrefillResponse)
+                    else answer.on_decode(event)
                 )
             except BatonError as contradiction:
                 error = contradiction
                 break
-            if self._answer.is_complete:
+            if answer.is_complete:
                 attempt.succeed()  # before the client sees it and sends its next request
                 break
-        for index in self._answer.take_surplus():
-            attempt.end_sequence(index, self._answer.finish_reason(index))
-        return coalesced(responses) if responses[1:] else responses, error
+        for index in answer.take_surplus():
+            attempt.end_sequence(index, answer.finish_reason(index))
+        return coalesced(responses) if len(responses) > 1 else responses, error
 
-    async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
+    async def _follow_drain(
+        self, attempt: Attempt, event: decode_pb2.DecodeGenerateResponse
+    ) -> None:
         """Migrates the request to another decode worker if the event asks for it and the answer is
         not complete. Raises `AttemptFailure`."""
         if self._answer.is_complete:

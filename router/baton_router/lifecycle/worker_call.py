@@ -22,6 +22,7 @@ from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import failed, stage
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
+from baton_router.lifecycle.chunk import Chunk
 
 Received = tuple[str, Any]
 """Kind and message; or the `AttemptFailure` that ended the call, of the kind `lease_ended` if the
@@ -83,6 +84,8 @@ class WorkerCall:
         if message is grpc.aio.EOF:
             early = InternalError(f"{self._name} ended its answer before it was complete")
             return "ended", self._broken(early)
+        if isinstance(message, Chunk):
+            return "tokens", message
         kind = message.WhichOneof("event")
         return ("failed", self._given_back()) if kind == "preempted" else (kind, message)
 

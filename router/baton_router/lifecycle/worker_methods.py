@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FileDescriptor
 
 from baton import encoder_input_wire
-from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import decode_pb2, prefill_pb2
+from baton_router.lifecycle import worker_wire
 from baton_router.request import Work
 
 _Unsent = list[bytes]
@@ -27,36 +27,34 @@ async def prefill(
     channel: grpc.aio.Channel, request: prefill_pb2.PrefillRequest, work: Work
 ) -> Method:
     """Returns `Prefill.Prefill` for a request, to which the images of `work` are added."""
-    if not work.request.encoder_inputs:
-        return prefill_pb2_grpc.PrefillStub(channel).Prefill, request
-    answer = prefill_pb2.PrefillResponse.FromString
-    method = _method(channel, prefill_pb2.DESCRIPTOR, "Prefill", "Prefill", answer)
-    return method, await _with_images(request, work)
+    deserialize = prefill_pb2.PrefillResponse.FromString
+    return await _method(channel, "/baton.v1.Prefill/Prefill", request, work, deserialize)
 
 
 async def generate(
     channel: grpc.aio.Channel, request: decode_pb2.DecodeGenerateRequest, work: Work
 ) -> Method:
-    """Returns `Decode.Generate` for a request, to which the images of `work` are added."""
-    if not work.request.encoder_inputs:
-        return decode_pb2_grpc.DecodeStub(channel).Generate, request
-    answer = decode_pb2.DecodeGenerateResponse.FromString
-    method = _method(channel, decode_pb2.DESCRIPTOR, "Decode", "Generate", answer)
-    return method, await _with_images(request, work)
+    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Its
+    responses are those of `worker_wire.decoded`."""
+    return await _method(channel, "/baton.v1.Decode/Generate", request, work, worker_wire.decoded)
 
 
-def _method(
+async def _method(
     channel: grpc.aio.Channel,
-    file: FileDescriptor,
-    service: str,
-    name: str,
+    path: str,
+    request: prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest,
+    work: Work,
     deserialize: Callable[[bytes], Any],
-) -> Any:
-    """Returns a method that takes an `_Unsent`."""
-    path = f"/{file.services_by_name[service].full_name}/{name}"
-    return channel.unary_stream(
-        path, request_serializer=_Unsent.pop, response_deserializer=deserialize
+) -> Method:
+    """Returns the method at `path`, not through a stub, which makes all methods of a service."""
+    serialize: Callable[[Any], bytes] = type(request).SerializeToString
+    called: Any = request
+    if work.request.encoder_inputs:
+        serialize, called = _Unsent.pop, await _with_images(request, work)
+    method = channel.unary_stream(
+        path, request_serializer=serialize, response_deserializer=deserialize
     )
+    return method, called
 
 
 async def _with_images(
