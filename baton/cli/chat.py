@@ -12,6 +12,7 @@ from rich.style import Style
 
 from baton.client.client import (
     Client,
+    Clip,
     FinishReason,
     Image,
     Message,
@@ -52,10 +53,19 @@ def read_tools(path: Path) -> list[Tool]:
 
 def read_image(path: Path) -> Image:
     """Reads an image. Raises `InvalidArgumentError`."""
+    return Image(_read("--image", path))
+
+
+def read_clip(path: Path) -> Clip:
+    """Reads a clip. Raises `InvalidArgumentError`."""
+    return Clip(_read("--clip", path))
+
+
+def _read(option: str, path: Path) -> bytes:
     try:
-        return Image(path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
-        raise InvalidArgumentError("--image", f"cannot be read from {path}: {error}") from None
+        raise InvalidArgumentError(option, f"cannot be read from {path}: {error}") from None
 
 
 class Answer:
@@ -132,7 +142,7 @@ class Conversation:
         system: str,
         priority: int = 0,
         tools: Sequence[Tool] = (),
-        images: Sequence[Image] = (),
+        images: Sequence[Image | Clip] = (),
     ) -> None:
         self._client = client
         self._params = params
@@ -152,7 +162,7 @@ class Conversation:
         Ctrl-C cuts the answer short; the conversation continues from there.
         """
         has_turns = any(message.role == "user" for message in self.messages)
-        given: str | Sequence[str | Image] = content
+        given: str | Sequence[str | Image | Clip] = content
         if self._images and not has_turns:
             given = [*self._images, content]
         turn, pending = Message("user", given), self.pending
@@ -191,7 +201,7 @@ def run(
     system: str,
     priority: int,
     tools: Sequence[Tool],
-    images: Sequence[Image] = (),
+    images: Sequence[Image | Clip] = (),
 ) -> None:
     """Reads turns from stdin until it ends.
 

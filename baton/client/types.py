@@ -27,12 +27,23 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """Clip in a conversation, whose frames become images: some of them, evenly spaced.
+
+    Attributes:
+        source: encoded file (an animated GIF, WebP or PNG), or a URL.
+    """
+
+    source: bytes | str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """Message of a conversation.
 
     Attributes:
         role: one that the model's chat template knows.
-        content: text, or texts and images in order.
+        content: text, or texts, images and clips in order.
         tool_calls: made by the model in this message.
         tool_call_id: of the call whose result this message is.
         name: of the author, or of the tool whose result this is.
@@ -40,7 +51,7 @@ class Message:
     """
 
     role: str
-    content: str | Sequence[str | Image]
+    content: str | Sequence[str | Image | Clip]
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""

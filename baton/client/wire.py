@@ -13,6 +13,7 @@ from baton.client.types import (
     Candidate,
     Chat,
     Chunk,
+    Clip,
     Embeddings,
     EncoderChoice,
     Explanation,
@@ -225,13 +226,15 @@ def _chat_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMe
     return pb.ChatMessage(role=message["role"], content=message["content"])
 
 
-def _part_to_message(part: str | Image) -> pb.ContentPart:
+def _part_to_message(part: str | Image | Clip) -> pb.ContentPart:
     if isinstance(part, str):
         return pb.ContentPart(text=part)
+    if isinstance(part, Clip):
+        return pb.ContentPart(clip=_image_to_message(part))
     return pb.ContentPart(image=_image_to_message(part))
 
 
-def _image_to_message(image: Image) -> pb.Image:
+def _image_to_message(image: Image | Clip) -> pb.Image:
     if isinstance(image.source, str):
         return pb.Image(url=image.source)
     return pb.Image(data=image.source)

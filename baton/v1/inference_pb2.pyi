@@ -796,7 +796,7 @@ class ChatMessage(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """Text and images of the message, in order, instead of `content`."""
+        """Text, images and clips of the message, in order, instead of `content`."""
 
     def __init__(
         self,
@@ -825,23 +825,32 @@ class ContentPart(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text."""
     @_builtins.property
     def image(self) -> Global___Image:
         """Image, as in `GenerateRequest.images`. The chat template puts its placeholder."""
 
+    @_builtins.property
+    def clip(self) -> Global___Image:
+        """Clip: an animated GIF, WebP or PNG, whose frames become images, in order. At most as many as
+        the router's settings allow are taken, evenly spaced. A data URL may have one file for each
+        frame, with commas between: "data:video/jpeg;base64,...,...".
+        """
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         image: Global___Image | None = ...,
+        clip: Global___Image | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image", "clip"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 

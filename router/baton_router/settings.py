@@ -22,6 +22,7 @@ from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
 from baton_router.images.image_limits import (
     DEFAULT_FETCH_SECONDS,
+    DEFAULT_MAX_CLIP_FRAMES,
     DEFAULT_MAX_IMAGE_BYTES,
     DEFAULT_MAX_IMAGES,
     DEFAULT_MAX_PIXELS,
@@ -203,7 +204,16 @@ class RouterSettings(PickerSettings):
         '`alias = "model"`, or several models by weight, as in '
         "`alias = { model-a = 90, model-b = 10 }`. The router reads the file again after a change.",
     )
-    max_images: int = Field(DEFAULT_MAX_IMAGES, ge=1, description="Maximum images of one request.")
+    max_images: int = Field(
+        DEFAULT_MAX_IMAGES,
+        ge=1,
+        description="Maximum images of one request, frames of clips included.",
+    )
+    max_clip_frames: int = Field(
+        DEFAULT_MAX_CLIP_FRAMES,
+        ge=1,
+        description="Maximum frames that are taken of one clip, evenly spaced.",
+    )
     max_image_bytes: int = Field(
         DEFAULT_MAX_IMAGE_BYTES,
         ge=1024,
@@ -218,12 +228,13 @@ class RouterSettings(PickerSettings):
     max_image_pixels: int = Field(
         DEFAULT_MAX_PIXELS,
         ge=1,
-        description="Maximum pixels of one image: its width times its height.",
+        description="Maximum pixels of one image: its width times its height, and times all frames "
+        "of a clip.",
     )
     image_timeout_s: float = Field(
         DEFAULT_TIMEOUT_SECONDS,
         gt=0,
-        description="Timeout in seconds to decode and preprocess one image.",
+        description="Timeout in seconds to decode and preprocess one image or clip.",
     )
     image_processes: int = Field(
         DEFAULT_NUM_PROCESSES,
@@ -513,6 +524,8 @@ class RouterSettings(PickerSettings):
             self.image_process_memory_bytes,
             self.image_timeout_s,
             self.image_url_timeout_s,
+            self.max_clip_frames,
+            self.max_encoder_input_bytes,
         )
 
     @field_validator("image_url_networks")

@@ -84,6 +84,14 @@ def chat(
             metavar="FILE",
         ),
     ] = None,
+    clip: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Animated file (GIF, WebP or PNG) of the first turn, whose frames become images; "
+            "may be repeated.",
+            metavar="FILE",
+        ),
+    ] = None,
     timeout: Timeout = 120.0,
 ) -> None:
     """Talk with the model; each line is a turn.
@@ -95,13 +103,14 @@ def chat(
       baton chat --system "You write Python."
       baton chat --tools tools.json
       echo "How many circles are there?" | baton chat --image circles.png
+      echo "What changes?" | baton chat --clip circles.gif
       echo 'Write a function `get` that returns the value of the key.' | baton chat --temperature 0
     """
     from baton.cli import chat as impl
     from baton.cli.session import session
 
     given = [] if tools is None else impl.read_tools(tools)
-    images = list(map(impl.read_image, image or ()))
+    images, clips = map(impl.read_image, image or ()), map(impl.read_clip, clip or ())
     params = sampling.params()
     with session(address, timeout, token, tls.tls()) as client:
-        impl.run(client, params, system, sampling.priority, given, images)
+        impl.run(client, params, system, sampling.priority, given, [*images, *clips])

@@ -17,8 +17,9 @@ from baton_router.http.schemas import (
     NamedTool,
     TextPart,
     Tool,
+    VideoPart,
 )
-from baton_router.images.image_source import GivenImage
+from baton_router.images.image_source import GivenClip, GivenImage
 from baton_router.intake.model_card import ModelCard
 from baton_router.intake.parsing import (
     add_reasoning,
@@ -41,19 +42,22 @@ def template_turns(body: ChatRequest, *, needs_parts: bool = False) -> list[Json
 
 
 def images_of(body: ChatRequest) -> list[GivenImage]:
-    """Returns the images of a conversation, in order."""
+    """Returns the images and clips of a conversation, in order."""
     return [
-        GivenImage(
-            image.url,
-            image.field
-            if isinstance(image, LocatedImage)
-            else f"messages[{at}].content[{part_at}].image_url",
-        )
+        _given(part, f"messages[{at}].content[{part_at}]")
         for at, message in enumerate(body.messages)
         for part_at, part in enumerate(_parts(message))
-        if isinstance(part, ImagePart)
-        for image in (part.image_url,)
+        if not isinstance(part, TextPart)
     ]
+
+
+def _given(part: ImagePart | VideoPart, field: str) -> GivenImage:
+    if isinstance(part, VideoPart):
+        return GivenClip(part.video_url.url, f"{field}.video_url")
+    image = part.image_url
+    if isinstance(image, LocatedImage):
+        return GivenImage(image.url, image.field)
+    return GivenImage(image.url, f"{field}.image_url")
 
 
 def text_or_parts(parts: Sequence[ContentPart]) -> str | list[ContentPart]:

@@ -172,7 +172,21 @@ class ImagePart(
     image_url: ImageUrl
 
 
-ContentPart = TextPart | ImagePart
+class VideoUrl(_Schema, frozen=True, forbid_unknown_fields=False):
+    """URL of a clip: an animated GIF, WebP or PNG, or frames."""
+
+    url: str
+
+
+class VideoPart(
+    _Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="video_url"
+):
+    """Clip in a message, under the name that other servers use."""
+
+    video_url: VideoUrl
+
+
+ContentPart = TextPart | ImagePart | VideoPart
 
 
 class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 from baton_router.images.image_fetch import FetchError, ImageFetcher
 from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_source import GivenImage, ImageError
+from baton_router.images.image_source import (
+    MAX_CLIP_FRAMES,
+    GivenClip,
+    GivenImage,
+    ImageError,
+    sampled,
+)
 
 _SHOWN_CHARS = 40
 
@@ -24,39 +30,60 @@ class ImageFiles:
         self._limits = limits
         self._fetcher = fetcher
 
-    async def read(self, images: Sequence[GivenImage]) -> list[bytes]:
-        """Returns the files. Raises `ImageError` for the first one that is refused."""
+    async def read(self, images: Sequence[GivenImage]) -> list[list[bytes]]:
+        """Returns the files of each: one, but for clips whose frames have one each. Raises
+        `ImageError` for the first one that is refused."""
         most = self._limits.max_images
         if len(images) > most:
             raise ImageError(
                 images[most].field, f"is image {most + 1} of the request; at most {most} are taken"
             )
-        files: list[bytes] = []
+        found: list[list[bytes]] = []
         num_left = self._limits.max_total_bytes
         for image in images:
-            file = await self._read(image)
-            num_left -= len(file)
+            files = await self._read(image)
+            num_left -= sum(map(len, files))
             if num_left < 0:
                 raise ImageError(
                     image.field,
                     "makes the images of the request too large; together they may have "
                     f"{self._limits.max_total_bytes} bytes",
                 )
-            files.append(file)
-        return files
+            found.append(files)
+        return found
 
-    async def _read(self, image: GivenImage) -> bytes:
+    async def _read(self, image: GivenImage) -> list[bytes]:
         source = image.source
         if isinstance(source, bytes):
-            file = source
+            files = [source]
         elif source[:5].lower() == "data:":
-            file = _decode(source, self._limits.max_bytes, image.field)
+            files = self._decode(source, image)
         else:
-            file = await self._fetch(source, image.field)
-        if not file:
+            files = [await self._fetch(source, image.field)]
+        if not all(files):
             raise ImageError(image.field, "is empty; expected an encoded image")
-        _check_size(len(file), self._limits.max_bytes, image.field)
-        return file
+        for file in files:
+            _check_size(len(file), self._limits.max_bytes, image.field)
+        return files
+
+    def _decode(self, url: str, image: GivenImage) -> list[bytes]:
+        """Returns the file in a data URL, or the frames that are taken of those of a clip."""
+        head, comma, content = url.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise ImageError(
+                image.field,
+                f"is {url[:_SHOWN_CHARS]!r}; expected a data URL as in data:image/png;base64,...",
+            )
+        parts = [content]
+        if isinstance(image, GivenClip):
+            num_frames = content.count(",") + 1
+            if num_frames > MAX_CLIP_FRAMES:
+                raise ImageError(
+                    image.field, f"has {num_frames} frames; at most {MAX_CLIP_FRAMES} are taken"
+                )
+            parts = content.split(",")
+        taken = sampled(len(parts), self._limits.max_clip_frames)
+        return [_from_base64(parts[at], self._limits.max_bytes, image.field) for at in taken]
 
     async def _fetch(self, url: str, field: str) -> bytes:
         scheme = url.partition(":")[0].lower()
@@ -77,13 +104,7 @@ class ImageFiles:
             raise ImageError(field, str(error)) from None
 
 
-def _decode(url: str, max_bytes: int, field: str) -> bytes:
-    """Returns the file in a data URL."""
-    head, comma, content = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise ImageError(
-            field, f"is {url[:_SHOWN_CHARS]!r}; expected a data URL as in data:image/png;base64,..."
-        )
+def _from_base64(content: str, max_bytes: int, field: str) -> bytes:
     _check_size(len(content) // 4 * 3 - 2, max_bytes, field)  # before it is decoded
     try:
         return binascii.a2b_base64(content.encode("ascii"), strict_mode=True)

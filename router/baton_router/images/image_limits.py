@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
+
 DEFAULT_MAX_IMAGES = 16
+DEFAULT_MAX_CLIP_FRAMES = 8
 DEFAULT_MAX_IMAGE_BYTES = 20 * 2**20
 DEFAULT_MAX_TOTAL_BYTES = 48 * 2**20
 DEFAULT_MAX_PIXELS = 2**26
@@ -17,13 +20,15 @@ class ImageLimits:
     """Limits of images.
 
     Attributes:
-        max_images: images of one request.
+        max_images: images of one request, frames of clips included.
         max_bytes: bytes of the encoded file of one image.
         max_total_bytes: bytes of the files of all images of one request.
-        max_pixels: width times height of one image.
+        max_pixels: width times height of one image, times all frames of a clip.
         memory_bytes: address space of a process that decodes.
-        timeout: seconds for one image to be decoded and preprocessed.
+        timeout: seconds for one image or clip to be decoded and preprocessed.
         fetch_timeout: seconds for one image to be fetched, redirects included.
+        max_clip_frames: frames that are taken of one clip.
+        max_tensor_bytes: bytes of one image or clip after preprocessing.
     """
 
     max_images: int = DEFAULT_MAX_IMAGES
@@ -33,3 +38,5 @@ class ImageLimits:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     fetch_timeout: float = DEFAULT_FETCH_SECONDS
+    max_clip_frames: int = DEFAULT_MAX_CLIP_FRAMES
+    max_tensor_bytes: int = MAX_ENCODER_INPUT_BYTES

@@ -25,6 +25,7 @@ class Start(Struct, frozen=True, tag=True):
     path: str
     max_pixels: int
     memory_bytes: int
+    max_tensor_bytes: int
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -43,12 +44,17 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Job(Struct, frozen=True, tag=True):
-    """Image to decode and preprocess: an encoded file."""
+    """Image or clip to decode and preprocess: an encoded file.
+
+    Attributes:
+        max_frames: frames that are taken of it, evenly spaced; 1: the first.
+    """
 
     file: bytes
+    max_frames: int = 1
 
 
-class Done(Struct, frozen=True, tag=True):
+class PreprocessedImage(Struct, frozen=True):
     """Preprocessed image.
 
     Attributes:
@@ -58,6 +64,12 @@ class Done(Struct, frozen=True, tag=True):
 
     replacement: str
     tensors: dict[str, TensorData]
+
+
+class Done(Struct, frozen=True, tag=True):
+    """Preprocessed frames of a file, in order; of an image one."""
+
+    frames: list[PreprocessedImage]
 
 
 class Refused(Struct, frozen=True, tag=True):

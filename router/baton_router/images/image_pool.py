@@ -21,6 +21,7 @@ from baton_router.images.image_messages import (
     Answer,
     Done,
     Job,
+    PreprocessedImage,
     Ready,
     Refused,
     Start,
@@ -60,7 +61,7 @@ class ImagePool:
         limits: ImageLimits,
         num_processes: int,
     ) -> None:
-        self._start = Start(path, limits.max_pixels, limits.memory_bytes)
+        self._start = Start(path, limits.max_pixels, limits.memory_bytes, limits.max_tensor_bytes)
         self._limits = limits
         self._slots = asyncio.Semaphore(num_processes)
         self._max_pending = num_processes * (1 + _MAX_WAITING)
@@ -75,9 +76,10 @@ class ImagePool:
         self._idle.append(process)
         return process.ready
 
-    async def process(self, file: bytes) -> Done:
-        """Returns the preprocessed image. Raises `RefusedImageError` with the reason if there is
-        none, and `OverloadedError` if too many wait."""
+    async def process(self, file: bytes, max_frames: int = 1) -> list[PreprocessedImage]:
+        """Returns the frames that are taken of a file (`Job.max_frames`), preprocessed. Raises
+        `RefusedImageError` with the reason if it is refused, and `OverloadedError` if too many
+        wait."""
         pending_bytes = self._pending_bytes + len(file)
         has_room = len(self._jobs) < self._max_pending and pending_bytes <= _MAX_PENDING_BYTES
         if self._jobs and not has_room:
@@ -88,10 +90,10 @@ class ImagePool:
             )
         self._pending_bytes = pending_bytes
         # A client that leaves does not cost the process, which is in the middle of its image.
-        job = asyncio.create_task(self._run(Job(file)))
+        job = asyncio.create_task(self._run(Job(file, max_frames)))
         self._jobs.add(job)
         job.add_done_callback(partial(self._end, len(file)))
-        return await asyncio.shield(job)
+        return (await asyncio.shield(job)).frames
 
     async def close(self) -> None:
         """Ends all processes."""

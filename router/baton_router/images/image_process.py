@@ -27,12 +27,14 @@ from baton_router.images.image_messages import (
     Answer,
     Done,
     Job,
+    PreprocessedImage,
     Ready,
     Refused,
     Start,
     frame,
     read_request,
 )
+from baton_router.images.image_source import MAX_CLIP_FRAMES, sampled
 from baton_router.images.processor_loader import load_processor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -48,6 +50,7 @@ class ImageProcess:
         from transformers import AutoConfig
 
         self._max_pixels = start.max_pixels
+        self._max_tensor_bytes = start.max_tensor_bytes
         # Pillow refuses twice as many, of later frames, too, before they are counted here.
         Image.MAX_IMAGE_PIXELS = start.max_pixels
         self._processor = load_processor(start.path)
@@ -63,11 +66,13 @@ class ImageProcess:
         )
 
     def __call__(self, job: Job) -> Done | Refused:
-        """Returns the preprocessed image, or the reason why there is none."""
+        """Returns the preprocessed frames, or the reason why there are none."""
         try:
-            image = self._decode(job.file)
+            frames = self._decode(job)
         except UnidentifiedImageError:
-            return Refused(f"is no image that can be read; expected {_NAMED_FORMATS}")
+            return Refused(
+                f"is no image that can be read; expected {_NAMED_FORMATS}. Send a video as frames"
+            )
         except Image.DecompressionBombError:
             return Refused(f"has more pixels than the {self._max_pixels} that are taken")
         except _RefusedImageError as error:
@@ -78,29 +83,60 @@ class ImageProcess:
         except Exception as error:
             return Refused(f"is damaged: {str(error)[:_SHOWN_CHARS] or type(error).__name__}")
         try:
-            return self._preprocess(image)
+            return self._preprocess_all(frames)
+        except _RefusedImageError as error:
+            return Refused(str(error))
         except MemoryError:
             return Refused("takes more memory than an image may. Send a smaller one")
         except Exception as error:  # such as an image too narrow to be resized
+            width, height = frames[0].size
             return Refused(
-                f"of {image.width} x {image.height} pixels is refused by the model's processor: "
+                f"of {width} x {height} pixels is refused by the model's processor: "
                 f"{str(error)[:_SHOWN_CHARS] or type(error).__name__}"
             )
 
-    def _decode(self, file: bytes) -> Image.Image:
-        """Returns the first frame as RGB, turned as its EXIF orientation says."""
+    def _decode(self, job: Job) -> list[Image.Image]:
+        """Returns the frames that are taken as RGB, turned as the EXIF orientation says."""
+        frames = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pixels, which are counted here, and of odd EXIF
-            with Image.open(io.BytesIO(file), formats=FORMATS) as image:
-                width, height = image.size
-                if width * height > self._max_pixels:
+            with Image.open(io.BytesIO(job.file), formats=FORMATS) as image:
+                num_frames = 1 if job.max_frames == 1 else getattr(image, "n_frames", 1)
+                if num_frames > MAX_CLIP_FRAMES:
                     raise _RefusedImageError(
-                        f"has {width} x {height} pixels; at most {self._max_pixels} are taken"
+                        f"has {num_frames} frames; at most {MAX_CLIP_FRAMES} are taken"
                     )
-                image.load()
-                return ImageOps.exif_transpose(image).convert("RGB")
+                taken = sampled(num_frames, job.max_frames)
+                for at in range(taken[-1] + 1):
+                    image.seek(at)
+                    self._check_pixels(image, num_frames)  # a frame may enlarge those after it
+                    if at in taken:
+                        image.load()
+                        frames.append(ImageOps.exif_transpose(image).convert("RGB"))
+        return frames
 
-    def _preprocess(self, image: Image.Image) -> Done:
+    def _check_pixels(self, image: Image.Image, num_frames: int) -> None:
+        width, height = image.size
+        if num_frames * width * height > self._max_pixels:
+            frames = f"{num_frames} frames of " if num_frames > 1 else ""
+            raise _RefusedImageError(
+                f"has {frames}{width} x {height} pixels; at most {self._max_pixels} are taken"
+            )
+
+    def _preprocess_all(self, frames: list[Image.Image]) -> Done:
+        done, num_bytes = [], 0
+        for image in frames:
+            done.append(self._preprocess(image))
+            num_bytes += sum(len(tensor.data) for tensor in done[-1].tensors.values())
+            if num_bytes > self._max_tensor_bytes:
+                raise _RefusedImageError(
+                    f"has {num_bytes} bytes or more after preprocessing; expected at most "
+                    f"{self._max_tensor_bytes}. Send a smaller one, or raise "
+                    "--max-encoder-input-bytes of routers and workers"
+                )
+        return Done(done)
+
+    def _preprocess(self, image: Image.Image) -> PreprocessedImage:
         processor = self._processor
         # The settings that a call of the processor with a text would use.
         settings = processor._merge_kwargs(
@@ -110,7 +146,7 @@ class ImageProcess:
         tensors, replacements = processor._process_images(images, **settings)
         wanted = set(processor.model_input_names) - set(processor.unused_input_names)
         kept = {name: value for name, value in tensors.items() if name in wanted}
-        return Done(replacements[0], _tensors(kept))
+        return PreprocessedImage(replacements[0], _tensors(kept))
 
 
 def _format(folder: Path, config: Mapping[str, Any]) -> ImageFormat | None:

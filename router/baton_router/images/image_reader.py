@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+from itertools import chain
 
 from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.errors import InvalidArgumentError
@@ -12,7 +14,7 @@ from baton_router.images.image_fetch import AllowedHosts, ImageFetcher
 from baton_router.images.image_files import ImageFiles
 from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_pool import ImagePool, RefusedImageError
-from baton_router.images.image_source import GivenImage, ImageError
+from baton_router.images.image_source import GivenClip, GivenImage, ImageError
 
 # Bytes of tensors above which a thread hashes them.
 _THREAD_FROM_BYTES = 2**18
@@ -23,7 +25,7 @@ class ImageReader:
 
     Attributes:
         placeholder, placeholder_id: token that stands for an image until it is expanded.
-        max_images: images of one request.
+        max_images: images of one request, frames of clips included.
     """
 
     def __init__(
@@ -33,30 +35,53 @@ class ImageReader:
         images: ImageFormat,
         identity: bytes,
         placeholder: tuple[str, int],
-        max_images: int,
+        limits: ImageLimits,
     ) -> None:
         self._files = files
         self._pool = pool
         self._format = images
         self._identity = identity
         self.placeholder, self.placeholder_id = placeholder
-        self.max_images = max_images
+        self.max_images = limits.max_images
+        self._max_clip_frames = limits.max_clip_frames
 
-    async def read(self, images: Sequence[GivenImage]) -> list[ReadImage]:
-        """Returns the images, in order. Raises `ImageError` for one that is refused, and as
-        `ImagePool.process`."""
+    async def read(self, images: Sequence[GivenImage]) -> list[list[ReadImage]]:
+        """Returns the frames of each, in order: of an image one. Raises `ImageError` for one that
+        is refused, and as `ImagePool.process`."""
         files = await self._files.read(images)
-        return await asyncio.gather(*map(self._read, images, files))
+        read = await asyncio.gather(*map(self._read, images, files))
+        num_images = 0
+        for image, frames in zip(images, read, strict=True):
+            num_images += len(frames)
+            if num_images > self.max_images:
+                raise ImageError(
+                    image.field,
+                    f"makes {num_images} images of the request, frames of clips included; at most "
+                    f"{self.max_images} are taken",
+                )
+        return read
 
-    async def _read(self, image: GivenImage, file: bytes) -> ReadImage:
+    async def _read(self, image: GivenImage, files: Sequence[bytes]) -> list[ReadImage]:
+        is_animation = isinstance(image, GivenClip) and len(files) == 1
+        read = partial(self._frames, max_frames=self._max_clip_frames if is_animation else 1)
         try:
-            done = await self._pool.process(file)
-            span = self._format.span(done.tensors)
+            return list(chain.from_iterable(await asyncio.gather(*map(read, files))))
         except RefusedImageError as error:
             raise ImageError(image.field, str(error)) from None
         except InvalidArgumentError as error:
             raise ImageError(image.field, f"has {error}") from None
-        return ReadImage(done.replacement, span, await self._hash(done.tensors), done.tensors)
+
+    async def _frames(self, file: bytes, max_frames: int) -> list[ReadImage]:
+        frames = await self._pool.process(file, max_frames)
+        return [
+            ReadImage(
+                frame.replacement,
+                self._format.span(frame.tensors),
+                await self._hash(frame.tensors),
+                frame.tensors,
+            )
+            for frame in frames
+        ]
 
     async def check(
         self, inputs: Sequence[EncoderInput], token_ids: Sequence[int]
@@ -120,5 +145,5 @@ async def start_reader(
         facts.format,
         facts.identity,
         (facts.placeholder, facts.placeholder_id),
-        limits.max_images,
+        limits,
     )

@@ -1,11 +1,16 @@
-"""Images as clients give them, and the errors of those that are refused.
+"""Images and clips as clients give them, the frames that are taken, and the errors of those that
+are refused.
 
 Imports none of the optional dependencies by which images are read.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+
+MAX_CLIP_FRAMES: Final = 4096
+"""Frames of one clip, of which fewer are taken."""
 
 
 class NoImagesError(FailedPreconditionError):
@@ -27,3 +32,17 @@ class GivenImage:
 
     source: bytes | str
     field: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenClip(GivenImage):
+    """Clip as a client gave it, whose frames become images. A data URL may have one file for each
+    frame, with commas between."""
+
+
+def sampled(num_frames: int, most: int) -> list[int]:
+    """Returns the frames that are taken of a clip: at most `most`, evenly spaced, among them the
+    first and, of several, the last."""
+    if num_frames <= most:
+        return list(range(num_frames))
+    return [at * (num_frames - 1) // max(1, most - 1) for at in range(most)]

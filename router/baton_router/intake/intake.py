@@ -5,9 +5,10 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from baton.encoder_input import EncoderInput
@@ -46,6 +47,7 @@ from baton_router.intake.parsing import (
     template_turns,
     template_variables,
     texts_of,
+    with_frames,
 )
 from baton_router.intake.request_bounds import (
     DEFAULT_MAX_INPUT_TOKENS,
@@ -279,16 +281,15 @@ class Intake:
         images: Sequence[GivenImage] = (),
     ) -> PromptTokens:
         """Returns the prompt of a conversation, whose messages may have more fields than role and
-        text. The arguments are those of `ModelCard.render`, and the images of its parts."""
+        text. The arguments are those of `ModelCard.render`, and the images and clips of its
+        parts."""
         self._check_messages(len(messages))
         if tools:
             check_template_takes_tools(self._card)
         read = await self._read_images(images)
-        render = partial(self._chat.render, messages, tools, variables)
-        is_long = len(messages) > _THREAD_FROM_MESSAGES or tools
-        chat = await asyncio.to_thread(render) if is_long else render()
+        chat = await self._render(with_frames(messages, map(len, read)), tools, variables)
         self._check_size("input.chat.messages", chat.text)
-        prompt, _ = await self._encode_chat(chat, read)
+        prompt, _ = await self._encode_chat(chat, _flat(read))
         return prompt
 
     async def prompt_of(
@@ -310,17 +311,19 @@ class Intake:
             check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
             if given.encoder_inputs:
                 return await self._check_inputs(given, token_ids)
-            return await self._expand_ids(token_ids, await self._read_images(_images_of(given)))
+            images = await self._read_images(_images_of(given))
+            return await self._expand_ids(token_ids, _flat(images))
         prompt, _ = await self._encode(message)
         if not prompt.token_ids:
             raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
         return prompt
 
-    async def _read_images(self, images: Sequence[GivenImage]) -> list[ReadImage]:
+    async def _read_images(self, images: Sequence[GivenImage]) -> list[list[ReadImage]]:
+        """Returns the frames of each image and clip."""
         if not images:
             return []
         read = await self._reader().read(images)
-        num_tokens = sum(len(image.span) for image in read)
+        num_tokens = sum(len(image.span) for image in _flat(read))
         if num_tokens > self._card.max_model_len:  # before they are tokenized
             raise ImageError(
                 images[-1].field,
@@ -418,17 +421,13 @@ class Intake:
         kind = message.WhichOneof("input")
         if kind == "text":
             self._check_size("input.text", message.text)
-            images = await self._read_images(_images_of(message))
+            images = _flat(await self._read_images(_images_of(message)))
             text = self._expand(RenderedChat(message.text), images, "input.text").text
             encode = self._card.encode if add_special_tokens else self._card.encode_rendered
             token_ids = await _off_loop(encode, text, len(text))
             return PromptTokens(token_ids, encoder_inputs(token_ids, images)), text
         if kind == "chat":
-            given = images_of(message.chat)
-            if given:
-                self._reader()  # which many templates of other models would refuse less clearly
-            chat = await self._render(message)
-            return await self._encode_chat(chat, await self._read_images(given))
+            return await self._encode_message(message)
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     def _without_words(self, params: SamplingParams) -> SamplingParams:
@@ -451,21 +450,31 @@ class Intake:
                 )
         return found
 
-    async def _render(
+    async def _encode_message(
         self, message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest"
-    ) -> RenderedChat:
+    ) -> tuple[PromptTokens, str]:
+        """Returns the tokens of a message's conversation and its text, with its images expanded."""
         chat = message.chat
         self._check_messages(len(chat.messages))
         self._check_size("input.chat.messages", "".join(texts_of(chat)))
         parsing = message.parsing if isinstance(message, pb.GenerateRequest) else pb.OutputParsing()
         tools = template_tools(parsing)
         variables = template_variables(parsing)
+        read = await self._read_images(images_of(chat))
+        make = partial(template_turns, chat, needs_parts=self._card.template_needs_parts)
+        is_long = len(chat.messages) > _THREAD_FROM_MESSAGES
+        turns = await asyncio.to_thread(make) if is_long else make()
+        rendered = await self._render(with_frames(turns, map(len, read)), tools, variables)
+        return await self._encode_chat(rendered, _flat(read))
 
-        def render() -> RenderedChat:
-            turns = template_turns(chat, needs_parts=self._card.template_needs_parts)
-            return self._chat.render(turns, tools, variables)
-
-        is_long = len(chat.messages) > _THREAD_FROM_MESSAGES or tools
+    async def _render(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None,
+    ) -> RenderedChat:
+        render = partial(self._chat.render, turns, tools, variables)
+        is_long = len(turns) > _THREAD_FROM_MESSAGES or tools
         return await asyncio.to_thread(render) if is_long else render()
 
     def _check_messages(self, num: int) -> None:
@@ -498,6 +507,10 @@ def _images_of(
     if isinstance(message, admin_pb2.FlushCacheRequest):
         return []
     return [given_image(image, f"images[{at}]") for at, image in enumerate(message.images)]
+
+
+def _flat(images: Iterable[Sequence[ReadImage]]) -> list[ReadImage]:
+    return list(chain.from_iterable(images))
 
 
 def _check_placeholders(

@@ -5,8 +5,9 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NoReturn
 
 from baton.errors import InvalidArgumentError
@@ -18,7 +19,7 @@ from baton.sampling import (
     SamplingParams,
 )
 from baton.v1 import inference_pb2 as pb
-from baton_router.images.image_source import GivenImage
+from baton_router.images.image_source import GivenClip, GivenImage
 from baton_router.intake.model_card import ModelCard
 from baton_router.output_parsing.output_format import Choice, ParsingOptions, Tool
 from baton_router.output_parsing.request_parsing import RequestParsing
@@ -98,8 +99,8 @@ def template_turns(chat: pb.Chat, *, needs_parts: bool = False) -> list[dict[str
 
 
 def template_content(parts: Sequence[str | None], needs_parts: bool) -> str | list[dict[str, Any]]:
-    """Returns the content of a message, whose parts are texts and None for an image, as chat
-    templates read it."""
+    """Returns the content of a message, whose parts are texts and None for an image or a clip, as
+    chat templates read it."""
     if needs_parts or None in parts:
         return [
             {"type": "image"} if part is None else {"type": "text", "text": part} for part in parts
@@ -107,9 +108,30 @@ def template_content(parts: Sequence[str | None], needs_parts: bool) -> str | li
     return "\n".join(part for part in parts if part is not None)
 
 
+def with_frames(
+    turns: Sequence[Mapping[str, Any]], num_frames: Iterable[int]
+) -> list[Mapping[str, Any]]:
+    """Returns the messages with an image for each frame of a clip.
+
+    Args:
+        num_frames: of each image and clip, in order.
+    """
+    numbers = iter(num_frames)
+
+    def repeated(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        return [part] * next(numbers) if part["type"] == "image" else [part]
+
+    return [
+        {**turn, "content": list(chain.from_iterable(map(repeated, turn["content"])))}
+        if isinstance(turn["content"], list)
+        else turn
+        for turn in turns
+    ]
+
+
 def images_of(chat: pb.Chat) -> list[GivenImage]:
-    """Returns the images of a conversation, in order. Raises `InvalidArgumentError` for a message
-    with both content and parts, and for an empty part."""
+    """Returns the images and clips of a conversation, in order. Raises `InvalidArgumentError` for a
+    message with both content and parts, and for an empty part."""
     images = []
     for at, message in enumerate(chat.messages):
         field = f"input.chat.messages[{at}]"
@@ -119,19 +141,23 @@ def images_of(chat: pb.Chat) -> list[GivenImage]:
             kind = part.WhichOneof("part")
             if kind is None:
                 raise InvalidArgumentError(
-                    f"{field}.parts[{part_at}]", "is empty; set text or image"
+                    f"{field}.parts[{part_at}]", "is empty; set text, image or clip"
                 )
             if kind == "image":
                 images.append(given_image(part.image, f"{field}.parts[{part_at}].image"))
+            elif kind == "clip":
+                images.append(given_image(part.clip, f"{field}.parts[{part_at}].clip", GivenClip))
     return images
 
 
-def given_image(image: pb.Image, field: str) -> GivenImage:
-    """Returns an image of a message. Raises `InvalidArgumentError` if it has no source."""
-    kind = image.WhichOneof("source")
-    if kind is None:
+def given_image(
+    image: pb.Image, field: str, kind: Callable[[bytes | str, str], GivenImage] = GivenImage
+) -> GivenImage:
+    """Returns an image or clip of a message. Raises `InvalidArgumentError` if it has no source."""
+    source = image.WhichOneof("source")
+    if source is None:
         raise InvalidArgumentError(field, "is empty; set data or url")
-    return GivenImage(image.data if kind == "data" else image.url, f"{field}.{kind}")
+    return kind(image.data if source == "data" else image.url, f"{field}.{source}")
 
 
 def _template_turn(message: pb.ChatMessage, needs_parts: bool) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def message_bounds(
         # Each call in a conversation has a message with its result.
         **{f"ChatMessage.{name}": num_messages for name in _MESSAGE_FIELDS},
         **{f"ToolCall.{name}": num_messages for name in ("id", "name", "arguments")},
-        **{f"ContentPart.{name}": num_messages for name in ("text", "image")},
+        **{f"ContentPart.{name}": num_messages for name in ("text", "image", "clip")},
         "OutputParsing.tools": max_tools,
         **{f"Tool.{name}": max_tools for name in ("name", "description", "strict")},
         "Tool.parameters_json_schema": max_tools,

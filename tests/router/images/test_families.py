@@ -27,7 +27,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from baton.v1 import inference_pb2 as pb
 from baton_router.images.expansion import expand_text, placeholders
 from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_messages import Done, Ready
+from baton_router.images.image_messages import PreprocessedImage, Ready
 from baton_router.images.image_pool import ImagePool
 from tests.support.engine.checkpoints import MAX_LEN
 from tests.support.engine.engines import load
@@ -105,7 +105,7 @@ def save(processor: ProcessorMixin, model_type: str, name: str, folder: Path) ->
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
 
 
-async def processed(folder: Path) -> tuple[Ready, list[Done]]:
+async def processed(folder: Path) -> tuple[Ready, list[PreprocessedImage]]:
     pool = ImagePool(str(folder), ImageLimits(), 1)
     try:
         facts = await pool.start()
@@ -113,13 +113,13 @@ async def processed(folder: Path) -> tuple[Ready, list[Done]]:
         for seed in SEEDS:
             file = io.BytesIO()
             image(seed).save(file, "PNG")
-            done.append(await pool.process(file.getvalue()))
+            done += await pool.process(file.getvalue())
         return facts, done
     finally:
         await pool.close()
 
 
-def values(done: Done, name: str) -> Any:
+def values(done: PreprocessedImage, name: str) -> Any:
     tensor = done.tensors[name]
     return np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
 

@@ -17,9 +17,18 @@ from PIL import Image
 from baton.errors import OverloadedError, UnsupportedModelError
 from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_pool import ImagePool, RefusedImageError
+from baton_router.images.image_source import sampled
 from tests.support.engine.images import image, save_vision_language
-from tests.support.router.hostile_images import damaged, gif_frames, png, png_bomb, text_bomb
-from tests.support.router.images import encoded
+from tests.support.router.hostile_images import (
+    apng_claiming,
+    damaged,
+    gif,
+    gif_frames,
+    png,
+    png_bomb,
+    text_bomb,
+)
+from tests.support.router.images import animated, encoded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_FUZZED = 300
@@ -59,15 +68,15 @@ def pid_of(pool: ImagePool) -> int:
     return process.pid
 
 
-async def refusal(pool: ImagePool, file: bytes) -> str:
+async def refusal(pool: ImagePool, file: bytes, max_frames: int = 1) -> str:
     with pytest.raises(RefusedImageError) as caught:
-        await pool.process(file)
+        await pool.process(file, max_frames)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
 async def test_pool_decodes_format(pool, form):
-    done = await pool.process(encoded(image(2), form))
+    (done,) = await pool.process(encoded(image(2), form))
     assert done.tensors["pixel_values"].shape == (1, 3, 24, 24)
 
 
@@ -81,7 +90,7 @@ async def test_pool_decodes_mode(pool, mode):
     picture = image(3).convert(mode if mode != "I;16" else "L")
     if mode == "I;16":
         picture = picture.convert("I").convert("I;16")
-    done = await pool.process(encoded(picture, "JPEG" if mode == "CMYK" else "PNG"))
+    (done,) = await pool.process(encoded(picture, "JPEG" if mode == "CMYK" else "PNG"))
     assert done.tensors["pixel_values"].shape == (1, 3, 24, 24)
 
 
@@ -105,7 +114,7 @@ async def test_pool_refuses_hostile_image(pool, name):
     file, part = HOSTILE[name]
     pid = pid_of(pool)
     assert part in await refusal(pool, file)
-    assert (await pool.process(GOOD)).replacement
+    assert await pool.process(GOOD)
     assert pid_of(pool) == pid
 
 
@@ -114,11 +123,78 @@ async def test_pool_takes_first_frame(pool):
     assert await pool.process(gif_frames(300)) == await pool.process(first)
 
 
+TURNED = [image(1).rotate(angle) for angle in range(0, 360, 60)]
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+async def test_pool_takes_frames_of_clip(pool, form):
+    kept = {"WEBP": {"lossless": True}}.get(form, {})
+    pictures = [each.quantize(256) for each in TURNED] if form == "GIF" else TURNED
+    expected = [(await pool.process(encoded(each)))[0] for each in pictures]
+    file = animated(pictures, form, **kept)
+    assert await pool.process(file, 8) == expected
+    assert await pool.process(file, 3) == [expected[at] for at in (0, 2, 5)]
+    assert await pool.process(file) == expected[:1]
+
+
+async def test_pool_takes_still_image_as_clip(pool):
+    assert await pool.process(GOOD, 8) == await pool.process(GOOD)
+
+
+async def test_pool_samples_clip_of_many_frames(pool):
+    shades = [Image.new("RGB", (16, 16), (at % 256, at // 256, 0)) for at in range(4096)]
+    expected = [await pool.process(encoded(shades[at])) for at in sampled(4096, 4)]
+    assert [[each] for each in await pool.process(animated(shades, "PNG"), 4)] == expected
+
+
+async def test_pool_takes_clip_without_durations(pool):
+    frames = await pool.process(animated(TURNED, "WEBP", lossless=True, duration=0), 8)
+    assert frames == await pool.process(animated(TURNED, "WEBP", lossless=True, duration=500), 8)
+
+
+CLIPS = {form: animated(TURNED, form) for form in ("GIF", "WEBP", "PNG")}
+HOSTILE_CLIPS = {
+    "many frames": (gif(1, 1, [(1, 1)] * 10_000), "has 10000 frames; at most 4096 are taken"),
+    "a million frames": (gif(1, 1, [(1, 1)] * 1_000_000), "has 1000000 frames; at most 4096"),
+    "many pixels": (gif(200, 200, [(1, 1)] * 4000), "has 4000 frames of 200 x 200 pixels; at"),
+    "a large canvas": (gif(8000, 8000, [(1, 1)] * 9), "has 9 frames of 8000 x 8000 pixels; at"),
+    "a huge canvas": (gif(60_000, 60_000, [(1, 1)] * 9), "has more pixels than the 67108864"),
+    "frames that enlarge": (gif(1, 1, [(8000, 8000)] * 9), "has 9 frames of 8000 x 8000 pixels;"),
+    "a late frame that enlarges": (
+        gif(1, 1, [(1, 1)] * 2000 + [(8000, 8000)] * 2000),
+        "has 4000 frames of 8000 x 8000 pixels;",
+    ),
+    "frames that are claimed": (apng_claiming(2**31), "has 2147483648 frames; at"),
+    "more frames than it has": (apng_claiming(9), "is damaged"),
+    "a truncated GIF": (CLIPS["GIF"][: len(CLIPS["GIF"]) // 2], "is damaged"),
+    "a truncated WebP": (CLIPS["WEBP"][: len(CLIPS["WEBP"]) // 2], "is damaged"),
+    "a truncated PNG": (CLIPS["PNG"][: len(CLIPS["PNG"]) // 2], "is damaged"),
+    "a video": (b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom", "Send a video as frames"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_CLIPS)
+async def test_pool_refuses_hostile_clip(pool, name):
+    file, part = HOSTILE_CLIPS[name]
+    pid = pid_of(pool)
+    assert part in await refusal(pool, file, 8)
+    assert await pool.process(GOOD)
+    assert pid_of(pool) == pid
+    assert peak_bytes(pid) < MEMORY_BYTES
+
+
+async def test_clip_beyond_tensor_bytes_is_refused(checkpoint):
+    num_bytes = 3 * 24 * 24 * 4
+    async with pool_of(checkpoint, max_tensor_bytes=4 * num_bytes) as pool:
+        assert len(await pool.process(CLIPS["PNG"], 4)) == 4
+        assert f"has {5 * num_bytes} bytes or more" in await refusal(pool, CLIPS["PNG"], 8)
+
+
 async def test_image_beyond_memory_is_refused(checkpoint):
     file = encoded(Image.new("RGB", (8000, 8000)))
     async with pool_of(checkpoint, memory_bytes=640 << 20) as pool:
         assert "takes more memory" in await refusal(pool, file)
-        assert (await pool.process(GOOD)).replacement
+        assert await pool.process(GOOD)
 
 
 async def test_hang_ends_after_timeout(checkpoint):
@@ -129,7 +205,7 @@ async def test_hang_ends_after_timeout(checkpoint):
         assert "was not decoded within 2 s" in await refusal(pool, GOOD)
         assert not psutil.pid_exists(pid)
         pool._limits = ImageLimits()
-        assert (await pool.process(GOOD)).replacement
+        assert await pool.process(GOOD)
 
 
 async def test_killed_process_costs_one_image(checkpoint):
@@ -142,10 +218,10 @@ async def test_killed_process_costs_one_image(checkpoint):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RefusedImageError, match="crashed its decoder"):
             await hit
-        assert (await waiting).replacement
+        assert await waiting
         os.kill(pid_of(pool), signal.SIGKILL)  # without an image
         await asyncio.sleep(0.1)
-        assert (await pool.process(GOOD)).replacement
+        assert await pool.process(GOOD)
 
 
 async def test_client_that_leaves_costs_no_process(pool):
@@ -153,7 +229,7 @@ async def test_client_that_leaves_costs_no_process(pool):
     leaving = asyncio.create_task(pool.process(GOOD))
     await asyncio.sleep(0)
     leaving.cancel()
-    assert (await pool.process(GOOD)).replacement
+    assert await pool.process(GOOD)
     assert pid_of(pool) == pid
 
 
@@ -170,7 +246,7 @@ async def test_pool_rejects_images_beyond_its_queue(checkpoint):
         with pytest.raises(OverloadedError, match="expected at most 65"):
             await pool.process(GOOD)
         os.kill(pid, signal.SIGCONT)
-        assert all(done.replacement for done in await asyncio.gather(*jobs))
+        assert all(await asyncio.gather(*jobs))
         with pytest.raises(RefusedImageError, match="no image"):
             await large[0]
         assert pool._pending_bytes == 0
@@ -197,8 +273,8 @@ import io, sys
 from pathlib import Path
 from baton_router.images.image_process import ImageProcess
 from baton_router.images.image_messages import Job, Start
-process = ImageProcess(Start(sys.argv[1], 2**26, 2**31))
-print(process(Job(Path(sys.argv[2]).read_bytes())).replacement)
+process = ImageProcess(Start(sys.argv[1], 2**26, 2**31, 2**27))
+print(process(Job(Path(sys.argv[2]).read_bytes())).frames[0].replacement)
 print(sorted(m for m in sys.modules if m.startswith("torch") and sys.modules[m] is not None))
 """
 
@@ -219,11 +295,12 @@ def peak_bytes(pid: int) -> int:
 
 
 async def fuzz(pool: ImagePool, num: int) -> None:
-    """Decodes damaged files: none crashes or hangs the process, and its memory is bounded."""
+    """Decodes damaged files, half of them as clips: none crashes or hangs the process, and its
+    memory is bounded."""
     pid, num_refused = pid_of(pool), 0
-    for file in damaged(num):
+    for at, file in enumerate(damaged(num)):
         try:
-            await pool.process(file)
+            await pool.process(file, 8 if at % 2 else 1)
         except RefusedImageError:
             num_refused += 1
         assert pid_of(pool) == pid, file.hex()  # it was not replaced after a crash or a timeout

@@ -3,13 +3,13 @@
 import random
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from PIL import Image, PngImagePlugin
 
 from tests.support.engine.images import image
-from tests.support.router.images import encoded
+from tests.support.router.images import animated, encoded
 
 FORMS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "ICO", "PPM", "TGA")
 _DICTIONARY = (
@@ -47,8 +47,28 @@ def text_bomb(num_bytes: int) -> bytes:
 
 
 def gif_frames(num: int) -> bytes:
-    frames = [Image.new("L", (16, 16), at % 256) for at in range(num)]
-    return encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    return animated([Image.new("L", (16, 16), at % 256) for at in range(num)])
+
+
+def gif(width: int, height: int, frames: Iterable[tuple[int, int]]) -> bytes:
+    """Returns a GIF file whose header says this size, with a pixel of each frame, whose headers say
+    theirs."""
+    pixel = b"\x02\x02\x44\x01\x00"
+    return b"".join(
+        (
+            b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff",
+            *(b"," + struct.pack("<HHHHB", 0, 0, *size, 0) + pixel for size in frames),
+            b";",
+        )
+    )
+
+
+def apng_claiming(num_frames: int) -> bytes:
+    """Returns an animated PNG file of two frames that claims to have others."""
+    file = animated([image(1), image(1).rotate(90)], "PNG")
+    at = file.index(b"acTL")
+    claim = chunk(b"acTL", struct.pack(">II", num_frames, 0))
+    return file[: at - 4] + claim + file[at - 4 + len(claim) :]
 
 
 @cache
@@ -59,7 +79,9 @@ def _seeds() -> list[bytes]:
         for picture in pictures:
             kept = picture.convert("RGB") if form in ("JPEG", "PPM") else picture
             files.append(encoded(kept, form))
-    return [*files, gif_frames(5), text_bomb(1000), png_bomb(64)]
+    turned = [image(1).rotate(angle) for angle in range(0, 360, 60)]
+    clips = [animated(turned, form) for form in ("GIF", "WEBP", "PNG")]
+    return [*files, *clips, gif_frames(5), text_bomb(1000), png_bomb(64)]
 
 
 def damaged(num: int, seed: int = 0) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -59,3 +59,13 @@ def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()
+
+
+def animated(frames: Sequence[Image.Image], form: str = "GIF", **options: object) -> bytes:
+    """Returns frames as an animated file."""
+    return encoded(frames[0], form, save_all=True, append_images=frames[1:], **options)
+
+
+def frames_url(files: Sequence[bytes]) -> str:
+    """Returns a data URL of a clip that has a file for each frame, as vLLM takes them."""
+    return "data:video/jpeg;base64," + ",".join(base64.b64encode(f).decode() for f in files)
