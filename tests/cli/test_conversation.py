@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from baton.cli.chat import Conversation, read_image, read_tools
+from baton.cli.chat import Conversation, read_clip, read_image, read_tools
 from baton.client.client import (
     Chunk,
+    Clip,
     Finished,
     FinishReason,
     Image,
@@ -89,14 +90,15 @@ def test_conversation_sends_images_with_first_turn(tmp_path: Path) -> None:
     file = tmp_path / "circles.png"
     file.write_bytes(b"a file")
     client = FakeClient("two")
-    talk = conversation(client, system="Be kind.", images=[read_image(file)])
+    talk = conversation(client, system="Be kind.", images=[read_image(file), read_clip(file)])
     talk.say("How many?")
     talk.say("Sure?")
-    first = Message("user", [Image(b"a file"), "How many?"])
+    first = Message("user", [Image(b"a file"), Clip(b"a file"), "How many?"])
     assert client.asked[0][1:] == [first]
     assert client.asked[1][1:] == [first, Message("assistant", "two"), Message("user", "Sure?")]
-    with pytest.raises(InvalidArgumentError, match="cannot be read"):
-        read_image(tmp_path / "missing.png")
+    for read, option in ((read_image, "--image"), (read_clip, "--clip")):
+        with pytest.raises(InvalidArgumentError, match=f"{option}: cannot be read"):
+            read(tmp_path / "missing.png")
 
 
 def test_conversation_keeps_the_part_of_an_interrupted_answer() -> None:

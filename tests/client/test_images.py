@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton import Client
-from baton.client.client import Image, Message
+from baton.client.client import Clip, Image, Message
 from baton.v1 import inference_pb2 as pb
 from tests.support.router.fake_router import FakeRouter
 
@@ -33,6 +33,15 @@ def test_generate_sends_images_of_messages(client, router):
         pb.ContentPart(image=pb.Image(data=b"a file")),
         pb.ContentPart(text="What is it?"),
         pb.ContentPart(image=pb.Image(url=URL)),
+    ]
+
+
+def test_generate_sends_clips_of_messages(client, router):
+    client.generate([Message("user", [Clip(b"a file"), Clip(URL)])]).text()
+    (message,) = sent(router).chat.messages
+    assert list(message.parts) == [
+        pb.ContentPart(clip=pb.Image(data=b"a file")),
+        pb.ContentPart(clip=pb.Image(url=URL)),
     ]
 
 
