@@ -12,6 +12,7 @@ from contextlib import aclosing, contextmanager
 from opentelemetry import context as otel_context
 from starlette.types import Send
 
+from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import incoming
@@ -42,6 +43,7 @@ class Exchange:
     Args:
         requests: one for each prompt.
         readers: one for each request.
+        images: of the only request, preprocessed; its message has none.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Exchange:
         requests: Sequence[pb.GenerateRequest],
         readers: Sequence[Reader],
         writer: AnswerWriter,
+        images: Sequence[EncoderInput] = (),
         *,
         is_stream: bool,
     ) -> None:
@@ -61,6 +64,7 @@ class Exchange:
         self._requests = requests
         self._readers = readers
         self._writer = writer
+        self._images = images
         self._is_stream = is_stream
 
     async def write(self, send: Send) -> None:
@@ -161,7 +165,7 @@ class Exchange:
             await asyncio.gather(*readings, return_exceptions=True)
 
     def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[ClientEvent, None]:
-        return self._inference.generate(request, self._caller, self._deadline)
+        return self._inference.generate(request, self._caller, self._deadline, self._images)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from baton.encoder_input_wire import to_proto
+from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
@@ -104,7 +104,6 @@ class Generations:
         request_id = _new_id()
         sampling = chat_sampling(body, num_left)
         request = self._request(body, request_id, sampling, token_ids)
-        request.encoder_inputs.extend(map(to_proto, prompt.encoder_inputs))
         has_free_grammar = sampling.HasField("grammar") and not sampling.grammar.json_schema
         parsing = parsing_of(body, self._inference.card, has_free_grammar=has_free_grammar)
         if parsing is not None:
@@ -113,7 +112,10 @@ class Generations:
             shape = ChatShape(self._tokens, is_parsed=parsing is not None)
             writer_of = partial(ChoiceWriter, body, shape)
         readers = [Reader(0, body.n)]
-        return self._exchange(body, caller, deadline, request_id, [request], readers, writer_of)
+        images = prompt.encoder_inputs
+        return self._exchange(
+            body, caller, deadline, request_id, [request], readers, writer_of, images
+        )
 
     async def tokens_of_chat(self, body: ChatRequest) -> Sequence[int]:
         """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
@@ -172,13 +174,21 @@ class Generations:
         requests: Sequence[pb.GenerateRequest],
         readers: Sequence[Reader],
         writer_of: WriterOf,
+        images: Sequence[EncoderInput] = (),
     ) -> Exchange:
         extra = self._extra_of(caller) if body.baton.timeline else None
         is_parsed = requests[0].HasField("parsing")
         start = AnswerStart(request_id, self._inference.card.name, readers, is_parsed, extra)
         writer = writer_of(start)
         return Exchange(
-            self._inference, caller, deadline, requests, readers, writer, is_stream=body.stream
+            self._inference,
+            caller,
+            deadline,
+            requests,
+            readers,
+            writer,
+            images,
+            is_stream=body.stream,
         )
 
     def _deadline(self, body: GenerationRequest) -> Deadline:

@@ -116,10 +116,15 @@ class Intake:
         return self._images is not None
 
     async def read(
-        self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self,
+        message: pb.GenerateRequest,
+        max_model_len: int,
+        tenant: Tenant = ANONYMOUS,
+        images: Sequence[EncoderInput] = (),
     ) -> Request:
-        """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens. Raises
-        `ModelOutputError` for a model that does not generate."""
+        """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens. `images`:
+        those of `token_ids` that `prompt_of_chat` has made. Raises `ModelOutputError` for a model
+        that does not generate."""
         self._card.check_makes(None)
         params = from_proto(message.sampling, default_seed=secrets.randbits(64))
         limit = min(max_model_len, self._card.max_model_len)
@@ -159,7 +164,7 @@ class Intake:
             tenant,
             parsing,
             self._card.name,
-            encoder_inputs=prompt.encoder_inputs,
+            encoder_inputs=tuple(images) or prompt.encoder_inputs,
         )
 
     async def read_inputs(

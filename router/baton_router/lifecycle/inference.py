@@ -6,10 +6,11 @@ generator when the client disconnects.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
@@ -69,10 +70,15 @@ class Inference:
         await self._services.wait_for_workers(deadline, needs_prefill=needs_prefill)
 
     async def generate(
-        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+        self,
+        message: pb.GenerateRequest,
+        caller: Caller,
+        deadline: Deadline,
+        images: Sequence[EncoderInput] = (),
     ) -> AsyncGenerator[ClientEvent, None]:
         """Yields the events of one request, as `Inference.Generate` promises them. The reader has
         to close the generator, which ends the request immediately and releases all it holds.
+        `images`: those of its `token_ids`, as `Intake` has made them.
 
         Raises the errors that `baton.serving.errors` lists.
         """
@@ -81,7 +87,7 @@ class Inference:
             tracing_request(message, self.card, with_content=self._capture_content) as trace,
             services.meter.begin(message.WhichOneof("input"), arrived) as metered,
         ):
-            request = await self._read(message, caller, deadline)
+            request = await self._read(message, caller, deadline, images)
             name_request(request.request_id)
             answer = await self._answer_to(request, arrived, metered.first_token)
             recovery = Recovery(request.request_id, services.retry_budget)
@@ -107,7 +113,11 @@ class Inference:
                 raise _naming_tools(error, message, request) from error
 
     async def _read(
-        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+        self,
+        message: pb.GenerateRequest,
+        caller: Caller,
+        deadline: Deadline,
+        images: Sequence[EncoderInput],
     ) -> Request:
         """Returns the validated, tokenized request. Raises if it cannot be served."""
         tenant = self._services.tenant_of(caller)
@@ -115,7 +125,7 @@ class Inference:
         await self.wait_for_workers(deadline, needs_prefill=scores_prompt)
         with stage("tokenize"):
             limit = self._services.fleet.max_model_len
-            request = await self._services.intake.read(message, limit, tenant)
+            request = await self._services.intake.read(message, limit, tenant, images)
             await self._services.fleet.hash_ahead(request.prompt)
             return request
 

@@ -16,7 +16,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.images.image_reader import ImageReader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard, read_model_card
-from tests.support.engine.images import image
+from tests.support.engine.images import PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.images import data_url, encoded, running_reader, save_checkpoint
 from tests.support.router.written import writing
@@ -125,6 +125,31 @@ async def test_messages_take_images(model, reader, source, stream):
             text = (await client.messages.create(**body)).content[0].text
     assert text.split() == ["w7", "w8"]
     assert prompt_given_to(given) == await expected(model, reader)
+
+
+class ReaderOfFiles:
+    """Reader that is given no preprocessed images."""
+
+    def __init__(self, reader: ImageReader) -> None:
+        self._reader = reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    async def check(self, *_args: Any) -> Any:
+        raise AssertionError("images that the router has made are not checked and hashed again")
+
+
+async def test_images_of_chat_are_handed_over_once(model, reader):
+    given = workers(model)
+    only: Any = ReaderOfFiles(reader)
+    async with front_of(*given, model=model, images=only) as front:
+        answer = await front.post("/v1/chat/completions", json={"messages": [openai_turn()]})
+    assert answer.status_code == 200
+    (request,) = given[0].requests
+    (sent,) = request.encoder_inputs
+    assert sent.start == list(request.token_ids).index(PLACEHOLDER_ID)
+    assert sent.length == TOKENS_PER_IMAGE
 
 
 async def test_tokenize_and_count_expand_images(model, reader):
