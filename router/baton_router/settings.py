@@ -21,6 +21,7 @@ from baton_router.admission.policy import AdmissionName
 from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.readiness import HOLD_SECONDS
 from baton_router.images.image_limits import (
+    DEFAULT_CACHE_BYTES,
     DEFAULT_FETCH_SECONDS,
     DEFAULT_MAX_CLIP_FRAMES,
     DEFAULT_MAX_IMAGE_BYTES,
@@ -241,6 +242,13 @@ class RouterSettings(PickerSettings):
         ge=1,
         description="Maximum processes of the router that decode images, for each model that takes "
         "some. The first starts with the router, others when they are needed.",
+    )
+    image_cache_bytes: int = Field(
+        DEFAULT_CACHE_BYTES,
+        ge=0,
+        description="Maximum bytes of preprocessed images that the router caches, for each model "
+        "that takes some, so that a conversation does not decode its images again in each turn. 0: "
+        "none.",
     )
     image_process_memory_bytes: int = Field(
         DEFAULT_MEMORY_BYTES,
@@ -526,6 +534,7 @@ class RouterSettings(PickerSettings):
             self.image_url_timeout_s,
             self.max_clip_frames,
             self.max_encoder_input_bytes,
+            self.image_cache_bytes,
         )
 
     @field_validator("image_url_networks")

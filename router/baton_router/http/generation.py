@@ -8,7 +8,7 @@ from functools import partial
 from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
-from baton.serving.tenant import Caller
+from baton.serving.tenant import Caller, Tenant
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
 from baton_router.http.answer_writer import AnswerStart, Extra, WriterOf
@@ -92,7 +92,7 @@ class Generations:
         deadline = self._deadline(body)
         await self._inference.wait_for_workers(deadline)
         async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
-            prompt = await self._prompt_of_chat(body)
+            prompt = await self._prompt_of_chat(body, self._inference.tenant_of(caller))
         token_ids = prompt.token_ids
         num_left = self._inference.max_model_len - len(token_ids)
         if num_left < 1:
@@ -121,14 +121,16 @@ class Generations:
         """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
         return (await self._prompt_of_chat(body)).token_ids
 
-    async def _prompt_of_chat(self, body: ChatRequest) -> PromptTokens:
+    async def _prompt_of_chat(
+        self, body: ChatRequest, tenant: Tenant | None = None
+    ) -> PromptTokens:
         variables = template_variables(body)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
         needs_parts = self._inference.card.template_needs_parts
         make = partial(template_turns, body, needs_parts=needs_parts)
         turns = await asyncio.to_thread(make) if is_long else make()
         return await self._intake.prompt_of_chat(
-            turns, template_tools(body), variables, images_of(body)
+            turns, template_tools(body), variables, images_of(body), tenant
         )
 
     async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:

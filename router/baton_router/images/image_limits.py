@@ -9,6 +9,7 @@ DEFAULT_MAX_CLIP_FRAMES = 8
 DEFAULT_MAX_IMAGE_BYTES = 20 * 2**20
 DEFAULT_MAX_TOTAL_BYTES = 48 * 2**20
 DEFAULT_MAX_PIXELS = 2**26
+DEFAULT_CACHE_BYTES = 64 * 2**20
 DEFAULT_MEMORY_BYTES = 2 * 2**30
 DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_FETCH_SECONDS = 10.0
@@ -29,6 +30,7 @@ class ImageLimits:
         fetch_timeout: seconds for one image to be fetched, redirects included.
         max_clip_frames: frames that are taken of one clip.
         max_tensor_bytes: bytes of one image or clip after preprocessing.
+        cache_bytes: bytes of preprocessed images that are cached.
     """
 
     max_images: int = DEFAULT_MAX_IMAGES
@@ -40,3 +42,4 @@ class ImageLimits:
     fetch_timeout: float = DEFAULT_FETCH_SECONDS
     max_clip_frames: int = DEFAULT_MAX_CLIP_FRAMES
     max_tensor_bytes: int = MAX_ENCODER_INPUT_BYTES
+    cache_bytes: int = DEFAULT_CACHE_BYTES

@@ -1,6 +1,7 @@
 """Reader of the images of requests to one model: from their sources to what its encoder takes."""
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -10,13 +11,15 @@ from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.errors import InvalidArgumentError
 from baton.models.images import ImageFormat
 from baton_router.images.expansion import ReadImage
+from baton_router.images.image_cache import FileKey, Frames, ImageCache
 from baton_router.images.image_fetch import AllowedHosts, ImageFetcher
 from baton_router.images.image_files import ImageFiles
 from baton_router.images.image_limits import ImageLimits
+from baton_router.images.image_messages import PreprocessedImage
 from baton_router.images.image_pool import ImagePool, RefusedImageError
 from baton_router.images.image_source import GivenClip, GivenImage, ImageError
 
-# Bytes of tensors above which a thread hashes them.
+# Bytes of a file or of tensors above which a thread hashes them.
 _THREAD_FROM_BYTES = 2**18
 
 
@@ -26,6 +29,7 @@ class ImageReader:
     Attributes:
         placeholder, placeholder_id: token that stands for an image until it is expanded.
         max_images: images of one request, frames of clips included.
+        cache: preprocessed images of earlier requests.
     """
 
     def __init__(
@@ -43,13 +47,20 @@ class ImageReader:
         self._identity = identity
         self.placeholder, self.placeholder_id = placeholder
         self.max_images = limits.max_images
+        self.cache = ImageCache(limits.cache_bytes)
         self._max_clip_frames = limits.max_clip_frames
 
-    async def read(self, images: Sequence[GivenImage]) -> list[list[ReadImage]]:
+    async def read(
+        self, images: Sequence[GivenImage], salt: bytes | None = None
+    ) -> list[list[ReadImage]]:
         """Returns the frames of each, in order: of an image one. Raises `ImageError` for one that
-        is refused, and as `ImagePool.process`."""
+        is refused, and as `ImagePool.process`.
+
+        Args:
+            salt: of the tenant whose cached images are taken; None: none are.
+        """
         files = await self._files.read(images)
-        read = await asyncio.gather(*map(self._read, images, files))
+        read = await asyncio.gather(*map(partial(self._read, salt), images, files))
         num_images = 0
         for image, frames in zip(images, read, strict=True):
             num_images += len(frames)
@@ -61,9 +72,11 @@ class ImageReader:
                 )
         return read
 
-    async def _read(self, image: GivenImage, files: Sequence[bytes]) -> list[ReadImage]:
+    async def _read(
+        self, salt: bytes | None, image: GivenImage, files: Sequence[bytes]
+    ) -> list[ReadImage]:
         is_animation = isinstance(image, GivenClip) and len(files) == 1
-        read = partial(self._frames, max_frames=self._max_clip_frames if is_animation else 1)
+        read = partial(self._frames, salt, self._max_clip_frames if is_animation else 1)
         try:
             return list(chain.from_iterable(await asyncio.gather(*map(read, files))))
         except RefusedImageError as error:
@@ -71,17 +84,23 @@ class ImageReader:
         except InvalidArgumentError as error:
             raise ImageError(image.field, f"has {error}") from None
 
-    async def _frames(self, file: bytes, max_frames: int) -> list[ReadImage]:
-        frames = await self._pool.process(file, max_frames)
-        return [
-            ReadImage(
-                frame.replacement,
-                self._format.span(frame.tensors),
-                await self._hash(frame.tensors),
-                frame.tensors,
-            )
-            for frame in frames
-        ]
+    async def _frames(self, salt: bytes | None, max_frames: int, file: bytes) -> Frames:
+        if salt is None:
+            return await self._process(file, max_frames)
+        key = FileKey(salt, await _digest(file), max_frames)
+        frames = self.cache.get(key)
+        if frames is None:
+            frames = await self._process(file, max_frames)
+            self.cache.put(key, frames)
+        return frames
+
+    async def _process(self, file: bytes, max_frames: int) -> Frames:
+        images = await self._pool.process(file, max_frames)
+        return tuple([await self._preprocessed(image) for image in images])
+
+    async def _preprocessed(self, image: PreprocessedImage) -> ReadImage:
+        span = self._format.span(image.tensors)
+        return ReadImage(image.replacement, span, await self._hash(image.tensors), image.tensors)
 
     async def check(
         self, inputs: Sequence[EncoderInput], token_ids: Sequence[int]
@@ -116,6 +135,12 @@ class ImageReader:
         if sum(len(tensor.data) for tensor in tensors.values()) < _THREAD_FROM_BYTES:
             return content_hash(self._identity, tensors)
         return await asyncio.to_thread(content_hash, self._identity, tensors)
+
+
+async def _digest(file: bytes) -> bytes:
+    if len(file) < _THREAD_FROM_BYTES:
+        return hashlib.sha256(file).digest()
+    return (await asyncio.to_thread(hashlib.sha256, file)).digest()
 
 
 async def start_reader(

@@ -58,6 +58,7 @@ from baton_router.intake.request_bounds import (
 from baton_router.request import ANONYMOUS, Request
 
 if TYPE_CHECKING:
+    from baton_router.images.image_cache import ImageCache
     from baton_router.images.image_reader import ImageReader
 
 MAX_REQUEST_ID_BYTES = 128
@@ -115,6 +116,11 @@ class Intake:
         """True if requests may have images."""
         return self._images is not None
 
+    @property
+    def image_cache(self) -> "ImageCache | None":
+        """Preprocessed images of earlier requests; None: requests may have none."""
+        return None if self._images is None else self._images.cache
+
     async def read(
         self,
         message: pb.GenerateRequest,
@@ -137,7 +143,7 @@ class Intake:
             options = parsing_options(
                 message.parsing, self._card, self._max_tools, self._max_prompt_bytes
             )
-        prompt = await self.prompt_of(message)
+        prompt = await self.prompt_of(message, tenant)
         token_ids = prompt.token_ids
         prompt_field = f"input.{message.WhichOneof('input')}"
         check_length(len(token_ids), params.max_tokens, limit, prompt_field)
@@ -284,23 +290,27 @@ class Intake:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         images: Sequence[GivenImage] = (),
+        tenant: Tenant | None = None,
     ) -> PromptTokens:
         """Returns the prompt of a conversation, whose messages may have more fields than role and
-        text. The arguments are those of `ModelCard.render`, and the images and clips of its
-        parts."""
+        text. The arguments are those of `ModelCard.render`, and the images and clips of its parts.
+        `tenant`: whose cached images are taken; None: none are."""
         self._check_messages(len(messages))
         if tools:
             check_template_takes_tools(self._card)
-        read = await self._read_images(images)
+        read = await self._read_images(images, tenant)
         chat = await self._render(with_frames(messages, map(len, read)), tools, variables)
         self._check_size("input.chat.messages", chat.text)
         prompt, _ = await self._encode_chat(chat, _flat(read))
         return prompt
 
     async def prompt_of(
-        self, message: "pb.GenerateRequest | admin_pb2.FlushCacheRequest"
+        self,
+        message: "pb.GenerateRequest | admin_pb2.FlushCacheRequest",
+        tenant: Tenant | None = None,
     ) -> PromptTokens:
-        """Returns the tokens of the input, at least 1, with its images."""
+        """Returns the tokens of the input, at least 1, with its images. `tenant`: as of
+        `prompt_of_chat`."""
         given = message if isinstance(message, pb.GenerateRequest) else pb.GenerateRequest()
         kind = message.WhichOneof("input")
         if given.images and kind == "chat":
@@ -316,18 +326,20 @@ class Intake:
             check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
             if given.encoder_inputs:
                 return await self._check_inputs(given, token_ids)
-            images = await self._read_images(_images_of(given))
+            images = await self._read_images(_images_of(given), tenant)
             return await self._expand_ids(token_ids, _flat(images))
-        prompt, _ = await self._encode(message)
+        prompt, _ = await self._encode(message, tenant)
         if not prompt.token_ids:
             raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
         return prompt
 
-    async def _read_images(self, images: Sequence[GivenImage]) -> list[list[ReadImage]]:
+    async def _read_images(
+        self, images: Sequence[GivenImage], tenant: Tenant | None
+    ) -> list[list[ReadImage]]:
         """Returns the frames of each image and clip."""
         if not images:
             return []
-        read = await self._reader().read(images)
+        read = await self._reader().read(images, None if tenant is None else tenant.salt)
         num_tokens = sum(len(image.span) for image in _flat(read))
         if num_tokens > self._card.max_model_len:  # before they are tokenized
             raise ImageError(
@@ -420,19 +432,20 @@ class Intake:
     async def _encode(
         self,
         message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest",
+        tenant: Tenant | None = None,
         *,
         add_special_tokens: bool = True,
     ) -> tuple[PromptTokens, str]:
         kind = message.WhichOneof("input")
         if kind == "text":
             self._check_size("input.text", message.text)
-            images = _flat(await self._read_images(_images_of(message)))
+            images = _flat(await self._read_images(_images_of(message), tenant))
             text = self._expand(RenderedChat(message.text), images, "input.text").text
             encode = self._card.encode if add_special_tokens else self._card.encode_rendered
             token_ids = await _off_loop(encode, text, len(text))
             return PromptTokens(token_ids, encoder_inputs(token_ids, images)), text
         if kind == "chat":
-            return await self._encode_message(message)
+            return await self._encode_message(message, tenant)
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     def _without_words(self, params: SamplingParams) -> SamplingParams:
@@ -456,7 +469,9 @@ class Intake:
         return found
 
     async def _encode_message(
-        self, message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest"
+        self,
+        message: "pb.GenerateRequest | pb.TokenizeRequest | admin_pb2.FlushCacheRequest",
+        tenant: Tenant | None,
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a message's conversation and its text, with its images expanded."""
         chat = message.chat
@@ -465,7 +480,7 @@ class Intake:
         parsing = message.parsing if isinstance(message, pb.GenerateRequest) else pb.OutputParsing()
         tools = template_tools(parsing)
         variables = template_variables(parsing)
-        read = await self._read_images(images_of(chat))
+        read = await self._read_images(images_of(chat), tenant)
         make = partial(template_turns, chat, needs_parts=self._card.template_needs_parts)
         is_long = len(chat.messages) > _THREAD_FROM_MESSAGES
         turns = await asyncio.to_thread(make) if is_long else make()

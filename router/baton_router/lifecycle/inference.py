@@ -16,7 +16,7 @@ from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
-from baton.serving.tenant import Caller
+from baton.serving.tenant import Caller, Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.answer import Answer
@@ -62,6 +62,10 @@ class Inference:
         members = self._services.fleet.members
         fingerprints = {m.record.fingerprint.hex() for m in members if m.is_serving}
         return ",".join(sorted(fingerprints))
+
+    def tenant_of(self, caller: Caller) -> Tenant:
+        """Returns the tenant, which it counts no request of. Raises `UnauthenticatedError`."""
+        return self._services.tenants.of(caller)
 
     async def wait_for_workers(self, deadline: Deadline, *, needs_prefill: bool = False) -> None:
         """Waits as `Services.wait_for_workers`; raises `ModelOutputError` for a model that does not
@@ -140,10 +144,8 @@ class Inference:
     async def check(self, message: pb.GenerateRequest, caller: Caller) -> None:
         """Raises what `generate` raises for an invalid request, before any worker is called."""
         services = self._services
-        tenant = services.tenants.of(caller)
-        services.images.check(
-            await services.intake.read(message, services.fleet.max_model_len, tenant)
-        )
+        limit = services.fleet.max_model_len
+        services.images.check(await services.intake.read(message, limit, self.tenant_of(caller)))
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized."""
