@@ -12,7 +12,7 @@ from baton_kvtransfer.transfer_service import ENCODER, KV
 from baton_router.endpoint_picker.metrics import PickerMetrics
 from baton_router.http.metrics import HttpMetrics
 from baton_router.http.unknown_fields import UnknownFields
-from baton_router.metrics import RateLimitMetrics, RouterMetrics
+from baton_router.metrics import ImageMetrics, RateLimitMetrics, RouterMetrics
 from docs.tables import code, page, prose, table
 
 _INTRODUCTION = """```
@@ -34,6 +34,7 @@ def families() -> dict[str, list[Metric]]:
         *RouterMetrics(*(MagicMock() for _ in range(4))).collect(),
         *RateLimitMetrics(MagicMock(), [], MagicMock()).collect(),
         *HttpMetrics(UnknownFields()).collect(),
+        *ImageMetrics(MagicMock(), {}).collect(),
     ]
     worker = [
         *WorkerMetrics(MagicMock()).collect(),

@@ -53,7 +53,7 @@ from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.lifecycle.services import Services
-from baton_router.metrics import RateLimitMetrics, RouterMetrics
+from baton_router.metrics import ImageMetrics, RateLimitMetrics, RouterMetrics
 from baton_router.models.models import Models, ServedModel
 from baton_router.placement.decision import Rules
 from baton_router.placement.placer import Placer
@@ -147,9 +147,9 @@ async def serve(settings: RouterSettings) -> None:
         shared = _Shared(
             settings, redis, tenants, limits, images, quotas, requests, rules, recorder
         )
+        readers = {card.name: await _image_reader(card, settings, stack) for card in cards}
         served = [
-            _served(card, fleets.of[card.name], shared, *await _image_reader(card, settings, stack))
-            for card in cards
+            _served(card, fleets.of[card.name], shared, *readers[card.name]) for card in cards
         ]
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
@@ -159,6 +159,8 @@ async def serve(settings: RouterSettings) -> None:
         exposition = Exposition()
         exposition.add(RouterMetrics(models, fleets, requests, round_trips))
         exposition.add(RateLimitMetrics(limits, quotas.named, server))
+        pools = {name: None if one is None else one.pool for name, (one, _) in readers.items()}
+        exposition.add(ImageMetrics(images, pools))
         admin = RouterAdmin(models, fleets, requests, readiness, tenants)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)

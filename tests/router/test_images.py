@@ -123,7 +123,7 @@ async def test_images_of_requests_in_flight_share_a_budget():
             with pytest.raises(OverloadedError, match="encoder-input-budget-bytes"):
                 async with generation(inference) as second:
                     await anext(second)
-            assert budget.num_bytes == NUM_BYTES
+            assert (budget.num_bytes, budget.num_rejected) == (NUM_BYTES, 1)
         assert budget.num_bytes == 0
 
 

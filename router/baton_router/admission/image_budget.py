@@ -17,6 +17,8 @@ class ImageBudget:
 
     Attributes:
         num_bytes: bytes held now.
+        max_held_bytes: maximum of them; a request alone may hold more.
+        num_rejected: requests that found no room.
     """
 
     def __init__(
@@ -24,10 +26,10 @@ class ImageBudget:
         max_request_bytes: int = MAX_ENCODER_INPUT_BYTES,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        """A request alone may hold more than `max_held_bytes`."""
         self.num_bytes = 0
+        self.num_rejected = 0
+        self.max_held_bytes = max_held_bytes
         self._max_request_bytes = max_request_bytes
-        self._max_held_bytes = max_held_bytes
 
     def check(self, request: Request) -> int:
         """Returns the bytes of a request's images. Raises `InvalidArgumentError` for more than
@@ -47,10 +49,11 @@ class ImageBudget:
         """Reserves the bytes of a request's images, and returns what releases them. Raises as
         `check`, and `OverloadedError` if other requests leave no room."""
         num_bytes = self.check(request)
-        if self.num_bytes and self.num_bytes + num_bytes > self._max_held_bytes:
+        if self.num_bytes and self.num_bytes + num_bytes > self.max_held_bytes:
+            self.num_rejected += 1
             raise OverloadedError(
                 f"requests in flight hold {self.num_bytes} bytes of images; expected at most "
-                f"{self._max_held_bytes} with the {num_bytes} of this one. Retry later, or raise "
+                f"{self.max_held_bytes} with the {num_bytes} of this one. Retry later, or raise "
                 "--encoder-input-budget-bytes.",
                 _RETRY_SECONDS,
             )

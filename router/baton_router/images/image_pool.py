@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -15,6 +16,8 @@ import msgspec
 
 from baton.cluster.parent_death import dying_with_parent
 from baton.errors import InternalError, OverloadedError, UnsupportedModelError
+from baton.serving.telemetry import buckets
+from baton.serving.telemetry.distribution import Distribution
 from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_messages import (
     LENGTH_BYTES,
@@ -53,6 +56,11 @@ class ImagePool:
 
     Args:
         path: folder of the checkpoint.
+
+    Attributes:
+        num_busy: processes that have an image.
+        num_restarts: processes that were ended over an image, or ended by themselves.
+        preprocessing: seconds per image, without the wait for a process.
     """
 
     def __init__(
@@ -61,6 +69,9 @@ class ImagePool:
         limits: ImageLimits,
         num_processes: int,
     ) -> None:
+        self.num_busy = 0
+        self.num_restarts = 0
+        self.preprocessing = Distribution(buckets.STAGE)
         self._start = Start(path, limits.max_pixels, limits.memory_bytes, limits.max_tensor_bytes)
         self._limits = limits
         self._slots = asyncio.Semaphore(num_processes)
@@ -68,6 +79,16 @@ class ImagePool:
         self._idle: list[_Process] = []
         self._jobs: set[asyncio.Task[Done]] = set()
         self._pending_bytes = 0
+
+    @property
+    def num_idle(self) -> int:
+        """Processes without an image."""
+        return len(self._idle)
+
+    @property
+    def num_waiting(self) -> int:
+        """Images that wait for a process."""
+        return len(self._jobs) - self.num_busy
 
     async def start(self) -> Ready:
         """Starts the first process, and returns the facts of the checkpoint's processor. Raises
@@ -114,8 +135,7 @@ class ImagePool:
         async with self._slots:
             process = await self._take()
             try:
-                async with asyncio.timeout(self._limits.timeout):
-                    answer = await process.ask(job)
+                answer = await self._ask(process, job)
             except TimeoutError:
                 await self._replace(process)
                 raise RefusedImageError(
@@ -134,6 +154,16 @@ class ImagePool:
             raise InternalError("a process of images answered with something else")
         return answer
 
+    async def _ask(self, process: "_Process", job: Job) -> Answer:
+        began = time.monotonic()
+        self.num_busy += 1
+        try:
+            async with asyncio.timeout(self._limits.timeout):
+                return await process.ask(job)
+        finally:
+            self.num_busy -= 1
+            self.preprocessing.observe(time.monotonic() - began)
+
     async def _take(self) -> "_Process":
         while self._idle:
             process = self._idle.pop()
@@ -143,6 +173,7 @@ class ImagePool:
         return await _Process.start(self._start)
 
     async def _replace(self, process: "_Process") -> None:
+        self.num_restarts += 1
         await process.kill()
         logger.warning("a process that decodes images was ended, exit code %s", process.exit_code)
 

@@ -27,6 +27,7 @@ class ImageReader:
     """Reader of images for one model.
 
     Attributes:
+        pool: processes that decode them.
         placeholder, placeholder_id: token that stands for an image until it is expanded.
         max_images: images of one request, frames of clips included.
         cache: preprocessed images of earlier requests.
@@ -42,7 +43,7 @@ class ImageReader:
         limits: ImageLimits,
     ) -> None:
         self._files = files
-        self._pool = pool
+        self.pool = pool
         self._format = images
         self._identity = identity
         self.placeholder, self.placeholder_id = placeholder
@@ -95,7 +96,7 @@ class ImageReader:
         return frames
 
     async def _process(self, file: bytes, max_frames: int) -> Frames:
-        images = await self._pool.process(file, max_frames)
+        images = await self.pool.process(file, max_frames)
         return tuple([await self._preprocessed(image) for image in images])
 
     async def _preprocessed(self, image: PreprocessedImage) -> ReadImage:

@@ -233,7 +233,7 @@ async def test_text_prompt_of_vision_model_needs_no_images(model, reader):
 
 
 async def test_deadline_covers_images(model, reader):
-    (process,) = reader._pool._idle
+    (process,) = reader.pool._idle
     os.kill(process.pid, signal.SIGSTOP)
     try:
         async with front_of(*workers(model), model=model, images=reader) as front:

@@ -215,6 +215,7 @@ async def test_killed_process_costs_one_image(checkpoint):
         hit = asyncio.create_task(pool.process(GOOD))
         waiting = asyncio.create_task(pool.process(GOOD))
         await asyncio.sleep(0.1)
+        assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (1, 1, 0)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RefusedImageError, match="crashed its decoder"):
             await hit
@@ -222,6 +223,8 @@ async def test_killed_process_costs_one_image(checkpoint):
         os.kill(pid_of(pool), signal.SIGKILL)  # without an image
         await asyncio.sleep(0.1)
         assert await pool.process(GOOD)
+        assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (0, 0, 1)
+        assert (pool.num_restarts, sum(pool.preprocessing.counts)) == (2, 3)
 
 
 async def test_client_that_leaves_costs_no_process(pool):
