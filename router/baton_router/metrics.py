@@ -22,6 +22,7 @@ from baton_router.fleet.fleets import Fleets
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.models.models import Models
 from baton_router.placement.placer import PLACED
+from baton_router.usage import ENCODER_WAYS
 
 if TYPE_CHECKING:
     from baton_router.images.image_pool import ImagePool
@@ -83,6 +84,12 @@ class RouterMetrics:
             "baton_prefill_queue_seconds",
             "Queueing time of a prompt at its worker, until the first step of its prefill.",
             {(one.card.name,): one.meter.prefill_queue for one in self._services},
+            _MODEL,
+        )
+        yield histogram(
+            "baton_encode_seconds",
+            "Time from the call of another worker until it has encoded an input, with its queue.",
+            {(one.card.name,): one.meter.encode for one in self._services},
             _MODEL,
         )
         yield counter(
@@ -183,6 +190,18 @@ class RouterMetrics:
                 for kind in FailureKind
             },
             ("model", "kind"),
+        )
+        yield counter(
+            "baton_encoder_inputs_total",
+            "Encoder inputs of requests that have ended, by where they were encoded: by the worker "
+            "that computes the prompt (local), by another one for the request (encode) or before "
+            "(cached_remote), or by the first after the other had failed (failed).",
+            {
+                (one.card.name, way): one.meter.num_encoder_inputs[way]
+                for one in self._services
+                for way in ENCODER_WAYS
+            },
+            ("model", "way"),
         )
         yield counter(
             "baton_migrations_total",

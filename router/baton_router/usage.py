@@ -2,6 +2,22 @@
 
 import time
 from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+EncoderWay = Literal["local", "encode", "cached_remote", "failed"]
+"""Where an encoder input was encoded: by the worker that computes the prompt (`local`), by another
+one for this request (`encode`) or before (`cached_remote`); `failed`: by the first, after all."""
+
+ENCODER_WAYS: Final[tuple[EncoderWay, ...]] = get_args(EncoderWay)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedInput:
+    """Encoder input that was encoded. `seconds`: from the call of another worker until that had
+    encoded it; None unless it did."""
+
+    way: EncoderWay
+    seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -26,6 +42,7 @@ class Account:
         num_received_tokens: of `num_output_tokens`, those that the client resumed with.
         num_cached_prompt_tokens: the most that an attempt found cached.
         num_reused_decode_blocks: the most that an attempt's decode worker already held.
+        encoded_inputs: encoder inputs that an attempt's computing worker had not cached.
     """
 
     timings: Timings
@@ -37,6 +54,7 @@ class Account:
     num_transferred_bytes: int = 0
     num_reused_decode_blocks: int = 0
     num_migrations: int = 0
+    encoded_inputs: tuple[EncodedInput, ...] = ()
 
     @property
     def num_new_tokens(self) -> int:
@@ -50,6 +68,10 @@ class Account:
             self.timings.prefill_started = time.monotonic() - elapsed
         num_cached = min(num_cached_tokens, self.num_prompt_tokens)
         self.num_cached_prompt_tokens = max(self.num_cached_prompt_tokens, num_cached)
+
+    def encoded(self, encoded: EncodedInput) -> None:
+        """Records where an encoder input was encoded."""
+        self.encoded_inputs += (encoded,)
 
     def handed_over(
         self, exposed_seconds: float, num_blocks: int, num_bytes: int, num_reused_blocks: int

@@ -43,8 +43,14 @@ from tests.support.router.scripted import (
 from tests.support.waiting import settled
 
 S, A, D, R, E = AttemptState, AttemptAction, DecodeEvent, RouterEvent, SourceEvent
-CLOSE = [A.END_PREFIX_LEASE, A.END_PREFILL_LOAD, A.END_DECODE_LOAD, A.CANCEL_CALLS]
-COMPUTED = [A.END_PREFILL_LOAD, A.NOTE_HELD]
+CLOSE = [
+    A.END_PREFIX_LEASE,
+    A.END_ENCODER_LEASES,
+    A.END_PREFILL_LOAD,
+    A.END_DECODE_LOAD,
+    A.CANCEL_CALLS,
+]
+COMPUTED = [A.END_ENCODER_LEASES, A.END_PREFILL_LOAD, A.NOTE_HELD]
 
 
 def test_attempt_table_leads_out_of_every_state_but_the_end():
@@ -82,8 +88,8 @@ def test_attempt_table_has_no_row_for_tokens_after_the_handoff():
         ([R.ADMITTED, D.ENDED, E.FAILED], S.ENDED, [A.HOLD, A.FAIL, *CLOSE]),
         ([R.ADMITTED, D.FAILED, E.FAILED], S.ENDED, [A.FAIL, *CLOSE]),
         ([R.ADMITTED_ALONE, D.LEASE_ENDED], S.ENDED, [A.FAIL, *CLOSE]),
-        ([R.ADMITTED_ALONE, R.MIGRATED, R.ADMITTED], S.HANDOFF, [A.CANCEL_SOURCE, *CLOSE[:3]]),
-        ([R.ADMITTED, R.COMPLETED, D.FAILED], S.COMPLETE, CLOSE[:3]),
+        ([R.ADMITTED_ALONE, R.MIGRATED, R.ADMITTED], S.HANDOFF, [A.CANCEL_SOURCE, *CLOSE[:-1]]),
+        ([R.ADMITTED, R.COMPLETED, D.FAILED], S.COMPLETE, CLOSE[:-1]),
         ([E.FAILED, R.CLOSED], S.ENDED, [A.FAIL, *CLOSE]),
     ],
     ids=lambda value: value.name if isinstance(value, S) else "+".join(v.name for v in value),

@@ -7,6 +7,9 @@ follows. Tasks read both calls ahead, so that the next message arrives while the
 last one. However the attempt ends, all its calls are cancelled, so that the workers release all
 they hold and blocks always have an owner. Knows nothing of the client, nor of other attempts.
 
+Other workers may lend a prefix of the prompt (`baton_router.lifecycle.prefix_lease`) and encode its
+images (`baton_router.lifecycle.encoder_lease`). Both only save time: no attempt fails for them.
+
 Live migration: a draining decode worker suspends the request and keeps its blocks; until another
 one, called to resume it, has the blocks, the suspended call replaces the prefill call.
 """
@@ -14,6 +17,7 @@ one, called to resume it, has the blocks, the suspended call replaces the prefil
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -39,12 +43,14 @@ from baton_router.lifecycle.attempt_machine import (
     RouterEvent,
     SourceEvent,
 )
+from baton_router.lifecycle.encoder_lease import EncoderLeases
 from baton_router.lifecycle.inbox import Inbox
 from baton_router.lifecycle.prefix_lease import PrefixLease
 from baton_router.lifecycle.return_cost import ReturnCost, return_cost
 from baton_router.lifecycle.worker_call import WorkerCall
 from baton_router.placement.placement import Placement
 from baton_router.request import Work
+from baton_router.usage import EncodedInput
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +81,8 @@ class Attempt:
     Args:
         may_return: the decode worker may give the request back if it preempts its sequence.
         first_token_due: when the first token is due; None: at any time.
+        on_encoded: is called with where each encoder input was encoded that no worker had cached
+            for this attempt.
 
     Attributes:
         placement: the workers it runs on; a migration changes the decode worker.
@@ -90,10 +98,12 @@ class Attempt:
         *,
         may_return: bool = False,
         first_token_due: Deadline | None = None,
+        on_encoded: Callable[[EncodedInput], None] = lambda _: None,
     ) -> None:
         self.placement = placement
         self._may_return = may_return
         self._first_token_due = first_token_due
+        self._on_encoded = on_encoded
         self._coalescer = coalescer
         self._work = work
         self._fleet = fleet
@@ -127,14 +137,14 @@ class Attempt:
         return self._decode.member.record.id
 
     def cancel(self) -> None:
-        """Cancels all calls immediately, even while they are being read."""
+        """Cancels the calls to both workers immediately, even while they are being read."""
         self._cancel_source()
         self._decode.cancel()
 
     async def admit(self) -> None:
         """Opens both calls and waits for their admissions. Raises `AttemptFailure`.
 
-        Counts the load of both workers before the first await, so that each of several concurrent
+        Counts the load of all workers before the first await, so that each of several concurrent
         requests sees the load of those placed before it.
 
         Calls the prefill worker as soon as the decode worker has admitted, so that prompts are
@@ -147,15 +157,17 @@ class Attempt:
         load = self._ended_by[AttemptAction.END_PREFILL_LOAD]
         load.enter_context(computing.loaded(num_sequences=num_sequences, num_tokens=num_uncached))
         load.enter_context(self._fleet.pending.pending(computing.record.id, self._hashes))
-        prefix_lease = self._request_prefix_lease()
-        await self._open_decode(lease_id)
+        prefix_lease, encoder_leases = self._request_prefix_lease(), self._encoder_leases(computing)
         if self._source is None:
+            await self._open_decode(lease_id, encoder_leases.open(self._first_token_due))
             self._apply(RouterEvent.ADMITTED_ALONE)
             self._read_ahead(self._decode)
             return
+        await self._open_decode(lease_id)
+        due, encoder_sources = self._first_token_due, encoder_leases.open(self._first_token_due)
         prefix = None if prefix_lease is None else await prefix_lease.source()
         request = worker_wire.prefill_request(
-            self._work, lease_id, self.decode_worker, prefix, self._first_token_due
+            self._work, lease_id, self.decode_worker, prefix, due, encoder_sources
         )
         channel = self._channel_to(self._source.member)
         called = await worker_methods.prefill(channel, request, self._work)
@@ -312,12 +324,29 @@ class Attempt:
         self._ended_by[AttemptAction.END_PREFIX_LEASE].callback(prefix_lease.end)
         return prefix_lease
 
+    def _encoder_leases(self, claimant: Member) -> EncoderLeases:
+        """Returns the leases on encoder outputs that the placement names sources for."""
+        leases = EncoderLeases(
+            self.placement.encoders,
+            self._work,
+            claimant,
+            self._fleet,
+            self._deadline,
+            self._on_encoded,
+        )
+        self._ended_by[AttemptAction.END_ENCODER_LEASES].callback(leases.end)
+        self._stack.push_async_callback(leases.close)
+        return leases
+
     def _block_hashes(self) -> list[bytes]:
         return self._work.prompt.hashes(self._decode.member.namespace)
 
-    async def _open_decode(self, lease_id: bytes) -> None:
+    async def _open_decode(
+        self, lease_id: bytes, encoder_sources: Sequence[prefill_pb2.EncoderSource] = ()
+    ) -> None:
         """Calls the decode worker to resume after the tokens that the source holds under
-        `lease_id`; without a source, to compute the prompt itself. Raises `AttemptFailure`."""
+        `lease_id`; without a source, to compute the prompt itself, with `encoder_sources`. Raises
+        `AttemptFailure`."""
         work, member = self._work, self._decode.member
         self._ended_by[AttemptAction.END_DECODE_LOAD].enter_context(
             member.loaded(num_sequences=work.num_sequences, num_held_tokens=work.num_tokens)
@@ -330,7 +359,7 @@ class Attempt:
         cost = self._return_cost()
         self._decode.may_return = cost is not None
         request = self._decode_request = worker_wire.decode_request(
-            work, lease_id, handle, cost, self._first_token_due
+            work, lease_id, handle, cost, self._first_token_due, encoder_sources
         )
         called = await worker_methods.generate(self._channel_to(member), request, work)
         await self._open(self._decode, "admit.decode", *called)

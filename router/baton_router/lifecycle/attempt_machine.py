@@ -6,8 +6,9 @@ the former decode worker. An event without a row has no effect. The shell
 (`baton_router.lifecycle.attempt`) delivers every message before the end, with a row or without.
 
 Invariants:
-- Every load that was started is ended: that of the prompt once it is computed, that of a decode
-  worker once the request leaves it, both when the attempt completes, fails or is closed.
+- Every load that was started is ended: that of the prompt, with its encoder leases, once it is
+  computed, that of a decode worker once the request leaves it, both when the attempt completes,
+  fails or is closed.
 - At most one failure is delivered, and nothing after it. It ends all calls, as closing does.
 - The failure of a source is one of the attempt while the source owes something: blocks, or the
   prompt's log-probabilities, which come before its result.
@@ -83,7 +84,8 @@ class AttemptAction(Enum):
     """Action of the shell. Ending what has ended, or has never begun, has no effect.
 
     Attributes:
-        END_PREFIX_LEASE, END_PREFILL_LOAD, END_DECODE_LOAD: end what the name says.
+        END_PREFIX_LEASE, END_ENCODER_LEASES, END_PREFILL_LOAD, END_DECODE_LOAD: end what the name
+            says.
         NOTE_HELD: record that the worker which sent the message holds the prompt's blocks.
         CANCEL_SOURCE, CANCEL_CALLS: cancel the call to the source; all calls.
         LIMIT_SOURCE: cancel the call to the source after a while.
@@ -92,6 +94,7 @@ class AttemptAction(Enum):
     """
 
     END_PREFIX_LEASE = auto()
+    END_ENCODER_LEASES = auto()
     END_PREFILL_LOAD = auto()
     END_DECODE_LOAD = auto()
     NOTE_HELD = auto()
@@ -125,9 +128,14 @@ _OWED = (_S.SCORING, _S.UNSCORED, _S.HANDOFF)
 _BOTH = (*_OWED, _S.HANDED_OVER)
 _OPEN = (_S.CALLING, *ALONE, *_BOTH, _S.AWAITING_SOURCE)
 
-END_ACTIONS = (_A.END_PREFIX_LEASE, _A.END_PREFILL_LOAD, _A.END_DECODE_LOAD)
+END_ACTIONS = (
+    _A.END_PREFIX_LEASE,
+    _A.END_ENCODER_LEASES,
+    _A.END_PREFILL_LOAD,
+    _A.END_DECODE_LOAD,
+)
 """Actions that end something."""
-_COMPUTED = (_A.END_PREFILL_LOAD, _A.NOTE_HELD)
+_COMPUTED = (_A.END_ENCODER_LEASES, _A.END_PREFILL_LOAD, _A.NOTE_HELD)
 _CLOSE = (*END_ACTIONS, _A.CANCEL_CALLS)
 
 

@@ -134,6 +134,7 @@ class RequestLifecycle:
             self._coalescer,
             may_return=recovery.may_return,
             first_token_due=self._first_token_due,
+            on_encoded=self._answer.account.encoded,
         )
 
     def _apply_all(

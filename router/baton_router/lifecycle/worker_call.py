@@ -54,8 +54,7 @@ class WorkerCall:
         `admitted`, or the call's failure. `stage_name`: of the span of this wait, whose child is
         the worker's span of the whole call."""
         with stage(stage_name, {"baton.worker": self._name}, kind=SpanKind.CLIENT) as span:
-            timeout = self._deadline.forward()
-            self._call = method(request, timeout=timeout, metadata=outgoing())
+            self.start(method, request)
             kind, received = await self.read()
             if kind != "admitted" and not isinstance(received, AttemptFailure):
                 early = InternalError(f"{self._name} sent {kind!r} before it admitted the request")
@@ -65,6 +64,11 @@ class WorkerCall:
                 failed(span, received.error)
         self._is_admitted = True
         return kind, received
+
+    def start(self, method: Any, request: Any) -> None:
+        """Calls `method` of a stub with `request`."""
+        timeout = self._deadline.forward()
+        self._call = method(request, timeout=timeout, metadata=outgoing())
 
     def cancel(self) -> None:
         """Cancels the call immediately, even while it is being read."""

@@ -6,13 +6,15 @@ five times in the event loop, and held by the call until its end.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from baton import encoder_input_wire
-from baton.v1 import decode_pb2, prefill_pb2
+from baton.encoder_input import EncoderInput
+from baton.v1 import decode_pb2, encode_pb2, prefill_pb2
 from baton_router.lifecycle import worker_wire
 from baton_router.request import Work
 
@@ -28,7 +30,8 @@ async def prefill(
 ) -> Method:
     """Returns `Prefill.Prefill` for a request, to which the images of `work` are added."""
     deserialize = prefill_pb2.PrefillResponse.FromString
-    return await _method(channel, "/baton.v1.Prefill/Prefill", request, work, deserialize)
+    inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
+    return await _method(channel, "/baton.v1.Prefill/Prefill", request, *inputs, deserialize)
 
 
 async def generate(
@@ -36,30 +39,42 @@ async def generate(
 ) -> Method:
     """Returns `Decode.Generate` for a request, to which the images of `work` are added. Its
     responses are those of `worker_wire.decoded`."""
-    return await _method(channel, "/baton.v1.Decode/Generate", request, work, worker_wire.decoded)
+    inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
+    deserialize = worker_wire.decoded
+    return await _method(channel, "/baton.v1.Decode/Generate", request, *inputs, deserialize)
+
+
+async def encode(
+    channel: grpc.aio.Channel, request: encode_pb2.EncodeRequest, encoder_input: EncoderInput
+) -> Method:
+    """Returns `Encode.Encode` for a request, to which `encoder_input` is added unless it is there:
+    a request for a cached output has it without tensors."""
+    unsent = () if request.HasField("encoder_input") else (encoder_input,)
+    inputs = request.ENCODER_INPUT_FIELD_NUMBER, unsent
+    deserialize = encode_pb2.EncodeResponse.FromString
+    return await _method(channel, "/baton.v1.Encode/Encode", request, *inputs, deserialize)
 
 
 async def _method(
     channel: grpc.aio.Channel,
     path: str,
-    request: prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest,
-    work: Work,
+    request: Message,
+    field_number: int,
+    encoder_inputs: Sequence[EncoderInput],
     deserialize: Callable[[bytes], Any],
 ) -> Method:
-    """Returns the method at `path`, not through a stub, which makes all methods of a service."""
+    """Returns the method at `path`, not through a stub, which makes all methods of a service.
+
+    Args:
+        field_number: field of `request` that `encoder_inputs` are added to.
+    """
     serialize: Callable[[Any], bytes] = type(request).SerializeToString
     called: Any = request
-    if work.request.encoder_inputs:
-        serialize, called = _Unsent.pop, await _with_images(request, work)
+    if encoder_inputs:
+        inputs = encoder_input_wire.serialized(encoder_inputs, field_number)
+        serialize = _Unsent.pop
+        called = [await asyncio.to_thread(b"".join, [request.SerializeToString(), *inputs])]
     method = channel.unary_stream(
         path, request_serializer=serialize, response_deserializer=deserialize
     )
     return method, called
-
-
-async def _with_images(
-    request: prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest, work: Work
-) -> _Unsent:
-    number = request.ENCODER_INPUTS_FIELD_NUMBER
-    images = encoder_input_wire.serialized(work.request.encoder_inputs, number)
-    return [await asyncio.to_thread(b"".join, [request.SerializeToString(), *images])]

@@ -1,22 +1,25 @@
 """Conversion between messages of workers and the router's data."""
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from google.protobuf.duration_pb2 import Duration
 
+from baton import encoder_input_wire
 from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
 from baton.serving.attempt_id import attempt_id
 from baton.serving.deadline import Deadline
-from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import decode_pb2, encode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.fleet.fleet import Member
 from baton_router.fleet.worker_model import WorkDone
 from baton_router.lifecycle.chunk import Chunk
 from baton_router.lifecycle.return_cost import ReturnCost
 from baton_router.lifecycle.tokens import Tokens, TopLogprobs
+from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.request import Request, Work
 
 Decoded = Chunk | decode_pb2.DecodeGenerateResponse
@@ -64,6 +67,11 @@ def transferred(message: decode_pb2.KvReady) -> tuple[float, int, int, int]:
     )
 
 
+def encoded(message: encode_pb2.Encoded) -> tuple[bool, float, float]:
+    """Returns whether the output was cached, queue time in seconds, and seconds since then."""
+    return message.was_cached, seconds(message.queue_time), seconds(message.elapsed)
+
+
 def new_lease_id() -> bytes:
     return secrets.token_bytes(16)
 
@@ -94,10 +102,11 @@ def decode_request(
     kv_handle: kv_transfer_pb2.KvHandle | None,
     return_cost: ReturnCost | None = None,
     first_token_due: Deadline | None = None,
+    encoder_sources: Sequence[prefill_pb2.EncoderSource] = (),
 ) -> decode_pb2.DecodeGenerateRequest:
     """Returns the call's request, without images. `kv_handle` None: the decode worker computes the
     prompt. `return_cost` None: it may not give the request back. `first_token_due` None: at any
-    time."""
+    time. `encoder_sources`: without a handle only."""
     message = decode_pb2.DecodeGenerateRequest(
         request_id=attempt_id(work.request.request_id, lease_id),
         token_ids=work.token_ids,
@@ -109,6 +118,7 @@ def decode_request(
         return_cost=None if return_cost is None else _return_cost(return_cost),
         outputs=map(_sequence_output, work.outputs),
         first_token_due=_until(first_token_due),
+        encoder_sources=encoder_sources,
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
@@ -171,12 +181,49 @@ def prefix_source(holder: Member, lease_id: bytes, num_blocks: int) -> prefill_p
     )
 
 
+def encoder_source(index: int, holder: Member, lease_id: bytes) -> prefill_pb2.EncoderSource:
+    """Returns the source of the output of the request's encoder input `index`."""
+    return prefill_pb2.EncoderSource(
+        input=index,
+        worker=holder.record.id,
+        endpoint=holder.record.kv_endpoint,
+        epoch=holder.record.epoch,
+        lease_id=lease_id,
+    )
+
+
+def encode_request(
+    work: Work,
+    lease_id: bytes,
+    choice: EncoderChoice,
+    claimant: str,
+    first_token_due: Deadline | None = None,
+) -> encode_pb2.EncodeRequest:
+    """Returns the call's request, without the encoder input if it needs tensors. `first_token_due`
+    None: at any time."""
+    request = work.request
+    message = encode_pb2.EncodeRequest(
+        request_id=attempt_id(request.request_id, lease_id),
+        lease_id=lease_id,
+        claimant=claimant,
+        tenant=request.tenant.name,
+        priority=request.priority,
+        first_token_due=_until(first_token_due),
+        only_cached=choice.only_cached,
+    )
+    if choice.only_cached:
+        cached = replace(request.encoder_inputs[choice.input], tensors={})
+        message.encoder_input.CopyFrom(encoder_input_wire.to_proto(cached))
+    return message
+
+
 def prefill_request(
     work: Work,
     lease_id: bytes,
     decode_worker: str,
     source: prefill_pb2.PrefixSource | None = None,
     first_token_due: Deadline | None = None,
+    encoder_sources: Sequence[prefill_pb2.EncoderSource] = (),
 ) -> prefill_pb2.PrefillRequest:
     """Returns the call's request, without images. `source` None: no prefix is fetched.
     `first_token_due` None: at any time."""
@@ -199,6 +246,7 @@ def prefill_request(
         salt=work.request.tenant.salt,
         source=source,
         first_token_due=_until(first_token_due),
+        encoder_sources=encoder_sources,
     )
 
 
@@ -240,7 +288,7 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
 def learn(
     member: Member,
     event: "prefill_pb2.PrefillResponse | prefill_pb2.PoolResponse | "
-    "decode_pb2.DecodeGenerateResponse",
+    "decode_pb2.DecodeGenerateResponse | encode_pb2.EncodeResponse",
 ) -> None:
     """Updates the worker's latency model by the work and the transfer that `event` reports."""
     message = getattr(event, event.WhichOneof("event") or "")

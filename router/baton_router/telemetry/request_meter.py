@@ -14,6 +14,7 @@ from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution, Distributions
 from baton_router.failure import FailureKind
 from baton_router.request import RequestOutcome
+from baton_router.usage import EncoderWay
 
 PROVIDER = "baton"
 _OPERATIONS = {"chat": "chat", "pooled": "embeddings"}
@@ -29,6 +30,8 @@ class RequestMeter:
         duration: from arrival to end; a fourth label is the error code, empty for none.
         admission: from arrival until workers had admitted the request.
         prefill_queue: from a prompt's arrival at its worker to the first step of its prefill.
+        encode: from the call of another worker until it had encoded an input.
+        num_encoder_inputs: encoder inputs by where they were encoded.
         num_failures: failed attempts, by kind, of the requests that have ended.
     """
 
@@ -38,6 +41,8 @@ class RequestMeter:
         self.duration = Distributions(buckets.REQUEST_DURATION)
         self.admission = Distribution(buckets.STAGE)
         self.prefill_queue = Distribution(buckets.STAGE)
+        self.encode = Distribution(buckets.STAGE)
+        self.num_encoder_inputs: Counter[EncoderWay] = Counter()
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.num_migrations = 0
@@ -90,6 +95,10 @@ class MeteredRequest:
             meter.admission.observe(timings.admitted - self._arrived)
         if timings.prefill_queue_s is not None:
             meter.prefill_queue.observe(timings.prefill_queue_s)
+        for encoded in account.encoded_inputs:
+            meter.num_encoder_inputs[encoded.way] += 1
+            if encoded.seconds is not None:
+                meter.encode.observe(encoded.seconds)
         num_gaps = num_new / outcome.request.params.n - 1
         if timings.first_token is not None and num_gaps > 0:
             ended = meter.clock() if timings.finished is None else timings.finished

@@ -25,6 +25,7 @@ from baton.serving.tenant import Tenant
 from baton.v1 import (
     decode_pb2,
     decode_pb2_grpc,
+    encode_pb2_grpc,
     kv_sharing_pb2,
     kv_sharing_pb2_grpc,
     kv_transfer_pb2,
@@ -97,6 +98,7 @@ class Scripts(list[list[Any]]):
 class Worker(
     prefill_pb2_grpc.PrefillServicer,
     decode_pb2_grpc.DecodeServicer,
+    encode_pb2_grpc.EncodeServicer,
     kv_sharing_pb2_grpc.KvSharingServicer,
 ):
     """Plays its script for every call, and notes the calls, and how much of it was taken."""
@@ -111,6 +113,7 @@ class Worker(
     endpoint: str = ""
     load: int = 0
     num_queued: int = 0
+    num_encoding: int = 0
     num_losses: int = 0
     num_failures: int = 0
     circuit: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -168,6 +171,10 @@ class Worker(
         async for response in self._play(request, context):
             yield response
 
+    async def Encode(self, request, context):  # noqa: N802
+        async for response in self._play(request, context):
+            yield response
+
     async def EndSequence(self, request, context):  # noqa: N802
         self.ended.append(request)
         return decode_pb2.EndSequenceResponse()
@@ -208,15 +215,22 @@ class Worker(
 
     @contextmanager
     def loaded(
-        self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
+        self,
+        *,
+        num_sequences: int = 1,
+        num_tokens: int = 0,
+        num_held_tokens: int = 0,
+        num_encoder_tokens: int = 0,
     ) -> Iterator[None]:
         self.load += num_sequences
         self.num_queued += num_tokens
+        self.num_encoding += num_encoder_tokens
         try:
             yield
         finally:
             self.load -= num_sequences
             self.num_queued -= num_tokens
+            self.num_encoding -= num_encoder_tokens
 
 
 class FakeFleet:
@@ -231,7 +245,7 @@ class FakeFleet:
         pass
 
     def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
-        """Whoever was told to hand over drains."""
+        """Whoever was told to hand over drains. Encode workers are chosen by tests alone."""
         return [
             Candidate(
                 w.name,
@@ -243,6 +257,7 @@ class FakeFleet:
                 excluded="draining" if w.orders else "",
             )
             for i, w in enumerate(self.workers)
+            if w.role != "encode"
         ]
 
     def member(self, name: str) -> Worker:
@@ -269,13 +284,16 @@ async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
         server = Server(ServingSettings())
         server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, worker)
         server.add(decode_pb2_grpc.add_DecodeServicer_to_server, worker)
+        server.add(encode_pb2_grpc.add_EncodeServicer_to_server, worker)
         server.add(kv_sharing_pb2_grpc.add_KvSharingServicer_to_server, worker)
         await server.start()
         worker.endpoint = server.endpoint
         servers.append(server)
     try:
         yield fleet
-        await until(lambda: not any(w.num_running or w.load for w in workers), within=1.0)
+        await until(
+            lambda: not any(w.num_running or w.load or w.num_encoding for w in workers), within=1.0
+        )
     finally:
         await fleet.channels.close()
         for server in servers:
@@ -295,6 +313,7 @@ def lifecycle_of(
     rules: Rules = HANDOFFS,
     prompt: tuple[int, ...] = (5, 6, 7),
     encoder_inputs: tuple[EncoderInput, ...] = (),
+    placer: Placer | None = None,
     **params: Any,
 ) -> RequestLifecycle:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
@@ -304,7 +323,7 @@ def lifecycle_of(
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
-    placer = Placer(fleet, rules)  # type: ignore[arg-type]
+    placer = placer or Placer(fleet, rules)  # type: ignore[arg-type]
     return RequestLifecycle(request, fleet, placer, answer, recovery, deadline, coalescer)  # type: ignore[arg-type]
 
 
