@@ -378,7 +378,8 @@ class Attempt:
         prefill, decode = (scored.candidate for scored in self.placement.chosen)
         if decode.worker != self.decode_worker:  # the request has migrated
             decode = decode._replace(rates=self._decode.member.model.rates)
-        return return_cost(prefill, decode, len(self._work.token_ids))
+        num_encoder_tokens = sum(each.length for each in self._work.request.encoder_inputs)
+        return return_cost(prefill, decode, len(self._work.token_ids), num_encoder_tokens)
 
     def _read_ahead(self, call: WorkerCall) -> None:
         """Starts a task that reads a call while its events are not awaited."""

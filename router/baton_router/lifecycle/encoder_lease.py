@@ -89,6 +89,10 @@ class EncoderLeases:
         self._load.enter_context(load)
         self._on_encoded(EncodedInput(way))
 
+    def _note_held(self, member: Member, choice: EncoderChoice) -> None:
+        encoder_input = self._work.request.encoder_inputs[choice.input]
+        self._fleet.note_held(member, [encoder_input.content_hash])
+
     async def _hold(self, lease: "_EncoderLease", first_token_due: Deadline | None) -> None:
         """Holds a lease until the claimant has the output, or its call fails."""
         choice, source = lease.choice, lease.call.member
@@ -100,7 +104,9 @@ class EncoderLeases:
                 self._on_encoded(await self._encoded(lease, channel, request))
                 lease.load.close()
                 source.circuit.record_success()
+                self._note_held(source, choice)
                 await lease.next("released")
+                self._note_held(self._claimant, choice)
                 await lease.call.read()  # the call's end
         except BatonError as error:
             logger.debug("%s encodes no input: %s", choice.worker, error)
