@@ -17,16 +17,14 @@ from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton.v1 import encode_pb2, prefill_pb2
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
-from baton_router.placement.decision import Decision
 from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.placement.placer import Placer
 from baton_router.request import Request, RequestOutcome
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.usage import ENCODER_WAYS, Account, EncodedInput, Timings
+from tests.support.router.encoding import EncodingPlacer
 from tests.support.router.scripted import (
     DRAINING,
     HANDED_OVER,
-    HANDOFFS,
     READY,
     RELEASED,
     Cue,
@@ -82,33 +80,10 @@ def answering(*steps: Any) -> Worker:
     return decode(READY, *steps, tokens(0, 0, 1, 2, 3, 4), finished())
 
 
-class EncodingPlacer(Placer):
-    """Placer whose placements have given encoder choices, those of each attempt in turn."""
-
-    def __init__(self, fleet: FakeFleet, *choices: tuple[EncoderChoice, ...]) -> None:
-        super().__init__(fleet, HANDOFFS)  # type: ignore[arg-type]
-        self.choices, self.num_attempts, self.is_alone = choices, 0, False
-
-    def place(self, *args: Any, **kwargs: Any) -> Decision:
-        decision = super().place(*args, **kwargs)
-        if decision.placement is None:
-            return decision
-        encoders = self.choices[min(self.num_attempts, len(self.choices) - 1)]
-        self.num_attempts += 1
-        placement = replace(decision.placement, encoders=encoders)
-        if self.is_alone:
-            placement = replace(placement, prefill="", chosen=placement.chosen[1:])
-        return replace(decision, placement=placement)
-
-
 def lifecycle(
-    fleet: FakeFleet,
-    *choices: EncoderChoice,
-    alone: bool = False,
-    **how: Any,
+    fleet: FakeFleet, *choices: EncoderChoice, is_alone: bool = False, **how: Any
 ) -> RequestLifecycle:
-    placer = EncodingPlacer(fleet, choices)
-    placer.is_alone = alone
+    placer = EncodingPlacer(fleet, lambda _: choices, is_alone=is_alone)
     return lifecycle_of(fleet, prompt=PROMPT, encoder_inputs=IMAGES, placer=placer, **how)
 
 
@@ -151,7 +126,7 @@ async def test_decode_worker_alone_gets_source_of_remote_input():
     gate, source = Cue(), good_encoder()
     answers = decode(gate, tokens(0, 0, 1, 2, 3, 4), finished())
     async with fleet_of(prefill(), answers, source) as fleet:
-        await answered(lifecycle(fleet, REMOTE, LOCAL, alone=True), gate, num_encoded=2)
+        await answered(lifecycle(fleet, REMOTE, LOCAL, is_alone=True), gate, num_encoded=2)
     (asked,), (call,) = source.requests, answers.requests
     (named,) = call.encoder_sources
     assert (named.worker, named.lease_id, asked.claimant) == ("e0", asked.lease_id, "d0")
@@ -264,7 +239,7 @@ async def test_next_attempt_leases_again():
     second = decode(READY, gates[1], tokens(3, 3), tokens(4, 4), finished(), name="d1")
     computing, source = prefill_behind(0, 3), good_encoder()
     async with fleet_of(computing, failing, second, source) as fleet:
-        placer = EncodingPlacer(fleet, (REMOTE,), (EncoderChoice(1, 4, "e0"),))
+        placer = EncodingPlacer(fleet, ((REMOTE,), (EncoderChoice(1, 4, "e0"),)).__getitem__)
         running = lifecycle_of(fleet, prompt=PROMPT, encoder_inputs=IMAGES, placer=placer)
         seen = asyncio.create_task(seen_of(running))
         for number, gate in enumerate(gates, 1):
