@@ -5,7 +5,7 @@ The chart's network policies are tested against it, and it is tested against a c
 from dataclasses import dataclass
 from typing import Literal
 
-Process = Literal["router", "prefill", "decode", "endpoint-picker"]
+Process = Literal["router", "encode", "prefill", "decode", "endpoint-picker"]
 Port = Literal["grpc", "kv", "http", "metrics", "admin"]
 """Port by its traffic; see `PORTS`."""
 
@@ -14,11 +14,11 @@ Outside = Literal["client", "operator", "scraper", "redis", "collector", "hub", 
 collector, the hub that checkpoints come from, DNS, and the model servers of others, which are the
 endpoints of an endpoint picker."""
 
-PROCESSES: tuple[Process, ...] = ("router", "prefill", "decode", "endpoint-picker")
-CLUSTER: tuple[Process, ...] = ("router", "prefill", "decode")
+WORKERS: tuple[Process, ...] = ("encode", "prefill", "decode")
+CLUSTER: tuple[Process, ...] = ("router", *WORKERS)
 """Processes of a cluster, which find each other through Redis. An endpoint picker has no part in
 one."""
-WORKERS: tuple[Process, ...] = ("prefill", "decode")
+PROCESSES: tuple[Process, ...] = (*CLUSTER, "endpoint-picker")
 
 PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
     "grpc": ("port", PROCESSES),
@@ -55,9 +55,13 @@ CONNECTIONS: tuple[Connection, ...] = (
         Connection("router", worker, "admin", "changes of roles, caches to be forgotten")
         for worker in WORKERS
     ),
-    # Both roles: prompts' KV goes to decode workers, and prefixes wherever they save time.
-    # Over NIXL and UCX workers connect to each other on ports that those libraries choose.
-    *(Connection(reader, source, "kv", "KV blocks") for reader in WORKERS for source in WORKERS),
+    # All roles: prompts' KV goes to decode workers, prefixes and encoder outputs wherever they save
+    # time. Over NIXL and UCX workers connect to each other on ports that those libraries choose.
+    *(
+        Connection(reader, source, "kv", "KV blocks, encoder outputs")
+        for reader in WORKERS
+        for source in WORKERS
+    ),
     Connection("client", "endpoint-picker", "grpc", "questions of gateways"),
     Connection("endpoint-picker", "endpoint", None, "probes and metrics of model servers"),
     *(Connection("scraper", process, "metrics", "metrics") for process in PROCESSES),
