@@ -74,7 +74,7 @@ def _rows(
         value, key = (default or {}).get(name), f"{path}{name}"
         found = _followed(given, root)
         is_group = found.get("properties") and name not in ("settings", "resources")
-        if is_group and key != "decode":
+        if is_group and key not in ("decode", "encode"):
             yield from _rows(found, value, f"{key}.", root)
         elif name != "global":
             shown = "as `prefill`" if is_group else f"`{json.dumps(value)}`"

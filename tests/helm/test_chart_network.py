@@ -4,17 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.serving.network_topology import CONNECTIONS, PORTS, Connection
+from baton.serving.network_topology import CONNECTIONS, PORTS, WORKERS, Connection
 from tests.support.rendered_chart import (
     PRESETS,
-    PROCESSES,
-    WORKERS,
     component,
     container_of,
     labels_of_pods,
     merged,
     of_kind,
     preset,
+    processes,
     render,
     selects,
     values_of,
@@ -81,11 +80,21 @@ def may_be_nixl(values) -> bool:
     return connector == "nixl" or (connector == "auto" and not values["tls"]["enabled"])
 
 
+def absent_from(values) -> set[str]:
+    """The processes that a release with these values does not deploy."""
+    picker, encode = values["endpointPicker"], values["encode"]
+    has_encode = encode["replicas"] or encode["autoscaling"]["enabled"]
+    return {
+        *(() if picker["enabled"] else ("endpoint-picker",)),
+        *(() if has_encode else ("encode",)),
+    }
+
+
 def wanted(edge: Connection, values) -> set[tuple[str, str, object]]:
     """The same edge as policies are to allow it, under these values."""
     source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
     redis = values["redis"]
-    if "endpoint-picker" in (edge.source, edge.target) and not values["endpointPicker"]["enabled"]:
+    if not {edge.source, edge.target}.isdisjoint(absent_from(values)):
         return set()
     match edge.target, edge.port:
         case "router", "admin":
@@ -136,11 +145,11 @@ def test_network_policies_open_any_worker_port_only_for_nixl(connector, is_encry
 @pytest.mark.parametrize("name", PRESETS)
 def test_containers_have_the_ports_of_their_processes(name):
     values = merged(values_of(name))
-    for process in PROCESSES:
+    for process, workload in processes(preset(name)).items():
         expected = {port for port, (_, of) in PORTS.items() if process in of}
         if not values["router"]["http"]:
             expected -= {"http"}
-        container = container_of(workloads(preset(name))[process])
+        container = container_of(workload)
         assert {p["name"]: p["containerPort"] for p in container["ports"]} == {
             port: values["ports"][port] for port in expected
         }
@@ -149,5 +158,5 @@ def test_containers_have_the_ports_of_their_processes(name):
             assert variables[f"BATON_{PORTS[port][0].upper()}"] == str(values["ports"][port])
 
 
-def test_network_topology_has_kv_edges_to_both_worker_roles():
+def test_network_topology_has_kv_edges_to_all_worker_roles():
     assert {edge.target for edge in CONNECTIONS if edge.port == "kv"} == set(WORKERS)

@@ -15,6 +15,7 @@ from tests.support.rendered_chart import (
     of_kind,
     pod_of,
     preset,
+    processes,
     render,
     selects,
     values_of,
@@ -29,6 +30,7 @@ GIVEN = (
     ("redis", "existingSecret"),
     ("redis", "signingSecret"),
     ("tls", "existingSecrets", "router"),
+    ("tls", "existingSecrets", "encode"),
     ("tls", "existingSecrets", "prefill"),
     ("tls", "existingSecrets", "decode"),
     ("model", "claim"),
@@ -184,9 +186,8 @@ def test_checkpoint_sources_are_same_for_router_and_workers():
         ({"source": "claim", "claim": "checkpoints", "name": "m"}, "/models/m"),
         ({"source": "image", "image": "registry.example/m:1", "name": ""}, "/models"),
     ):
-        objects = render({"model": model})
-        for role in ("router", "prefill", "decode"):
-            workload = workloads(objects)[role]
+        objects = render({"model": model, "encode": {"replicas": 1}})
+        for workload in processes(objects).values():
             variables = {v["name"]: v.get("value") for v in container_of(workload)["env"]}
             assert variables["BATON_MODEL"] == path
             assert ("HF_HUB_OFFLINE" in variables) == (model["source"] != "hub")

@@ -6,12 +6,12 @@ import pytest
 
 from tests.support.rendered_chart import (
     PRESETS,
-    PROCESSES,
     container_of,
     labels_of_pods,
     of_kind,
     pod_of,
     preset,
+    processes,
     render,
     render_tests,
     selects,
@@ -128,9 +128,9 @@ def test_sentinel_password_is_filled_in_from_variable_above():
 
 
 def test_redis_signing_keys_are_mounted_read_only_everywhere():
-    found = workloads(render({"redis": {"signingSecret": "keys-of-redis"}}))
-    for name in PROCESSES:
-        workload, container = found[name], container_of(found[name])
+    objects = render({"redis": {"signingSecret": "keys-of-redis"}, "encode": {"replicas": 1}})
+    for workload in processes(objects).values():
+        container = container_of(workload)
         variables = {v["name"]: v.get("value") for v in container["env"]}
         path = variables["BATON_REDIS_SIGNING_KEY_FILE"]
         (mount,) = [m for m in container["volumeMounts"] if m["name"] == "redis-signing"]

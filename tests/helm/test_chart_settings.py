@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from baton.serving.network_topology import WORKERS
 from baton.serving.server import LIVENESS, READINESS
 from baton.serving.settings import load
 from baton.serving.telemetry.serving import CHECKS
@@ -12,8 +13,6 @@ from tests.support.cluster.prometheus import promtool
 from tests.support.rendered_chart import (
     EVERYTHING,
     PRESETS,
-    PROCESSES,
-    WORKERS,
     component,
     container_of,
     env_of,
@@ -21,13 +20,14 @@ from tests.support.rendered_chart import (
     of_kind,
     pod_of,
     preset,
+    processes,
     render,
     values_of,
     workloads,
 )
 
-# Every worker has those of both roles.
-SETTINGS = {"router": RouterSettings, "prefill": DecodeSettings, "decode": DecodeSettings}
+# Every worker has those of all roles.
+SETTINGS = {"router": RouterSettings, **dict.fromkeys(WORKERS, DecodeSettings)}
 MIB = 2**20
 
 
@@ -51,8 +51,10 @@ def understood(objects, process, monkeypatch):
         return load(SETTINGS[process], [])
 
 
-@pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    ("name", "process"),
+    [(name, process) for name in PRESETS for process in processes(preset(name))],
+)
 def test_chart_variables_are_valid_settings(name, process, monkeypatch):
     objects = preset(name)
     known = {f"BATON_{field.upper()}" for field in SETTINGS[process].model_fields}
@@ -83,18 +85,18 @@ def test_chart_values_reach_settings_of_processes(monkeypatch):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_chart_gives_both_roles_same_pairing_settings(name, monkeypatch):
+def test_chart_gives_all_roles_same_pairing_settings(name, monkeypatch):
     """A release cannot be told to have workers that do not pair."""
-    prefill, decode = (understood(preset(name), role, monkeypatch) for role in WORKERS)
-    for field in ("model", "dtype", "kv_cache_dtype", "block_size", "kv_port", "kv_connector"):
-        assert getattr(prefill, field) == getattr(decode, field)
+    fields = ("model", "dtype", "kv_cache_dtype", "block_size", "kv_port", "kv_connector")
+    roles = processes(preset(name)).keys() - {"router"}
+    workers = [understood(preset(name), role, monkeypatch) for role in roles]
+    assert len({tuple(getattr(one, field) for field in fields) for one in workers}) == 1
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_pod_grace_period_covers_drain_and_drain_covers_lease(name, monkeypatch):
-    for process in PROCESSES:
+    for process, workload in processes(preset(name)).items():
         settings = understood(preset(name), process, monkeypatch)
-        workload = workloads(preset(name))[process]
         grace = pod_of(workload)["terminationGracePeriodSeconds"]
         stop = container_of(workload).get("lifecycle", {}).get("preStop", {})
         assert grace - stop.get("sleep", {}).get("seconds", 0) >= settings.drain_timeout_s + 10
@@ -115,8 +117,8 @@ def asked_by(probe):
 @pytest.mark.parametrize("name", PRESETS)
 def test_probes_name_their_service_and_wait_for_model_load(name):
     values = merged(values_of(name))
-    for process in PROCESSES:
-        container = container_of(workloads(preset(name))[process])
+    for process, workload in processes(preset(name)).items():
+        container = container_of(workload)
         asked = {kind: asked_by(container[f"{kind}Probe"]) for kind in
                  ("startup", "readiness", "liveness")}  # fmt: skip
         way = "http" if values["tls"]["enabled"] else "grpc"
@@ -142,9 +144,11 @@ def test_router_startup_window_is_a_value():
 
 def test_shared_memory_pools_fit_into_memory_of_pods(monkeypatch):
     for name in PRESETS:
-        for process in WORKERS:
+        for process, workload in processes(preset(name)).items():
+            if process == "router":
+                continue
             settings = understood(preset(name), process, monkeypatch)
-            resources = container_of(workloads(preset(name))[process])["resources"]
+            resources = container_of(workload)["resources"]
             if settings.kv_cache_bytes is None:
                 assert resources["limits"]["nvidia.com/gpu"] == 1
             else:
@@ -191,7 +195,18 @@ def test_autoscaler_queries_return_load_of_own_release(tmp_path):
             pod="demo-baton-decode-1")  # fmt: skip
         has("baton_kv_blocks", "50x15", state=state, namespace="serving", pod="demo-baton-prefill")
     asked = {role: metadata["query"] for role, metadata in queries().items()}
-    wanted = (("prefill", "4m", 0), ("prefill", "14m", 0.75), ("decode", "14m", 0.6))
+    # Two routers see the same demand, but not at the same moment.
+    for pod_name, pressure in (("1", 0.4), ("2", 0.6)):
+        of = {"namespace": "serving", "pod": f"demo-baton-router-{pod_name}", "model": "qwen"}
+        has("baton_pool_pressure", f"{pressure}x15", role="encode", **of)
+        has("baton_pool_pressure", "5x15", role="prefill", **of)
+        has("baton_pool_pressure", "5x15", role="encode", **{**of, "model": "other"})
+    wanted = (
+        ("encode", "14m", 0.6),
+        ("prefill", "4m", 0),
+        ("prefill", "14m", 0.75),
+        ("decode", "14m", 0.6),
+    )
     cases = [
         {"expr": asked[role], "eval_time": when, "exp_samples": [{"labels": "{}", "value": value}]}
         for role, when, value in wanted
@@ -205,4 +220,4 @@ def test_autoscaler_queries_return_load_of_own_release(tmp_path):
     file.write_text(yaml.safe_dump({"tests": tests}))
     tested = promtool("test", "rules", file)
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert [m["threshold"] for m in queries().values()] == ["0.5", "0.7"]
+    assert [m["threshold"] for m in queries().values()] == ["0.5", "0.5", "0.7"]

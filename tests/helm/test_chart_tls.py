@@ -3,21 +3,22 @@
 import pytest
 
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
+from baton.serving.network_topology import CLUSTER, WORKERS
 from tests.support.rendered_chart import (
     NAMESPACE,
-    PROCESSES,
     chart,
     component,
     container_of,
     env_of,
     of_kind,
     pod_of,
+    processes,
     render,
-    workloads,
 )
 
 ISSUED = {"enabled": True, "certManager": {"issuer": "baton", "hosts": ["llm.example"]}}
-NAMED = {"enabled": True, "existingSecrets": {p: f"{p}-secret" for p in PROCESSES}}
+NAMED = {"enabled": True, "existingSecrets": {p: f"{p}-secret" for p in CLUSTER}}
+ENCODE = {"replicas": 1}
 
 
 def certificates(values):
@@ -25,12 +26,12 @@ def certificates(values):
 
 
 def test_cert_manager_issues_certificate_per_process_and_role():
-    made = certificates({"tls": ISSUED})
-    assert made.keys() == set(PROCESSES)
+    made = certificates({"tls": ISSUED, "encode": ENCODE})
+    assert made.keys() == set(CLUSTER)
     for process, spec in made.items():
         assert identity_in(spec["uris"]) == Identity(process, None)
         assert {"server auth", "client auth"} <= set(spec["usages"])
-    assert made["prefill"]["dnsNames"] == made["decode"]["dnsNames"] == [WORKER_NAME]
+    assert all(made[role]["dnsNames"] == [WORKER_NAME] for role in WORKERS)
     names = made["router"]["dnsNames"]
     assert {ROUTER_NAME, "localhost", "llm.example"} <= set(names)
     services = of_kind(render({"tls": ISSUED}), "Service")
@@ -40,19 +41,19 @@ def test_cert_manager_issues_certificate_per_process_and_role():
             assert {name, f"{name}.{NAMESPACE}", f"{name}.{NAMESPACE}.svc"} <= set(names)
 
 
-def test_elastic_workers_get_certificate_for_both_roles():
-    made = certificates({"tls": ISSUED, "router": {"settings": {"elastic": True}}})
+def test_elastic_workers_get_certificate_for_all_roles():
+    elastic = {"settings": {"elastic": True}}
+    made = certificates({"tls": ISSUED, "router": elastic, "encode": ENCODE})
     assert identity_in(made["router"]["uris"]) == Identity("router", None)
-    for role in ("prefill", "decode"):
+    for role in WORKERS:
         assert identity_in(made[role]["uris"]) == Identity("worker", None)
 
 
 @pytest.mark.parametrize("tls", [ISSUED, NAMED], ids=["issued", "named"])
 def test_pods_mount_only_own_certificate(tls):
-    objects = render({"tls": tls})
+    objects = render({"tls": tls, "encode": ENCODE})
     made = {component(c): c["spec"]["secretName"] for c in of_kind(objects, "Certificate")}
-    for process in PROCESSES:
-        workload = workloads(objects)[process]
+    for process, workload in processes(objects).items():
         (volume,) = (v for v in pod_of(workload)["volumes"] if v["name"] == "tls")
         expected = made[process] if made else f"{process}-secret"
         # Readable by its user and its group, which is the pod's.
@@ -72,7 +73,7 @@ def test_client_auth_setting_reaches_only_router():
     for asked in ("certificate", "token"):
         tls = {**ISSUED, "clientAuth": asked}
         objects = render({"tls": tls, "router": {"tenantsSecret": "tenants"}})
-        told = {p: env_of(workloads(objects)[p]) for p in PROCESSES}
+        told = {p: env_of(workload) for p, workload in processes(objects).items()}
         assert told["router"]["BATON_CLIENT_AUTH"]["value"] == asked
         assert "BATON_CLIENT_AUTH" not in told["decode"]
 
@@ -90,8 +91,8 @@ def test_service_ports_name_app_protocol():
 
 
 def test_processes_are_set_insecure_without_tls():
-    for process in PROCESSES:
-        variables = env_of(workloads(render({}))[process])
+    for workload in processes(render({"encode": ENCODE})).values():
+        variables = env_of(workload)
         assert variables["BATON_INSECURE"]["value"] == "true"
         assert not [name for name in variables if "_TLS_" in name]
 

@@ -7,6 +7,7 @@ from typing import Any
 import helm_python as helm
 import yaml
 
+from baton.serving.network_topology import CLUSTER
 from tests.support.repository import ROOT
 
 CHART = ROOT / "helm" / "baton"
@@ -37,6 +38,7 @@ prefill: { gpus: 1, autoscaling: { enabled: true }, nodeSelector: { pool: gpu } 
 decode:
   settings: { max_num_seqs: 8, gpu_memory_utilization: 0.85 }
   autoscaling: { enabled: true }
+encode: { autoscaling: { enabled: true, minReplicas: 0 } }
 autoscaling: { prometheus: "http://prometheus.monitoring:9090" }
 tracing: { endpoint: "http://collector.monitoring:4317", headersSecret: collector }
 monitoring: { podMonitors: true, rules: true, dashboards: true, labels: { release: prometheus } }
@@ -62,6 +64,7 @@ podAnnotations: { example/note: "yes" }
 """
 
 PRESETS = ("values", *sorted(path.stem for path in CHART.glob("values-*.yaml")), EVERYTHING)
+# What every release deploys; encode workers only where it is told to.
 WORKERS = ("prefill", "decode")
 PROCESSES = ("router", *WORKERS)
 
@@ -118,6 +121,11 @@ def component(found: Object) -> str:
 def workloads(objects: tuple[Object, ...] | list[Object]) -> dict[str, Object]:
     """Deployments and StatefulSets, by their component."""
     return {component(found): found for found in of_kind(objects, "Deployment", "StatefulSet")}
+
+
+def processes(objects: tuple[Object, ...] | list[Object]) -> dict[str, Object]:
+    """Deployments of the processes of the cluster, by their component."""
+    return {name: found for name, found in workloads(objects).items() if name in CLUSTER}
 
 
 def pod_of(workload: Object) -> Object:

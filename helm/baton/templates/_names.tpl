@@ -34,6 +34,28 @@ labels:
   {{- include "baton.labels" . | nindent 2 }}
 {{- end -}}
 
+{{- /* Roles of the worker pools that are deployed; takes the root. */}}
+{{- define "baton.roles" -}}
+{{- with .Values.encode -}}
+{{- if or .autoscaling.enabled .replicas }}encode {{ end -}}
+{{- end -}}
+prefill decode
+{{- end -}}
+
+{{- /* Seconds within which every worker must be ready; takes the root. */}}
+{{- define "baton.workerStartupSeconds" -}}
+{{- $seconds := 0 -}}
+{{- range $role := include "baton.roles" . | splitList " " -}}
+{{- $seconds = max $seconds (get $.Values $role).startupSeconds -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end -}}
+
+{{- /* Components of the cluster that are deployed; takes the root. */}}
+{{- define "baton.components" -}}
+router {{ include "baton.roles" . }}
+{{- end -}}
+
 {{- define "baton.image" -}}
 {{- $image := .root.Values.image -}}
 {{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end -}}

@@ -33,7 +33,7 @@ All take (dict "root" $ "component" "..."). */}}
 {{- end }}
 {{- end -}}
 
-{{- /* The role that a certificate names; one of `worker` may be both, and so may change. */}}
+{{- /* The role that a certificate names; one of `worker` may be any of them, and so may change. */}}
 {{- define "baton.tlsRole" -}}
 {{- if and (ne .component "router") .root.Values.router.settings.elastic -}}
 worker
@@ -68,7 +68,8 @@ worker
 {{- if and (eq $tls.clientAuth "token") (not (and $tls.enabled .Values.router.tenantsSecret)) -}}
 {{- fail "tls.clientAuth: token needs tls.enabled and router.tenantsSecret" -}}
 {{- end -}}
-{{- range $role, $secret := $tls.existingSecrets -}}
+{{- range $role := include "baton.components" . | splitList " " -}}
+{{- $secret := get $tls.existingSecrets $role -}}
 {{- if and $tls.enabled (not $secret) (not $issuer) -}}
 {{- fail (printf "tls.existingSecrets.%s: is needed for tls.enabled, or tls.certManager.issuer, which makes it" $role) -}}
 {{- end -}}
