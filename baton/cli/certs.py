@@ -34,11 +34,12 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SKEW = timedelta(minutes=5)
 _SERVERS: dict[Role, str] = {
     "router": ROUTER_NAME,
+    "encode": WORKER_NAME,
     "prefill": WORKER_NAME,
     "decode": WORKER_NAME,
     "worker": WORKER_NAME,
 }
-_ROLES: tuple[Role, ...] = ("router", "worker", "prefill", "decode", "client", "admin")
+_ROLES: tuple[Role, ...] = ("router", "worker", "encode", "prefill", "decode", "client", "admin")
 _DOMAIN = "baton.invalid"
 
 

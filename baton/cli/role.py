@@ -32,8 +32,8 @@ def print_balances(found: Sequence[RoleBalance], console: Console) -> None:
 
 def _print_balance(balance: RoleBalance, console: Console) -> None:
     console.print(
-        f"pressure: prefill {balance.prefill_pressure:.2f}, decode {balance.decode_pressure:.2f} "
-        "(above 1: overloaded)",
+        f"pressure: encode {balance.encode_pressure:.2f}, prefill {balance.prefill_pressure:.2f}, "
+        f"decode {balance.decode_pressure:.2f} (above 1: overloaded)",
         highlight=False,
     )
     console.print(_proposal(balance), highlight=False)

@@ -337,13 +337,13 @@ class Client(_BaseClient[BlockingConnections, Generation]):
         return self._call(rpcs.GET_MEMORY)
 
     def role_balance(self, model: str = "") -> RoleBalance:
-        """Returns the loads of both pools of a model, and the role change that would balance them,
+        """Returns the loads of the pools of a model, and the role change that would balance them,
         if any. `model`: empty: the first one."""
         return self._call(rpcs.ROLE_BALANCE, model=model)
 
     def set_role(self, worker: str, role: str) -> int:
-        """Drains a worker and makes it a "prefill" or "decode" worker; returns the epoch of the new
-        role. `DeadlineExceededError`: its calls in flight did not end in time."""
+        """Drains a worker and makes it an "encode", "prefill" or "decode" worker; returns the epoch
+        of the new role. `DeadlineExceededError`: its calls in flight did not end in time."""
         return self._call(rpcs.SET_ROLE, worker, role)
 
     def pause_admission(self) -> int:
@@ -478,7 +478,7 @@ class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
         return await self._call(rpcs.GET_MEMORY)
 
     async def role_balance(self, model: str = "") -> RoleBalance:
-        """Returns the loads of both pools of a model, and the role change that would balance them,
+        """Returns the loads of the pools of a model, and the role change that would balance them,
         if any. `model`: empty: the first one."""
         return await self._call(rpcs.ROLE_BALANCE, model=model)
 

@@ -452,8 +452,8 @@ class ModelList:
 class Worker:
     """Worker as the router sees it.
 
-    `role` is "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or "starting".
-    `version` is that of Baton; empty: unknown. `pooled_output` is that of its `Model`.
+    `role` is "encode", "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or
+    "starting". `version` is that of Baton; empty: unknown. `pooled_output` is that of its `Model`.
     """
 
     id: str
@@ -552,10 +552,10 @@ class RoleFlip:
 
 @dataclass(frozen=True, slots=True)
 class RoleBalance:
-    """Loads of the two pools, as a router sees them.
+    """Loads of the pools, as a router sees them.
 
     Attributes:
-        prefill_pressure, decode_pressure: above 1 the pool is overloaded
+        prefill_pressure, decode_pressure, encode_pressure: above 1 the pool is overloaded
             (`baton.v1.GetRoleBalanceResponse`).
         proposal: the change that would help; None: none is proposed.
         reason: of the proposal or of none, as a sentence.
@@ -568,6 +568,7 @@ class RoleBalance:
     reason: str
     is_elastic: bool
     model: str = ""
+    encode_pressure: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,11 @@ CONNECTIONS: tuple[Connection, ...] = (
         Connection("router", worker, "admin", "changes of roles, caches to be forgotten")
         for worker in WORKERS
     ),
-    # All roles: prompts' KV goes to decode workers, prefixes and encoder outputs wherever they save
-    # time. Over NIXL and UCX workers connect to each other on ports that those libraries choose.
+    # All roles, since any worker may change into any: encoder outputs go to prefill workers,
+    # prompts' KV to decode workers, and cached outputs and prefixes wherever they save time.
+    # Over NIXL and UCX workers connect to each other on ports that those libraries choose.
     *(
-        Connection(reader, source, "kv", "KV blocks, encoder outputs")
+        Connection(reader, source, "kv", "blocks of KV and encoder outputs")
         for reader in WORKERS
         for source in WORKERS
     ),

@@ -881,7 +881,7 @@ Global___GetRoleBalanceRequest: _TypeAlias = GetRoleBalanceRequest  # noqa: Y015
 
 @_typing.final
 class GetRoleBalanceResponse(_message.Message):
-    """Role balance of the two pools, as this router sees it."""
+    """Role balance of the pools, as this router sees it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -891,6 +891,7 @@ class GetRoleBalanceResponse(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     IS_ELASTIC_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    ENCODE_PRESSURE_FIELD_NUMBER: _builtins.int
     prefill_pressure: _builtins.float
     """Pressure of the prefill pool: wait of a new prompt as a fraction of the TTFT objective. Above 1
     it waits too long.
@@ -905,6 +906,10 @@ class GetRoleBalanceResponse(_message.Message):
     """True if this router makes the changes that it proposes (`--elastic`)."""
     model: _builtins.str
     """Name of the model."""
+    encode_pressure: _builtins.float
+    """Pressure of the encode pool: wait of a new image as a fraction of the TTFT objective; without
+    encode workers, the wait if one of them had to encode what prefill workers have queued.
+    """
     @_builtins.property
     def proposal(self) -> Global___RoleFlip:
         """Proposed role change. Unset: none."""
@@ -918,10 +923,11 @@ class GetRoleBalanceResponse(_message.Message):
         reason: _builtins.str = ...,
         is_elastic: _builtins.bool = ...,
         model: _builtins.str = ...,
+        encode_pressure: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_pressure", b"decode_pressure", "is_elastic", b"is_elastic", "model", b"model", "prefill_pressure", b"prefill_pressure", "proposal", b"proposal", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_pressure", b"decode_pressure", "encode_pressure", b"encode_pressure", "is_elastic", b"is_elastic", "model", b"model", "prefill_pressure", b"prefill_pressure", "proposal", b"proposal", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

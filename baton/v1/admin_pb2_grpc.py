@@ -181,18 +181,18 @@ class AdminServicer:
         """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
         the worker takes work in that role: at once if it has the role already. The change continues if
         the caller cancels. The router forwards the call to the named worker. NOT_FOUND: unknown
-        worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to the
-        other role, has a certificate for one role, or, from the router, is the last one of its role
-        that can take work. UNAVAILABLE: the worker is loading its model, drains for good, or cannot
-        reach Redis. DEADLINE_EXCEEDED: calls in flight did not end within its drain_timeout_s; it
-        keeps its role and takes work.
+        worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to
+        another role, has a certificate for one role, or, from the router, is the last prefill or decode
+        worker that can take work, or is to encode for a model that takes no images. UNAVAILABLE: the
+        worker is loading its model, drains for good, or cannot reach Redis. DEADLINE_EXCEEDED: calls in
+        flight did not end within its drain_timeout_s; it keeps its role and takes work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRoleBalance(self, request, context):
-        """Compares the loads of the two pools, and proposes a role change where one would help.
+        """Compares the loads of the pools, and proposes a role change where one would help.
         UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -73,14 +73,14 @@ class AdminStub:
     """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
     the worker takes work in that role: at once if it has the role already. The change continues if
     the caller cancels. The router forwards the call to the named worker. NOT_FOUND: unknown
-    worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to the
-    other role, has a certificate for one role, or, from the router, is the last one of its role
-    that can take work. UNAVAILABLE: the worker is loading its model, drains for good, or cannot
-    reach Redis. DEADLINE_EXCEEDED: calls in flight did not end within its drain_timeout_s; it
-    keeps its role and takes work.
+    worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to
+    another role, has a certificate for one role, or, from the router, is the last prefill or decode
+    worker that can take work, or is to encode for a model that takes no images. UNAVAILABLE: the
+    worker is loading its model, drains for good, or cannot reach Redis. DEADLINE_EXCEEDED: calls in
+    flight did not end within its drain_timeout_s; it keeps its role and takes work.
     """
     GetRoleBalance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]
-    """Compares the loads of the two pools, and proposes a role change where one would help.
+    """Compares the loads of the pools, and proposes a role change where one would help.
     UNIMPLEMENTED on workers.
     """
     GetMemory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetMemoryRequest, _admin_pb2.GetMemoryResponse]
@@ -143,14 +143,14 @@ class AdminAsyncStub(AdminStub):
     """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
     the worker takes work in that role: at once if it has the role already. The change continues if
     the caller cancels. The router forwards the call to the named worker. NOT_FOUND: unknown
-    worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to the
-    other role, has a certificate for one role, or, from the router, is the last one of its role
-    that can take work. UNAVAILABLE: the worker is loading its model, drains for good, or cannot
-    reach Redis. DEADLINE_EXCEEDED: calls in flight did not end within its drain_timeout_s; it
-    keeps its role and takes work.
+    worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to
+    another role, has a certificate for one role, or, from the router, is the last prefill or decode
+    worker that can take work, or is to encode for a model that takes no images. UNAVAILABLE: the
+    worker is loading its model, drains for good, or cannot reach Redis. DEADLINE_EXCEEDED: calls in
+    flight did not end within its drain_timeout_s; it keeps its role and takes work.
     """
     GetRoleBalance: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]  # type: ignore[assignment]
-    """Compares the loads of the two pools, and proposes a role change where one would help.
+    """Compares the loads of the pools, and proposes a role change where one would help.
     UNIMPLEMENTED on workers.
     """
     GetMemory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetMemoryRequest, _admin_pb2.GetMemoryResponse]  # type: ignore[assignment]
@@ -264,11 +264,11 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
         the worker takes work in that role: at once if it has the role already. The change continues if
         the caller cancels. The router forwards the call to the named worker. NOT_FOUND: unknown
-        worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to the
-        other role, has a certificate for one role, or, from the router, is the last one of its role
-        that can take work. UNAVAILABLE: the worker is loading its model, drains for good, or cannot
-        reach Redis. DEADLINE_EXCEEDED: calls in flight did not end within its drain_timeout_s; it
-        keeps its role and takes work.
+        worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to
+        another role, has a certificate for one role, or, from the router, is the last prefill or decode
+        worker that can take work, or is to encode for a model that takes no images. UNAVAILABLE: the
+        worker is loading its model, drains for good, or cannot reach Redis. DEADLINE_EXCEEDED: calls in
+        flight did not end within its drain_timeout_s; it keeps its role and takes work.
         """
 
     @_abc_1.abstractmethod
@@ -277,7 +277,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetRoleBalanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetRoleBalanceResponse, _abc.Awaitable[_admin_pb2.GetRoleBalanceResponse]]:
-        """Compares the loads of the two pools, and proposes a role change where one would help.
+        """Compares the loads of the pools, and proposes a role change where one would help.
         UNIMPLEMENTED on workers.
         """
 

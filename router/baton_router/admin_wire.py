@@ -75,8 +75,9 @@ def role_balance(
     """Returns the answer of `Admin.GetRoleBalance` for a model."""
     flip = balance.flip
     return admin_pb2.GetRoleBalanceResponse(
-        prefill_pressure=balance.prefill_pressure,
-        decode_pressure=balance.decode_pressure,
+        encode_pressure=balance.pressures["encode"],
+        prefill_pressure=balance.pressures["prefill"],
+        decode_pressure=balance.pressures["decode"],
         proposal=None if flip is None else _flip(flip),
         reason=balance.reason,
         is_elastic=is_elastic,

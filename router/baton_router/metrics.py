@@ -17,6 +17,7 @@ from baton_router.admission.image_budget import ImageBudget
 from baton_router.admission.quotas import OTHERS
 from baton_router.admission.rate_limit import KINDS, RateLimits
 from baton_router.failure import FailureKind
+from baton_router.fleet.candidate import ROLES
 from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.fleets import Fleets
 from baton_router.lifecycle.in_flight import Requests
@@ -220,19 +221,18 @@ class RouterMetrics:
             {
                 labels: known[labels]
                 for served in self._models
-                for labels in product((served.name,), ("prefill", "decode"), states)
+                for labels in product((served.name,), ROLES, states)
             },
             ("model", "role", "state"),
         )
-        pressures: dict[Labels, float] = {}
-        for served in self._models:
-            balance = served.rebalancer.balance
-            pressures[served.name, "prefill"] = balance.prefill_pressure
-            pressures[served.name, "decode"] = balance.decode_pressure
         yield gauge(
             "baton_pool_pressure",
             "Load of a pool by its capacity, as `baton role` shows it; above 1: overloaded.",
-            pressures,
+            {
+                (served.name, role): pressure
+                for served in self._models
+                for role, pressure in served.rebalancer.balance.pressures.items()
+            },
             ("model", "role"),
         )
         yield gauge(

@@ -277,6 +277,7 @@ def _served(
         objectives,
         settings.hysteresis(),
         is_elastic=settings.elastic,
+        takes_images=card.takes_images,
         model=card.name,
     )
     inference = Inference(

@@ -403,7 +403,7 @@ class RouterSettings(PickerSettings):
     elastic: bool = Field(
         False,
         description="Change workers' roles, as `baton role` proposes, when one pool stays "
-        "overloaded while the other is idle.",
+        "overloaded while another one is idle.",
     )
     slo_ttft_ms: float = Field(
         2000.0,
@@ -423,6 +423,12 @@ class RouterSettings(PickerSettings):
     )
     elastic_cooldown_s: float = Field(
         60.0, ge=0, description="Minimum seconds between two changes of roles, of any workers."
+    )
+    elastic_min_encode_workers: int = Field(
+        1,
+        ge=0,
+        description="Encode workers that changes of roles leave. With 0 a pool without images is "
+        "given up, and begins again once prefill workers are overloaded with images.",
     )
     record: str | None = Field(
         None,
@@ -520,7 +526,9 @@ class RouterSettings(PickerSettings):
 
     def hysteresis(self) -> Hysteresis:
         return Hysteresis(
-            dwell_seconds=self.elastic_dwell_s, cooldown_seconds=self.elastic_cooldown_s
+            dwell_seconds=self.elastic_dwell_s,
+            cooldown_seconds=self.elastic_cooldown_s,
+            min_encode_workers=self.elastic_min_encode_workers,
         )
 
     def image_limits(self) -> ImageLimits:

@@ -28,11 +28,12 @@ def test_certs_issues_a_usable_certificate_for_every_role(tmp_path: Path) -> Non
     router = read_certificate(certificates.shown_by("router"))
     assert router.identity == Identity("router")
     assert router.names == {"baton-router", "localhost", "baton.example"}
-    for role in ("worker", "prefill", "decode"):
+    workers = ("worker", "encode", "prefill", "decode")
+    for role in workers:
         worker = read_certificate(certificates.shown_by(role))
         assert worker.identity == Identity(role)
         assert worker.names == {"baton-worker"}
-    clients = {path.stem for path in files} - {"ca", "router", "worker", "prefill", "decode"}
+    clients = {path.stem for path in files} - {"ca", "router", *workers}
     assert clients == {"admin", "client", "client-acme"}
     for name in clients:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -176,7 +176,7 @@ def test_workers_shows_memory_as_table_and_json(cluster: LocalCluster, wide: Non
 
 def test_role_shows_balance_and_rejects_taking_the_last_worker(cluster: LocalCluster, wide: None):
     shown = invoke(cluster, "role").stdout
-    assert re.match(r"pressure: prefill [0-9.]+, decode [0-9.]+ \(", shown)
+    assert re.match(r"pressure: encode [0-9.]+, prefill [0-9.]+, decode [0-9.]+ \(", shown)
     assert "no role change is proposed: " in shown
     balance = json.loads(invoke(cluster, "role", "--json").stdout)
     assert (balance["proposal"], balance["is_elastic"]) == (None, False)

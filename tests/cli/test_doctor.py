@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -14,13 +15,13 @@ import torch
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
-from baton.cli.checks.cluster import _admission, _Answer, _clocks, _pairing, _versions
+from baton.cli.checks.cluster import _admission, _Answer, _clocks, _pairing, _versions, _workers
 from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
-from baton.client.client import Client, Info
+from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
 from tests.support.waiting import wait_until
 
@@ -212,6 +213,20 @@ def test_compiler_of_the_system_builds_modules_for_python() -> None:
 
 
 # What workers say of themselves.
+
+
+def test_doctor_counts_encode_workers_where_registered() -> None:
+    workers = [
+        Worker(f"{role}-0", role, "a:1", 1, "ready", 0, 0, "a:2", "1.0")
+        for role in ("prefill", "decode")
+    ]
+    assert [found.subject for found in _workers(workers)] == ["prefill workers", "decode workers"]
+    encode = replace(workers[0], id="encode-0", role="encode")
+    (found, *_) = _workers([encode, *workers])
+    assert (found.level, found.subject) == (Level.OK, "encode workers")
+    (found, *others) = _workers([replace(encode, state="starting"), *workers])
+    assert (found.level, found.text) == (Level.NOTE, "none is ready: encode-0 is starting")
+    assert [one.level for one in others] == [Level.OK] * 2
 
 
 def test_doctor_names_workers_that_cannot_pair() -> None:

@@ -41,7 +41,7 @@ def test_top_once_prints_workers_and_exits(cluster: LocalCluster) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     first, *_ = ended.stdout.splitlines()
     assert first.startswith(cluster.admin_address)
-    assert "pressure: prefill" in first
+    assert "pressure: encode 0.00 prefill" in first
     assert all(column in ended.stdout for column in WORKER_COLUMNS)
     assert "prefill-0" in ended.stdout
     assert "decode-0" in ended.stdout
@@ -121,6 +121,15 @@ class LateReader(SnapshotReader):
             await self.may_end.wait()
         self._is_first = False
         return await super().read()
+
+
+def test_top_shows_encode_workers_and_their_pressure() -> None:
+    load = Load("ready", "", 1.0, *[0] * 9)
+    worker = Worker("w", "encode", "a:2", 1, "ready", 0, 0, "a:3", "1.0")
+    balance = RoleBalance(0.5, 0.25, None, "", False, encode_pressure=1.25)
+    shown = Snapshot(0.0, load, balance, (WorkerSnapshot(worker, load),), ())
+    assert "pressure: encode 1.25 prefill 0.50 decode 0.25" in str(top_line(shown, "a:1"))
+    assert [str(row[1]) for row in worker_rows(shown)] == ["encode"]
 
 
 def test_headline_names_versions_while_workers_differ() -> None:

@@ -1,4 +1,4 @@
-"""Load of both pools, from the work that they were given."""
+"""Load of all pools, from the work that they were given."""
 
 import pytest
 
@@ -10,6 +10,7 @@ from baton_router.roles.pool_load import (
     PoolDemand,
     decode_pressure,
     demand_of,
+    encode_pressure,
     prefill_pressure,
 )
 
@@ -17,8 +18,13 @@ RATES = Rates(
     prefill_seconds_per_token=1e-3,
     prefill_seconds_per_step=0.01,
     interference_seconds_per_sequence=0.04,  # 1 ms in each step
+    encoder_seconds_per_token=2e-3,
 )
 OBJECTIVES = Objectives(ttft=2.0, itl=0.05)
+
+
+def encode(name: str = "e0", **fields: object) -> Candidate:
+    return Candidate(name, "encode", b"", rates=RATES, **fields)  # type: ignore[arg-type]
 
 
 def prefill(name: str = "p0", **fields: object) -> Candidate:
@@ -62,6 +68,26 @@ def test_decode_pressure_follows_held_tokens_or_running_count():
     assert decode_pressure(workers, full, OBJECTIVES) == pytest.approx(0.9)
 
 
+def test_encode_pressure_follows_images_of_encode_workers():
+    workers = [
+        encode(num_queued_encoder_tokens=1500),
+        encode("e1", num_queued_encoder_tokens=500),
+        encode("e2", num_queued_encoder_tokens=9000, excluded="draining"),
+        prefill(num_queued_encoder_tokens=250),
+    ]
+    demand = demand_of(workers, Backlog())
+    assert demand.encoder_seconds == pytest.approx(4.0)
+    assert encode_pressure(workers, demand, OBJECTIVES) == pytest.approx(1.0)
+    assert demand.prefill_seconds == pytest.approx(0.5)  # its images delay its prompts
+
+
+def test_encode_pressure_without_encode_workers_is_that_of_one():
+    workers = [prefill(num_queued_encoder_tokens=500), prefill("p1", num_queued_encoder_tokens=300)]
+    demand = demand_of(workers, Backlog())
+    assert encode_pressure(workers, demand, OBJECTIVES) == pytest.approx(0.8)
+    assert prefill_pressure(workers, demand, OBJECTIVES) == pytest.approx(0.4)
+
+
 def test_pressure_is_zero_without_workers_or_work():
     demand = PoolDemand(4.0, 500, 3)
     assert prefill_pressure([decode()], demand, OBJECTIVES) == 0.0
@@ -70,4 +96,4 @@ def test_pressure_is_zero_without_workers_or_work():
 
 
 def test_pool_demands_of_routers_add_up():
-    assert PoolDemand(1.0, 10, 2) + PoolDemand(0.5, 5, 1) == PoolDemand(1.5, 15, 3)
+    assert PoolDemand(1.0, 10, 2, 0.5) + PoolDemand(0.5, 5, 1) == PoolDemand(1.5, 15, 3, 0.5)

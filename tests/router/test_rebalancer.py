@@ -1,6 +1,7 @@
 """Two routers over one Redis, each with half of the load: what they see, and who acts."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
 from baton_router.fleet.candidate import Candidate, Role
 from baton_router.fleet.cost_rates import Rates
-from baton_router.roles.pool_load import Objectives
-from baton_router.roles.rebalancer import Rebalancer
+from baton_router.roles.pool_load import Objectives, PoolDemand
+from baton_router.roles.rebalancer import Rebalancer, _demand_in
 from baton_router.roles.role_balance import Hysteresis
 from tests.support.waiting import until
 
@@ -95,7 +96,9 @@ async def test_rebalancers_sum_pressure_and_one_changes_role_once():
     async with two_routers(world, 600) as routers:
         await until(lambda: len(world.asked) > 0)
         await until(lambda: list(world.roles.values()).count("prefill") == 2)
-        await until(lambda: all(r.balance.prefill_pressure == pytest.approx(0.6) for r in routers))
+        await until(
+            lambda: all(r.balance.pressures["prefill"] == pytest.approx(0.6) for r in routers)
+        )
         await asyncio.sleep(1.0)  # the other one looks at least once more
     assert world.asked == [("d0", "prefill", 7)]
 
@@ -116,3 +119,9 @@ async def test_rebalancer_only_proposes_when_not_elastic():
         await until(lambda: all(r.balance.flip is not None for r in routers))
         assert {r.balance.flip.worker for r in routers if r.balance.flip} == {"d0"}
     assert world.asked == []
+
+
+def test_demand_of_earlier_version_has_no_images():
+    payload = json.dumps(["tiny", 1.5, 20, 3]).encode()
+    assert _demand_in(payload, "tiny") == PoolDemand(1.5, 20, 3, 0.0)
+    assert _demand_in(payload, "other") == PoolDemand()

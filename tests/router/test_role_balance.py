@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_router.fleet.candidate import Role
 from baton_router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
 
 MARKS = Hysteresis(high=0.9, low=0.3, dwell_seconds=10.0, cooldown_seconds=60.0)
 PRESSED, BETWEEN, IDLE = 1.5, 0.5, 0.1
 
 
-def pools(num_prefill: int, num_decode: int) -> list[WorkerState]:
+def pools(num_prefill: int, num_decode: int, num_encode: int = 0) -> list[WorkerState]:
     return [
+        *(WorkerState(f"e{i}", "encode", 1) for i in range(num_encode)),
         *(WorkerState(f"p{i}", "prefill", 1) for i in range(num_prefill)),
         *(WorkerState(f"d{i}", "decode", 1) for i in range(num_decode)),
     ]
@@ -31,9 +33,15 @@ def flipped(workers: list[WorkerState], flip: Flip) -> list[WorkerState]:
 
 
 def seen(
-    roles: RoleBalance, workers: list[WorkerState], prefill: float, decode: float, *moments: float
+    roles: RoleBalance,
+    workers: list[WorkerState],
+    prefill: float,
+    decode: float,
+    *moments: float,
+    encode: float = 0.0,
 ) -> list[Balance]:
-    return [roles.observe(workers, prefill, decode, moment) for moment in moments]
+    pressures: dict[Role, float] = {"encode": encode, "prefill": prefill, "decode": decode}
+    return [roles.observe(workers, pressures, moment) for moment in moments]
 
 
 def num_of(role: str, workers: list[WorkerState]) -> int:
@@ -74,7 +82,7 @@ def test_role_balance_restarts_dwell_only_on_real_interruption():
 def test_role_balance_needs_pressure_beside_idle_pool(prefill, decode):
     balances = seen(RoleBalance(MARKS), pools(3, 3), prefill, decode, *range(0, 100, 2))
     assert {(b.flip, b.reason) for b in balances} == {
-        (None, "no pool is pressed while the other one is idle")
+        (None, "no pool is pressed while another one is idle")
     }
 
 
@@ -116,12 +124,56 @@ def test_role_balance_changes_nothing_while_worker_drains():
             WorkerState("d1", "decode", 1, b"another"),
             WorkerState("p1", "prefill", 1, b"x"),
         ],
-        pools(0, 2),
     ],
 )
 def test_role_balance_spares_last_or_unhelpful_worker(workers):
     balances = seen(RoleBalance(MARKS), workers, PRESSED, IDLE, *range(20))
     assert all(b.flip is None and "no decode worker can be spared" in b.reason for b in balances)
+
+
+@pytest.mark.parametrize(
+    ("workers", "encode", "prefill", "decode", "expected"),
+    [
+        pytest.param(pools(1, 2, 1), PRESSED, BETWEEN, IDLE, "d0", id="from decode"),
+        pytest.param(pools(2, 1, 1), PRESSED, IDLE, BETWEEN, "p0", id="from prefill"),
+        pytest.param(pools(1, 1, 2), IDLE, PRESSED, BETWEEN, "e0", id="to prefill"),
+        pytest.param(pools(1, 2, 2), 0.0, PRESSED, IDLE, "e0", id="from the idlest"),
+        pytest.param(pools(1, 2, 1), 0.0, PRESSED, IDLE, "d0", id="from the one that can spare"),
+        pytest.param(pools(1, 2, 1), 1.0, PRESSED, IDLE, "d0", id="to the most pressed"),
+    ],
+)
+def test_role_balance_moves_workers_of_three_pools(workers, encode, prefill, decode, expected):
+    balances = seen(RoleBalance(MARKS), workers, prefill, decode, *range(12), encode=encode)
+    flip = balances[-1].flip
+    assert flip is not None
+    assert flip.worker == expected
+    assert flip.role == ("prefill" if prefill == PRESSED else "encode")
+
+
+def test_role_balance_waits_dwell_of_each_pair_of_pools():
+    roles, workers = RoleBalance(MARKS), pools(1, 3, 2)
+    seen(roles, workers, PRESSED, BETWEEN, *range(9), encode=BETWEEN)
+    (before, *_, last) = seen(roles, workers, PRESSED, IDLE, *range(9, 20), encode=BETWEEN)
+    assert "0.0 s; it has to last 10 s" in before.reason
+    assert last.flip == Flip("d0", "prefill", 1)
+
+
+def test_role_balance_keeps_last_encode_worker_by_default():
+    balances = seen(RoleBalance(MARKS), pools(2, 2, 1), PRESSED, BETWEEN, *range(20))
+    assert all(b.flip is None and "no encode worker can be spared" in b.reason for b in balances)
+
+
+@pytest.mark.parametrize(("least", "is_begun"), [(0, True), (1, False)])
+def test_encode_pool_begins_only_where_it_may_be_empty(least, is_begun):
+    roles = RoleBalance(replace(MARKS, min_encode_workers=least))
+    balance = seen(roles, pools(2, 2), BETWEEN, IDLE, *range(12), encode=PRESSED)[-1]
+    assert balance.flip == (Flip("d0", "encode", 1) if is_begun else None)
+
+
+def test_encode_pool_without_images_is_given_up_where_allowed():
+    roles = RoleBalance(replace(MARKS, min_encode_workers=0))
+    balance = seen(roles, pools(2, 2, 1), PRESSED, BETWEEN, *range(12))[-1]
+    assert balance.flip == Flip("e0", "prefill", 1)
 
 
 def test_role_balance_picks_least_busy_then_least_cached():
@@ -146,13 +198,28 @@ loads = st.floats(0.0, 20.0)
 
 
 def flips_under(
-    workers: list[WorkerState], prefill: float, decode: float, limits: Hysteresis
+    workers: list[WorkerState],
+    prefill: float,
+    decode: float,
+    limits: Hysteresis,
+    encode: float = 0.0,
+    *,
+    is_shared: bool = False,
 ) -> Iterator[Flip]:
-    """What is proposed, and done, while work of this much a second arrives and is shared evenly."""
+    """What is proposed, and done, while work of this much a second arrives and is shared evenly.
+    `is_shared`: prefill workers encode as many images as encode workers."""
     roles = RoleBalance(limits)
-    for moment in range(800):  # a change takes 46 of them at most
-        shares = (prefill / num_of("prefill", workers), decode / num_of("decode", workers))
-        flip = roles.observe(workers, *shares, float(moment)).flip
+    for moment in range(1600):  # a change takes 46 of them at most
+        num_encode, num_prefill = num_of("encode", workers), num_of("prefill", workers)
+        with_images = num_encode + num_prefill if is_shared else num_encode or num_prefill
+        images = encode / with_images
+        encodes_at_prefill = is_shared or not num_encode
+        shares: dict[Role, float] = {
+            "encode": images if num_encode else encode,
+            "prefill": prefill / num_prefill + (images if encodes_at_prefill else 0.0),
+            "decode": decode / num_of("decode", workers),
+        }
+        flip = roles.observe(workers, shares, float(moment)).flip
         if flip is not None:
             workers = flipped(workers, flip)
             assert num_of("prefill", workers) >= 1
@@ -172,6 +239,26 @@ def test_role_balance_settles_under_constant_load(
 
 
 @given(
+    st.tuples(sizes, sizes, st.integers(0, 4)),
+    st.tuples(loads, loads, loads),
+    st.floats(0.01, 0.3),
+    st.sampled_from([0, 1]),
+    st.booleans(),
+)
+def test_role_balance_of_three_pools_settles_under_constant_load(
+    numbers, work, low, least, is_shared
+):
+    """Wherever images are encoded: no worker gets a role again that it has given up."""
+    limits = Hysteresis(0.9, low, 5.0, cooldown_seconds=3.0, min_encode_workers=least)
+    workers = pools(*numbers)
+    flips = list(flips_under(workers, work[0], work[1], limits, work[2], is_shared=is_shared))
+    had = {(worker.worker, worker.role) for worker in workers}
+    for flip in flips:
+        assert (flip.worker, flip.role) not in had
+        had.add((flip.worker, flip.role))
+
+
+@given(
     sizes,
     sizes,
     st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0), st.floats(0.1, 8.0)), max_size=80),
@@ -187,7 +274,7 @@ def test_role_balance_keeps_changes_apart_and_both_roles_alive(
     for prefill, decode, pause in samples:
         now += pause
         shown = [replace(w, is_ready=not ready >> i & 1) for i, w in enumerate(workers)]
-        flip = roles.observe(shown, prefill, decode, now).flip
+        flip = seen(roles, shown, prefill, decode, now)[0].flip
         if flip is not None:
             changes.append(now)
             workers = flipped(workers, flip)

@@ -19,7 +19,6 @@ from baton.version import NOT_INSTALLED
 _TIMEOUT = 5.0
 _SKEW = 1.0
 _MAX_LISTED = 5
-_ROLES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +103,22 @@ def _query_worker(worker: Worker, tls: Tls | None) -> _Answer | Finding:
 
 
 def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
-    """Checks that workers of both roles are ready; of models with a pooled output prefill workers
-    are enough."""
+    """Checks that prefill and decode workers are ready; of models with a pooled output prefill
+    workers are enough. Without encode workers, prefill workers encode images."""
     generates = not workers or any(not worker.pooled_output for worker in workers)
-    for role in _ROLES if generates else ("prefill",):
+    needed = ("prefill", "decode") if generates else ("prefill",)
+    for role in ("encode", "prefill", "decode"):
         of_role = [worker for worker in workers if worker.role == role]
         ready = [worker for worker in of_role if worker.state == "ready"]
+        if not of_role and role not in needed:
+            continue
         if not of_role:
             advice = f"start `baton {role}-worker` with the router's --redis-url"
             yield fault(f"{role} workers", "none is registered", advice)
         elif not ready:
             listed = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
-            yield fault(f"{role} workers", f"none is ready: {listed}", "see their logs")
+            found = fault if role in needed else note
+            yield found(f"{role} workers", f"none is ready: {listed}", "see their logs")
         else:
             yield ok(f"{role} workers", f"{len(ready)} of {len(of_role)} are ready")
         for worker in of_role:

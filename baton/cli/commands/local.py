@@ -103,7 +103,7 @@ def up(
     ] = None,
     elastic: Annotated[
         bool,
-        typer.Option("--elastic", help="Change workers' roles to balance the load of both pools."),
+        typer.Option("--elastic", help="Change workers' roles to balance the load of the pools."),
     ] = False,
     tls: Annotated[
         Path | None,

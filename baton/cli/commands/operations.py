@@ -102,13 +102,13 @@ def role(
     tls: TlsOptions,
     worker: Annotated[str | None, typer.Argument(help="Worker whose role changes.")] = None,
     to: Annotated[
-        str | None, typer.Argument(metavar="[prefill|decode]", help="Its new role.")
+        str | None, typer.Argument(metavar="[encode|prefill|decode]", help="Its new role.")
     ] = None,
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
     json: Json = False,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Change a worker's role, or show the load of both pools.
+    """Change a worker's role, or show the load of the pools.
 
     The load is shown by model; with --json, one line for each. A worker whose role changes drains:
     its requests migrate or finish. It keeps the model that it has loaded.
@@ -122,7 +122,7 @@ def role(
     from baton.cli.session import admin_session
 
     if worker is not None and to is None:
-        raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
+        raise InvalidArgumentError("role", "is needed with a worker: encode, prefill or decode")
     with admin_session(admin, timeout, tls=tls.tls()) as client:
         if worker is not None and to is not None:
             print(impl.change(client, worker, to))

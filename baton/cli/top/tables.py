@@ -29,7 +29,8 @@ def headline(snapshot: Snapshot, address: str) -> Text:
         ("  admission is paused" if router.is_paused else "", "yellow"),
         f"  running {router.num_running}  waiting {router.num_waiting}",
         f"  {tokens:,.0f} tokens/s  {in_bytes(moved)}/s transferred",
-        f"  pressure: prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
+        f"  pressure: encode {balance.encode_pressure:.2f}",
+        f" prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
         (f"  versions: {', '.join(versions)}" if len(versions) > 1 else "", "yellow"),
     )
 

@@ -1,4 +1,4 @@
-"""Load of the prefill and decode pools, relative to latency objectives.
+"""Load of the encode, prefill and decode pools, relative to latency objectives.
 
 The demand of several routers adds up. Independent of the transport between them.
 """
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from baton_router.admission.policy import LIMIT
-from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.candidate import Candidate, Role
 from baton_router.fleet.cost_rates import PRIOR, Rates
 
 # Queue of each prefill worker, in seconds, from which requests queued at the router count as
@@ -30,23 +30,28 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """Demand of one or more routers on both pools.
+    """Demand of one or more routers on all pools.
 
     Attributes:
-        prefill_seconds: seconds that one worker would take to compute all pending prompts.
+        prefill_seconds: seconds that one worker would take to compute all pending prompts, with the
+            images that prefill workers encode.
         num_held_tokens: tokens whose KV the decoding sequences hold, or will hold at their ends.
         num_sequences: sequences that decode.
+        encoder_seconds: seconds that one worker would take to encode the pending images of the
+            encode pool; without encode workers, those of the prefill pool.
     """
 
     prefill_seconds: float = 0.0
     num_held_tokens: float = 0.0
     num_sequences: float = 0.0
+    encoder_seconds: float = 0.0
 
     def __add__(self, other: "PoolDemand") -> "PoolDemand":
         return PoolDemand(
             self.prefill_seconds + other.prefill_seconds,
             self.num_held_tokens + other.num_held_tokens,
             self.num_sequences + other.num_sequences,
+            self.encoder_seconds + other.encoder_seconds,
         )
 
 
@@ -72,7 +77,10 @@ def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
     count if they wait for decode capacity or a prefill worker, not if they wait for their tenant's
     quota."""
     prefills, decodes = _ready(workers, "prefill"), _ready(workers, "decode")
-    queues = [_rates(one).queue_seconds(one.num_queued_tokens) for one in prefills]
+    encoders = _ready(workers, "encode") or prefills
+    queues = [
+        _rates(one).queue_seconds(one.num_queued_tokens) + _encoder_seconds(one) for one in prefills
+    ]
     seconds = sum(queues)
     # Some sequences assigned to decode workers are still in prefill.
     num_given = sum(one.num_sequences for one in decodes)
@@ -82,7 +90,7 @@ def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
         held += backlog.num_waiting * backlog.num_tokens_in_flight / backlog.num_in_flight
     elif queues and min(queues) >= BUSY_SECONDS:
         seconds += min(_rates(one).queue_seconds(backlog.num_waiting_tokens) for one in prefills)
-    return PoolDemand(seconds, held, num_decoding)
+    return PoolDemand(seconds, held, num_decoding, sum(map(_encoder_seconds, encoders)))
 
 
 def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
@@ -92,6 +100,26 @@ def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
         return False
     tokens = backlog.num_tokens_in_flight
     return tokens + tokens / backlog.num_in_flight > LIMIT * room
+
+
+def pressures_of(
+    workers: Collection[Candidate], demand: PoolDemand, objectives: Objectives
+) -> dict[Role, float]:
+    """Returns the pressure of each pool: its load as a fraction of its objective."""
+    return {
+        "encode": encode_pressure(workers, demand, objectives),
+        "prefill": prefill_pressure(workers, demand, objectives),
+        "decode": decode_pressure(workers, demand, objectives),
+    }
+
+
+def encode_pressure(
+    workers: Collection[Candidate], demand: PoolDemand, objectives: Objectives
+) -> float:
+    """Returns the wait of a new image as a fraction of the TTFT objective; without encode workers,
+    the wait if one of them had to encode what prefill workers have queued."""
+    num_workers = len(_ready(workers, "encode"))
+    return demand.encoder_seconds / max(1, num_workers) / objectives.ttft
 
 
 def prefill_pressure(
@@ -115,6 +143,10 @@ def decode_pressure(
     each = demand.num_sequences / len(decodes)
     between = sum(_rates(one).decode_seconds(each) for one in decodes) / len(decodes)
     return max(occupancy, between / objectives.itl)
+
+
+def _encoder_seconds(worker: Candidate) -> float:
+    return worker.num_queued_encoder_tokens * _rates(worker).encoder_seconds_per_token
 
 
 def _ready(workers: Collection[Candidate], role: str) -> list[Candidate]:

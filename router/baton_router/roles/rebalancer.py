@@ -1,4 +1,4 @@
-"""Rebalancer: polls the load of both pools, proposes role changes and, if elastic, makes them."""
+"""Rebalancer: polls the load of all pools, proposes role changes and, if elastic, makes them."""
 
 import asyncio
 import json
@@ -17,18 +17,23 @@ from baton.errors import BatonError
 from baton.serving.deadline import Clock
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
-from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.candidate import ROLES, Candidate
 from baton_router.fleet.fleet import Fleet
 from baton_router.request import Request
 from baton_router.roles.pool_load import (
     Backlog,
     Objectives,
     PoolDemand,
-    decode_pressure,
     demand_of,
-    prefill_pressure,
+    pressures_of,
 )
-from baton_router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
+from baton_router.roles.role_balance import (
+    Balance,
+    Flip,
+    Hysteresis,
+    RoleBalance,
+    WorkerState,
+)
 from baton_router.roles.role_changer import RoleChanger
 
 logger = logging.getLogger(__name__)
@@ -46,6 +51,7 @@ class Rebalancer:
     Args:
         model: name of the model, by which the demand of others is told apart.
         is_elastic: whether it makes the role changes that it proposes.
+        takes_images: whether the model takes images, so that workers may have the encode role.
 
     Attributes:
         balance: last observation and proposal.
@@ -61,11 +67,12 @@ class Rebalancer:
         limits: Hysteresis,
         *,
         is_elastic: bool,
+        takes_images: bool = False,
         model: str = "",
         clock: Clock = time.monotonic,
     ) -> None:
         name = secrets.token_hex(8)
-        self.changer = RoleChanger(fleet)
+        self.changer = RoleChanger(fleet, takes_images=takes_images)
         self.is_elastic = is_elastic
         self._model = model
         self._fleet = fleet
@@ -79,7 +86,7 @@ class Rebalancer:
         self._role_change_lock = RedisLock(redis, role_lock_key(prefix_of(redis)), name)
         self._poll_task: asyncio.Task[None] | None = None
         self._flipping: asyncio.Task[None] | None = None
-        self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")
+        self.balance = Balance(dict.fromkeys(ROLES, 0.0), None, "nothing was seen yet")
 
     def start(self) -> None:
         """Starts polling in the background. Needs a running event loop."""
@@ -95,7 +102,7 @@ class Rebalancer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def poll(self) -> Balance:
-        """Observes both pools once and returns the proposal, also kept as `balance`."""
+        """Observes all pools once and returns the proposal, also kept as `balance`."""
         workers = self._fleet.candidates()
         demand = self._demand(workers)
         for payload in self._gossip.others:
@@ -103,8 +110,7 @@ class Rebalancer:
         before = self.balance
         self.balance = self._roles.observe(
             [self._state_of(worker) for worker in workers],
-            prefill_pressure(workers, demand, self._objectives),
-            decode_pressure(workers, demand, self._objectives),
+            pressures_of(workers, demand, self._objectives),
             self._clock(),
         )
         flip = self.balance.flip

@@ -1,7 +1,7 @@
-"""Role balance: proposes role changes from the load of both pools over time, with hysteresis.
+"""Role balance: proposes role changes from the load of all pools over time, with hysteresis.
 
 A pool becomes pressed (overloaded) above the high mark and idle below the low mark, and stays so
-until its pressure crosses the middle between the marks. If one pool is pressed and the other idle
+until its pressure crosses the middle between the marks. If one pool is pressed and another one idle
 for the dwell time, a worker of the idle pool should change its role. The pressed pool keeps at
 least half of its pressure, which is not below the low mark; so a change never causes the opposite
 one, and under constant load roles converge.
@@ -9,12 +9,11 @@ one, and under constant load roles converge.
 Awaits nothing; the caller passes the time.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 
-from baton_router.fleet.candidate import Role
-
-_OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+from baton_router.fleet.candidate import ROLES, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +49,15 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Last observation of both pools, and the proposal that follows from it.
+    """Last observation of all pools, and the proposal that follows from it.
 
     Attributes:
+        pressures: load of each pool as a fraction of its objective.
         flip: proposed role change; None: none.
         reason: reason for the proposal, or for none, as a sentence.
     """
 
-    prefill_pressure: float
-    decode_pressure: float
+    pressures: Mapping[Role, float]
     flip: Flip | None
     reason: str
 
@@ -72,12 +71,15 @@ class Hysteresis:
         low: pressure below which a pool can spare a worker; at most a third of `high`.
         dwell_seconds: seconds for which both conditions must hold.
         cooldown_seconds: seconds between two changes.
+        min_encode_workers: encode workers that changes leave; 0: the pool may be left without
+            workers, and get its first one.
     """
 
     high: float = 0.9
     low: float = 0.3
     dwell_seconds: float = 10.0
     cooldown_seconds: float = 60.0
+    min_encode_workers: int = 1
 
     def __post_init__(self) -> None:
         assert 0 < 3 * self.low <= self.high, "a change could be a reason for the opposite one"
@@ -103,31 +105,45 @@ class _Pool:
         self.is_idle = pressure < (limits.middle if self.is_idle else limits.low)
 
 
+@dataclass(frozen=True, slots=True)
+class _Imbalance:
+    """A pressed pool and an idle one, which could give it a worker.
+
+    Attributes:
+        donors: workers that the idle pool can spare.
+        lasted: seconds since when both conditions hold.
+    """
+
+    pressed: Role
+    idle: Role
+    donors: Collection[WorkerState]
+    lasted: float
+
+
 class RoleBalance:
-    """Role balance of both pools, from repeated observations."""
+    """Role balance of all pools, from repeated observations."""
 
     def __init__(self, limits: Hysteresis = Hysteresis()) -> None:
         self._limits = limits
-        self._pools: dict[Role, _Pool] = {"prefill": _Pool(limits), "decode": _Pool(limits)}
+        self._pools = {role: _Pool(limits) for role in ROLES}
         self._roles: dict[str, Role] = {}
-        self._scarce: Role | None = None
-        self._scarce_since = 0.0
+        self._since: dict[tuple[Role, Role], float] = {}  # by pressed and idle pool
         self._observed_at = 0.0
         self._cooldown_until: float | None = None
 
     def observe(
-        self, workers: Collection[WorkerState], prefill: float, decode: float, now: float
+        self, workers: Collection[WorkerState], pressures: Mapping[Role, float], now: float
     ) -> Balance:
-        """Adds an observation of both pressures. `now`: seconds; must not decrease."""
+        """Adds an observation of all pressures. `now`: seconds; must not decrease."""
         self._note_changes(workers, now)
-        self._note_pressures(prefill, decode, now)
-        flip, reason = self._propose(workers, now)
-        return Balance(prefill, decode, flip, reason)
+        self._note_pressures(workers, pressures, now)
+        flip, reason = self._propose(workers, pressures, now)
+        return Balance(pressures, flip, reason)
 
     def begin_cooldown(self, now: float) -> None:
         """Begins a cooldown without proposals, after a role change was made or has failed."""
         self._cooldown_until = now + self._limits.cooldown_seconds
-        self._scarce = None
+        self._since.clear()
         for pool in self._pools.values():
             pool.reset()
 
@@ -138,51 +154,78 @@ class RoleBalance:
             self.begin_cooldown(now)
         self._roles = roles
 
-    def _note_pressures(self, prefill: float, decode: float, now: float) -> None:
-        self._pools["prefill"].observe(prefill)
-        self._pools["decode"].observe(decode)
-        scarce: Role | None = None
-        for role, other in _OTHER.items():
-            if self._pools[role].is_pressed and self._pools[other].is_idle:
-                scarce = role
-        was_unobserved = now - self._observed_at > max(1.0, self._limits.dwell_seconds)
-        if scarce != self._scarce or was_unobserved:  # an unobserved time does not count
-            self._scarce, self._scarce_since = scarce, now
+    def _note_pressures(
+        self, workers: Collection[WorkerState], pressures: Mapping[Role, float], now: float
+    ) -> None:
+        for role, pool in self._pools.items():
+            pool.observe(pressures[role])
+        with_workers = {one.role for one in workers}
+        if now - self._observed_at > max(1.0, self._limits.dwell_seconds):
+            self._since.clear()  # an unobserved time does not count
+        self._since = {
+            (pressed, idle): self._since.get((pressed, idle), now)
+            for pressed, idle in permutations(ROLES, 2)
+            if self._pools[pressed].is_pressed
+            and self._pools[idle].is_idle
+            and (pressed in with_workers or self._may_begin(pressed))
+            and idle in with_workers
+        }
         self._observed_at = now
 
-    def _propose(self, workers: Collection[WorkerState], now: float) -> tuple[Flip | None, str]:
-        limits, scarce = self._limits, self._scarce
-        if scarce is None:
-            return None, "no pool is pressed while the other one is idle"
-        pressed = f"{scarce} workers are pressed and {_OTHER[scarce]} workers idle"
+    def _propose(
+        self, workers: Collection[WorkerState], pressures: Mapping[Role, float], now: float
+    ) -> tuple[Flip | None, str]:
+        limits = self._limits
+        if not self._since:
+            return None, "no pool is pressed while another one is idle"
+        found = max(
+            (
+                _Imbalance(*pair, self._donors(workers, *pair), now - since)
+                for pair, since in self._since.items()
+            ),
+            key=lambda one: (
+                bool(one.donors),
+                one.lasted >= limits.dwell_seconds,
+                pressures[one.pressed],
+                -pressures[one.idle],
+            ),
+        )
+        pressed = f"{found.pressed} workers are pressed and {found.idle} workers idle"
         if any(one.is_draining for one in workers):
             return None, f"{pressed}; but a worker is draining"
-        donors = self._donors(workers, scarce)
-        if not donors:
-            return None, f"{pressed}; but no {_OTHER[scarce]} worker can be spared"
+        if not found.donors:
+            return None, f"{pressed}; but no {found.idle} worker can be spared"
         if self._cooldown_until is not None and now < self._cooldown_until:
             left = self._cooldown_until - now
             return None, f"{pressed}; but roles rest for {left:.1f} s after the last change"
-        lasted = now - self._scarce_since
-        if lasted < limits.dwell_seconds:
-            return None, f"{pressed} for {lasted:.1f} s; it has to last {limits.dwell_seconds:g} s"
-        least = min(donors, key=_load_of)
+        if found.lasted < limits.dwell_seconds:
+            dwell = f"it has to last {limits.dwell_seconds:g} s"
+            return None, f"{pressed} for {found.lasted:.1f} s; {dwell}"
+        least = min(found.donors, key=_load_of)
         reason = (
-            f"{pressed} for {lasted:.1f} s, and {least.worker} has least to do and least cached "
-            f"among the {_OTHER[scarce]} workers"
+            f"{pressed} for {found.lasted:.1f} s, and {least.worker} has least to do and least "
+            f"cached among the {found.idle} workers"
         )
-        return Flip(least.worker, scarce, least.epoch), reason
+        return Flip(least.worker, found.pressed, least.epoch), reason
 
-    def _donors(self, workers: Collection[WorkerState], scarce: Role) -> list[WorkerState]:
-        """Returns the ready workers of the idle role that are not the last one of their pairing and
-        role, and whose pairing has a worker of the scarce role."""
+    def _donors(
+        self, workers: Collection[WorkerState], pressed: Role, idle: Role
+    ) -> list[WorkerState]:
+        """Returns the ready workers of the idle role that are not the last ones of their pairing
+        and role, and whose pairing has a worker of the pressed role, or may get its first one."""
         ready = [one for one in workers if one.is_ready]
+        least = self._limits.min_encode_workers if idle == "encode" else 1
         donors = []
         for one in ready:
             roles = [other.role for other in ready if other.pairing == one.pairing]
-            if one.role != scarce and scarce in roles and roles.count(one.role) > 1:
+            can_join = pressed in roles or self._may_begin(pressed)
+            if one.role == idle and can_join and roles.count(idle) > least:
                 donors.append(one)
         return donors
+
+    def _may_begin(self, role: Role) -> bool:
+        """Returns whether a pool without workers may get its first one."""
+        return role == "encode" and not self._limits.min_encode_workers
 
 
 def _load_of(one: WorkerState) -> tuple[int, int, str]:

@@ -1,4 +1,4 @@
-"""Role changes of workers over their admin service, never of the last worker of a role."""
+"""Role changes of workers over their admin service, never of the last prefill or decode worker."""
 
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class RoleChanger:
-    """Role changer for the workers of one fleet."""
+    """Role changer for the workers of one fleet. `takes_images`: whether their model does, so that
+    they may have the encode role."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, takes_images: bool = False) -> None:
         self._fleet = fleet
+        self._takes_images = takes_images
 
     async def set_role(self, worker: str, role: Role, epoch: int, timeout: float) -> int:
         """Changes the worker's role. Returns its new epoch once it takes requests in that role.
@@ -28,10 +30,16 @@ class RoleChanger:
             epoch: expected epoch of the worker; 0: any.
             timeout: seconds to wait; the worker continues the change after them.
 
-        Raises `NotFoundError` for an unknown worker, `FailedPreconditionError` for the last one of
-        its role, and the errors of `baton.v1.Admin.SetRole`.
+        Raises `NotFoundError` for an unknown worker, `FailedPreconditionError` for the last prefill
+        or decode worker and for the encode role if the model takes no images, and the errors of
+        `baton.v1.Admin.SetRole`.
         """
         member = self._member(worker)
+        if role == "encode" and not self._takes_images:
+            raise FailedPreconditionError(
+                f"model {member.record.model!r} takes no images; expected a vision-language model "
+                "for the encode role"
+            )
         if member.record.role != role:
             self._check_not_last(member)
         request = admin_pb2.SetRoleRequest(
@@ -52,6 +60,8 @@ class RoleChanger:
 
     def _check_not_last(self, member: Member) -> None:
         record = member.record
+        if record.role == "encode":
+            return  # without encode workers, prefill workers encode
         left = [
             candidate
             for candidate in self._fleet.candidates()
