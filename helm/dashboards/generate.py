@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+import encode_pool
 import handoff
 import slo
 import trace_board
@@ -19,6 +20,7 @@ BOARDS = {
     "slo": slo.BOARD,
     "handoff": handoff.BOARD,
     "worker": worker.BOARD,
+    "encode-pool": encode_pool.BOARD,
     "trace": trace_board.BOARD,
 }
 
