@@ -15,6 +15,7 @@ import numpy as np
 from baton.cluster.prefix import hash_chain
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.encoder_cache import OutputState
 from baton.engine.scheduler.scheduling.plan import (
     ExternalAllocation,
     NotAhead,
@@ -522,15 +523,22 @@ class Harness:
         self._check_tables()
 
     def replay(self) -> None:
-        """The cache's events say what can be found in the group that sees furthest back."""
+        """The events say what can be found in the group that sees furthest back, and which encoder
+        outputs are there."""
         events = self.scheduler.drain_events()
         assert not set(events.stored) & set(events.removed)
         if events.cleared:
             self._findable.clear()
         self._findable = (self._findable - set(events.removed)) | set(events.stored)
         far = max(self.groups, key=lambda g: np.inf if g.window is None else g.window)
-        assert self._findable == _cached(far.pool).keys()
-        assert self.config.prefix_caching or not self._findable
+        blocks, outputs = _cached(far.pool).keys(), self._encoded()
+        assert self._findable == blocks | outputs
+        assert self.config.prefix_caching or not blocks
+
+    def _encoded(self) -> set[bytes]:
+        """Content hashes of the encoder outputs that are there."""
+        entries = self.scheduler.encode_jobs.cache._entries
+        return {h for h, entry in entries.items() if entry.state is OutputState.STORED}
 
     def check_empty(self) -> None:
         """Nothing is held any more, here or by the runner."""

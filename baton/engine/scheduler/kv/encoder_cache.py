@@ -71,7 +71,9 @@ class EncoderStep:
 NO_ENCODER_STEP = EncoderStep()
 
 
-class _State(Enum):
+class OutputState(Enum):
+    """State of an encoder output that has blocks."""
+
     DUE = "due"
     """No plan includes its computation yet."""
     PLANNED = "planned"
@@ -87,7 +89,7 @@ class _Entry:
 
     num_tokens: int
     block_ids: tuple[int, ...]
-    state: _State
+    state: OutputState
     holders: dict[tuple[Holder, EncoderInput], None] = field(default_factory=dict)
 
 
@@ -132,7 +134,7 @@ class EncoderCache:
         """Returns True if the output is cached, or due in the step being planned; False while it
         arrives."""
         entry = self._entries.get(content_hash)
-        return entry is not None and entry.state is not _State.ARRIVING
+        return entry is not None and entry.state is not OutputState.ARRIVING
 
     def num_tokens_of(self, content_hash: bytes) -> int | None:
         """Returns the tokens of an output that is here or arrives; None: it is not."""
@@ -180,7 +182,7 @@ class EncoderCache:
         """
         is_new = encoder_input.content_hash not in self._entries
         if is_new:
-            self._insert(encoder_input, _State.DUE)
+            self._insert(encoder_input, OutputState.DUE)
             self._due[encoder_input.content_hash] = None
         self._hold(holder, encoder_input)
         return is_new
@@ -188,14 +190,14 @@ class EncoderCache:
     def receive(self, holder: Holder, encoder_input: EncoderInput) -> tuple[int, ...]:
         """Allocates the blocks of an output that is not here, and which `holder` will write.
         `can_allocate` is True. A release before `commit` frees them."""
-        self._insert(encoder_input, _State.ARRIVING)
+        self._insert(encoder_input, OutputState.ARRIVING)
         self._hold(holder, encoder_input)
         return self.blocks_of(encoder_input.content_hash)
 
     def commit(self, content_hash: bytes) -> None:
         """Caches an output that has arrived."""
         entry = self._entries[content_hash]
-        assert entry.state is _State.ARRIVING, "an output that did not arrive"
+        assert entry.state is OutputState.ARRIVING, "an output that did not arrive"
         self._store(content_hash, entry)
 
     def take(self, holder: Holder, encoder_inputs: Iterable[EncoderInput]) -> None:
@@ -223,7 +225,7 @@ class EncoderCache:
         if entry.holders:
             return
         self._num_held_blocks -= len(entry.block_ids)
-        if entry.state in (_State.DUE, _State.ARRIVING):
+        if entry.state in (OutputState.DUE, OutputState.ARRIVING):
             self._due.pop(content_hash, None)
             self._remove(content_hash)
         else:
@@ -250,7 +252,7 @@ class EncoderCache:
         due: list[EncoderOutput] = []
         for content_hash in self._due:
             entry = self._entries[content_hash]
-            entry.state = _State.PLANNED
+            entry.state = OutputState.PLANNED
             _, encoder_input = next(iter(entry.holders))
             due.append(EncoderOutput(encoder_input, entry.block_ids))
         self._due.clear()
@@ -261,7 +263,7 @@ class EncoderCache:
         for output in outputs:
             content_hash = output.encoder_input.content_hash
             entry = self._entries.get(content_hash)
-            if entry is not None and entry.state is _State.PLANNED:
+            if entry is not None and entry.state is OutputState.PLANNED:
                 self._store(content_hash, entry)
 
     def clear(self) -> None:
@@ -270,7 +272,7 @@ class EncoderCache:
             self._evict(content_hash)
         self._changes.clear()
         for content_hash, entry in self._entries.items():
-            if entry.state is _State.STORED:
+            if entry.state is OutputState.STORED:
                 self._changes.store(content_hash)
 
     def drain_events(self) -> CacheEvents:
@@ -288,9 +290,9 @@ class EncoderCache:
             assert encoder_input.length == self._entries[content_hash].num_tokens
         freeable = {h for h, entry in self._entries.items() if not entry.holders}
         assert freeable == self._freeable.keys(), "the freeable are not those without holders"
-        due = {h for h, entry in self._entries.items() if entry.state is _State.DUE}
+        due = {h for h, entry in self._entries.items() if entry.state is OutputState.DUE}
         assert due == self._due.keys(), "the due are not those to be computed"
-        coming = {h for h, entry in self._entries.items() if entry.state is _State.ARRIVING}
+        coming = {h for h, entry in self._entries.items() if entry.state is OutputState.ARRIVING}
         assert not freeable & (due | coming), "an output that is not here has no holder"
         for entry in self._entries.values():
             assert len(entry.block_ids) == self.num_blocks_of(entry.num_tokens)
@@ -299,7 +301,7 @@ class EncoderCache:
         held = [b for h in self._entries.keys() - freeable for b in self._entries[h].block_ids]
         assert self._num_held_blocks == len(held), "held blocks are miscounted"
 
-    def _insert(self, encoder_input: EncoderInput, state: _State) -> None:
+    def _insert(self, encoder_input: EncoderInput, state: OutputState) -> None:
         assert self.can_allocate(encoder_input), "an allocation beyond the capacity"
         needed = self.num_blocks_of(encoder_input.length)
         while len(self._free) < needed:
@@ -320,7 +322,7 @@ class EncoderCache:
         self._held.setdefault(holder, {})[encoder_input] = None
 
     def _store(self, content_hash: bytes, entry: _Entry) -> None:
-        entry.state = _State.STORED
+        entry.state = OutputState.STORED
         self._changes.store(content_hash)
 
     def _evict(self, content_hash: bytes) -> None:
@@ -330,5 +332,5 @@ class EncoderCache:
     def _remove(self, content_hash: bytes) -> None:
         entry = self._entries.pop(content_hash)
         self._free.extend(reversed(entry.block_ids))
-        if entry.state is _State.STORED:
+        if entry.state is OutputState.STORED:
             self._changes.remove(content_hash)
