@@ -275,9 +275,9 @@ class FakeRunner:
         assert not host_in & {(m.group, m.target) for m in plan.swap_out}, "swaps meet there"
 
     def _encode(self, plan: StepPlan) -> None:
-        read = [o for chunk in plan.chunks for o in chunk.encoder_outputs]
+        running = [c for c in plan.chunks if c.sequence.batch_slots is not None]
+        read = [output for chunk in running for output in chunk.encoder_outputs]
         for output in plan.encoder.to_compute:
-            assert not self._is_encoded(output.encoder_input), "encoded twice"
             self.encoded.update(dict.fromkeys(output.block_ids, output))
         for output in read:
             found = {self.encoded[block_id].encoder_input for block_id in output.block_ids}
