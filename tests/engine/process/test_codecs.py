@@ -19,6 +19,7 @@ from baton.engine.process.command_codec import decode_command, encode_command
 from baton.engine.process.reading_page import ReadingPage
 from baton.engine.process.report_codec import decode_report, encode_report
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
@@ -65,6 +66,9 @@ STEPS = st.builds(
     made_progress=st.booleans(),
     times=st.builds(StepTimes, FLOATS, FLOATS, SPENT, SPENT),
     preempted=st.lists(st.tuples(IDS, st.sampled_from(Preemption)), max_size=3).map(tuple),
+    held_outputs=st.lists(
+        st.builds(HeldOutput, COUNTS, st.lists(COUNTS).map(tuple), st.booleans()), max_size=3
+    ).map(tuple),
 )
 ANSWERS = st.one_of(
     st.none(), COUNTS, TABLES, st.builds(MemoryReport, COUNTS, COUNTS, COUNTS, COUNTS)
@@ -115,6 +119,10 @@ COMMANDS: list[commands.Command] = [
     commands.Pause(),
     commands.Resume(),
     commands.Unpin("name"),
+    commands.Encode(8, EncoderInput(bytes(16), 0, 4), only_cached=True),
+    commands.ExpectOutput(9, bytes(16), 4),
+    commands.CommitOutput(9),
+    commands.ReleaseOutput(8),
     commands.FlushCache(3, None),
     commands.FlushCache(4, (bytes(16),)),
     commands.Pin(5, "name", (bytes(16), os.urandom(16))),
@@ -186,7 +194,7 @@ def test_step_codec_keeps_pooled_outputs():
 def reading(number: int, idle_since: float | None = None) -> reports.EngineReading:
     names = [each.name for each in dataclasses.fields(SchedulerStats)]
     stats = SchedulerStats(**{name: number + i for i, name in enumerate(names)})
-    work = WorkDone(number, 2, 3, 4, 0.5)
+    work = WorkDone(number, 2, 3, 4, 0.5, 6)
     return reports.EngineReading(stats, work, TimeSpent(1, 0.1, 0.2, 0.3), number, 0, idle_since)
 
 

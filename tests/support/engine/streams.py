@@ -34,6 +34,7 @@ async def assert_empty(serving: AsyncEngine) -> None:
     stats = serving.stats()
     assert (stats.num_held_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
     assert (stats.num_awaiting_kv, stats.num_swapped, stats.num_kept) == (0, 0, 0)
+    assert (stats.num_encode_jobs, stats.num_held_encoder_blocks) == (0, 0)
     if isinstance(serving.core, EngineThread):
         serving.core.engine.check_integrity()
 
