@@ -29,7 +29,7 @@ from baton.v1 import sampling_pb2 as baton_dot_v1_dot_sampling__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x1a\x62\x61ton/v1/kv_transfer.proto\x1a\x16\x62\x61ton/v1/prefill.proto\x1a\x17\x62\x61ton/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\"Y\n\x0fHandOverRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\x12\n\x10HandOverResponse\"\xb5\x03\n\x15\x44\x65\x63odeGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\"\n\x06handle\x18\x05 \x01(\x0b\x32\x12.baton.v1.KvHandle\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12)\n\x0breturn_cost\x18\x08 \x01(\x0b\x32\x14.baton.v1.ReturnCost\x12)\n\x07outputs\x18\t \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12\x32\n\x0f\x66irst_token_due\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0e\x65ncoder_inputs\x18\x0b \x03(\x0b\x32\x16.baton.v1.EncoderInput\x12\x30\n\x0f\x65ncoder_sources\x18\x0c \x03(\x0b\x32\x17.baton.v1.EncoderSource\"8\n\x0eSequenceOutput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"\x98\x01\n\nReturnCost\x12(\n\x05\x66ixed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tper_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0frecompute_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"w\n\x12\x45ndSequenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0esequence_index\x18\x03 \x01(\r\x12&\n\x06reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\x15\n\x13\x45ndSequenceResponse\"\xbe\x03\n\x16\x44\x65\x63odeGenerateResponse\x12,\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x18.baton.v1.DecodeAdmittedH\x00\x12%\n\x08kv_ready\x18\x02 \x01(\x0b\x32\x11.baton.v1.KvReadyH\x00\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.baton.v1.DecodeTokensH\x00\x12,\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x18.baton.v1.DecodeFinishedH\x00\x12\x33\n\x0fprefill_started\x18\x05 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12,\n\x08\x64raining\x18\x06 \x01(\x0b\x32\x18.baton.v1.DecodeDrainingH\x00\x12.\n\tsuspended\x18\x07 \x01(\x0b\x32\x19.baton.v1.DecodeSuspendedH\x00\x12+\n\x08released\x18\x08 \x01(\x0b\x32\x17.baton.v1.LeaseReleasedH\x00\x12.\n\tpreempted\x18\t \x01(\x0b\x32\x19.baton.v1.DecodePreemptedH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0f\x44\x65\x63odePreempted\"\x10\n\x0e\x44\x65\x63odeDraining\"7\n\x0f\x44\x65\x63odeSuspended\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\"\x10\n\x0e\x44\x65\x63odeAdmitted\"\xe3\x01\n\x07KvReady\x12\x1e\n\x16num_transferred_blocks\x18\x01 \x01(\r\x12\x1d\n\x15num_transferred_bytes\x18\x02 \x01(\x04\x12\x19\n\x11num_reused_blocks\x18\x03 \x01(\r\x12*\n\x07\x65xposed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tconnector\x18\x05 \x01(\t\x12\x18\n\x10\x63onnector_reason\x18\x06 \x01(\t\x12%\n\twork_done\x18\x07 \x01(\x0b\x32\x12.baton.v1.WorkDone\"\xb9\x01\n\x0c\x44\x65\x63odeTokens\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\"n\n\x0e\x44\x65\x63odeFinished\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score2\xe8\x01\n\x06\x44\x65\x63ode\x12O\n\x08Generate\x12\x1f.baton.v1.DecodeGenerateRequest\x1a .baton.v1.DecodeGenerateResponse0\x01\x12J\n\x0b\x45ndSequence\x12\x1c.baton.v1.EndSequenceRequest\x1a\x1d.baton.v1.EndSequenceResponse\x12\x41\n\x08HandOver\x12\x19.baton.v1.HandOverRequest\x1a\x1a.baton.v1.HandOverResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x1a\x62\x61ton/v1/kv_transfer.proto\x1a\x16\x62\x61ton/v1/prefill.proto\x1a\x17\x62\x61ton/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\"Y\n\x0fHandOverRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\x12\n\x10HandOverResponse\"\xc5\x03\n\x15\x44\x65\x63odeGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\"\n\x06handle\x18\x05 \x01(\x0b\x32\x12.baton.v1.KvHandle\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12)\n\x0breturn_cost\x18\x08 \x01(\x0b\x32\x14.baton.v1.ReturnCost\x12)\n\x07outputs\x18\t \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12\x32\n\x0f\x66irst_token_due\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0e\x65ncoder_inputs\x18\x0b \x03(\x0b\x32\x16.baton.v1.EncoderInput\x12\x30\n\x0f\x65ncoder_sources\x18\x0c \x03(\x0b\x32\x17.baton.v1.EncoderSource\x12\x0e\n\x06tenant\x18\r \x01(\t\"8\n\x0eSequenceOutput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"\x98\x01\n\nReturnCost\x12(\n\x05\x66ixed\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tper_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0frecompute_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"w\n\x12\x45ndSequenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0esequence_index\x18\x03 \x01(\r\x12&\n\x06reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\x15\n\x13\x45ndSequenceResponse\"\xbe\x03\n\x16\x44\x65\x63odeGenerateResponse\x12,\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x18.baton.v1.DecodeAdmittedH\x00\x12%\n\x08kv_ready\x18\x02 \x01(\x0b\x32\x11.baton.v1.KvReadyH\x00\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.baton.v1.DecodeTokensH\x00\x12,\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x18.baton.v1.DecodeFinishedH\x00\x12\x33\n\x0fprefill_started\x18\x05 \x01(\x0b\x32\x18.baton.v1.PrefillStartedH\x00\x12,\n\x08\x64raining\x18\x06 \x01(\x0b\x32\x18.baton.v1.DecodeDrainingH\x00\x12.\n\tsuspended\x18\x07 \x01(\x0b\x32\x19.baton.v1.DecodeSuspendedH\x00\x12+\n\x08released\x18\x08 \x01(\x0b\x32\x17.baton.v1.LeaseReleasedH\x00\x12.\n\tpreempted\x18\t \x01(\x0b\x32\x19.baton.v1.DecodePreemptedH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0f\x44\x65\x63odePreempted\"\x10\n\x0e\x44\x65\x63odeDraining\"7\n\x0f\x44\x65\x63odeSuspended\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\"\x10\n\x0e\x44\x65\x63odeAdmitted\"\xe3\x01\n\x07KvReady\x12\x1e\n\x16num_transferred_blocks\x18\x01 \x01(\r\x12\x1d\n\x15num_transferred_bytes\x18\x02 \x01(\x04\x12\x19\n\x11num_reused_blocks\x18\x03 \x01(\r\x12*\n\x07\x65xposed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tconnector\x18\x05 \x01(\t\x12\x18\n\x10\x63onnector_reason\x18\x06 \x01(\t\x12%\n\twork_done\x18\x07 \x01(\x0b\x32\x12.baton.v1.WorkDone\"\xb9\x01\n\x0c\x44\x65\x63odeTokens\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\"n\n\x0e\x44\x65\x63odeFinished\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score2\xe8\x01\n\x06\x44\x65\x63ode\x12O\n\x08Generate\x12\x1f.baton.v1.DecodeGenerateRequest\x1a .baton.v1.DecodeGenerateResponse0\x01\x12J\n\x0b\x45ndSequence\x12\x1c.baton.v1.EndSequenceRequest\x1a\x1d.baton.v1.EndSequenceResponse\x12\x41\n\x08HandOver\x12\x19.baton.v1.HandOverRequest\x1a\x1a.baton.v1.HandOverResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,31 +41,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOVERRESPONSE']._serialized_start=261
   _globals['_HANDOVERRESPONSE']._serialized_end=279
   _globals['_DECODEGENERATEREQUEST']._serialized_start=282
-  _globals['_DECODEGENERATEREQUEST']._serialized_end=719
-  _globals['_SEQUENCEOUTPUT']._serialized_start=721
-  _globals['_SEQUENCEOUTPUT']._serialized_end=777
-  _globals['_RETURNCOST']._serialized_start=780
-  _globals['_RETURNCOST']._serialized_end=932
-  _globals['_ENDSEQUENCEREQUEST']._serialized_start=934
-  _globals['_ENDSEQUENCEREQUEST']._serialized_end=1053
-  _globals['_ENDSEQUENCERESPONSE']._serialized_start=1055
-  _globals['_ENDSEQUENCERESPONSE']._serialized_end=1076
-  _globals['_DECODEGENERATERESPONSE']._serialized_start=1079
-  _globals['_DECODEGENERATERESPONSE']._serialized_end=1525
-  _globals['_DECODEPREEMPTED']._serialized_start=1527
-  _globals['_DECODEPREEMPTED']._serialized_end=1544
-  _globals['_DECODEDRAINING']._serialized_start=1546
-  _globals['_DECODEDRAINING']._serialized_end=1562
-  _globals['_DECODESUSPENDED']._serialized_start=1564
-  _globals['_DECODESUSPENDED']._serialized_end=1619
-  _globals['_DECODEADMITTED']._serialized_start=1621
-  _globals['_DECODEADMITTED']._serialized_end=1637
-  _globals['_KVREADY']._serialized_start=1640
-  _globals['_KVREADY']._serialized_end=1867
-  _globals['_DECODETOKENS']._serialized_start=1870
-  _globals['_DECODETOKENS']._serialized_end=2055
-  _globals['_DECODEFINISHED']._serialized_start=2057
-  _globals['_DECODEFINISHED']._serialized_end=2167
-  _globals['_DECODE']._serialized_start=2170
-  _globals['_DECODE']._serialized_end=2402
+  _globals['_DECODEGENERATEREQUEST']._serialized_end=735
+  _globals['_SEQUENCEOUTPUT']._serialized_start=737
+  _globals['_SEQUENCEOUTPUT']._serialized_end=793
+  _globals['_RETURNCOST']._serialized_start=796
+  _globals['_RETURNCOST']._serialized_end=948
+  _globals['_ENDSEQUENCEREQUEST']._serialized_start=950
+  _globals['_ENDSEQUENCEREQUEST']._serialized_end=1069
+  _globals['_ENDSEQUENCERESPONSE']._serialized_start=1071
+  _globals['_ENDSEQUENCERESPONSE']._serialized_end=1092
+  _globals['_DECODEGENERATERESPONSE']._serialized_start=1095
+  _globals['_DECODEGENERATERESPONSE']._serialized_end=1541
+  _globals['_DECODEPREEMPTED']._serialized_start=1543
+  _globals['_DECODEPREEMPTED']._serialized_end=1560
+  _globals['_DECODEDRAINING']._serialized_start=1562
+  _globals['_DECODEDRAINING']._serialized_end=1578
+  _globals['_DECODESUSPENDED']._serialized_start=1580
+  _globals['_DECODESUSPENDED']._serialized_end=1635
+  _globals['_DECODEADMITTED']._serialized_start=1637
+  _globals['_DECODEADMITTED']._serialized_end=1653
+  _globals['_KVREADY']._serialized_start=1656
+  _globals['_KVREADY']._serialized_end=1883
+  _globals['_DECODETOKENS']._serialized_start=1886
+  _globals['_DECODETOKENS']._serialized_end=2071
+  _globals['_DECODEFINISHED']._serialized_start=2073
+  _globals['_DECODEFINISHED']._serialized_end=2183
+  _globals['_DECODE']._serialized_start=2186
+  _globals['_DECODE']._serialized_end=2418
 # @@protoc_insertion_point(module_scope)

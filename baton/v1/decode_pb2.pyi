@@ -92,6 +92,7 @@ class DecodeGenerateRequest(_message.Message):
     FIRST_TOKEN_DUE_FIELD_NUMBER: _builtins.int
     ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
     ENCODER_SOURCES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -100,6 +101,10 @@ class DecodeGenerateRequest(_message.Message):
     """Priority, as `GenerateRequest.priority`."""
     salt: _builtins.bytes
     """Salt, as `PrefillRequest.salt`."""
+    tenant: _builtins.str
+    """Tenant, as `PrefillRequest.tenant`, for the leases of `encoder_sources`. That of a handle is in
+    the handle.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens of the prompt and of any output so far: at least 1 id, each in [0, vocab_size)."""
@@ -158,10 +163,11 @@ class DecodeGenerateRequest(_message.Message):
         first_token_due: _duration_pb2.Duration | None = ...,
         encoder_inputs: _abc.Iterable[_inference_pb2.EncoderInput] | None = ...,
         encoder_sources: _abc.Iterable[_prefill_pb2.EncoderSource] | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_due", b"first_token_due", "handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_inputs", b"encoder_inputs", "encoder_sources", b"encoder_sources", "first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_inputs", b"encoder_inputs", "encoder_sources", b"encoder_sources", "first_token_due", b"first_token_due", "handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

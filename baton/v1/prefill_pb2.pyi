@@ -98,7 +98,10 @@ class PrefillRequest(_message.Message):
 
     @_builtins.property
     def encoder_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncoderSource]:
-        """Sources of encoder outputs. If a fetch fails for any reason, the worker encodes the input itself."""
+        """Sources of encoder outputs. If a fetch fails for any reason, the worker encodes the input itself.
+        Ignored: a source without such an input, or with a lease id of another length, and further
+        sources of one content hash.
+        """
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
 from baton_decode_worker.handover import Migrations
 from baton_decode_worker.settings import DecodeSettings
 from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.handle import Handle
 from baton_kvtransfer.wire import claim_of, handle_of
@@ -48,6 +49,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         assert isinstance(worker.settings, DecodeSettings)
         self._worker = worker
         self._exchange = worker.component(KvExchange)
+        self._encoder_fetch = worker.component(EncoderFetch)
         self._admit_factor = worker.settings.admit_factor
         self._capacity: Capacity | None = None
         self._migrations = Migrations(
@@ -100,11 +102,13 @@ class DecodeService(pb_grpc.DecodeServicer):
         grammar = await engine.compile_grammar(wanted)
         num_given = [len(output) for output in wanted.unfinished]
         num_blocks = num_blocks_on_arrival(len(wanted.token_ids), num_given, block_size)
-        with (
-            capacity.promise(num_blocks),
-            engine.open(wanted, grammar) as stream,
-            request_spans(self._worker.id, wanted, stream),
-        ):
+        async with AsyncExitStack() as held:
+            held.enter_context(capacity.promise(num_blocks))
+            if handle is None:
+                fetching = self._encoder_fetch.outputs_of(request, wanted.encoder_inputs, remaining)
+                await held.enter_async_context(fetching)
+            stream = held.enter_context(engine.open(wanted, grammar))
+            held.enter_context(request_spans(self._worker.id, wanted, stream))
             yield wire.admitted()
             if handle is not None:
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining

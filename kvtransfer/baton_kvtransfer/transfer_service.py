@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 
-Stub = pb_grpc.KvTransferStub | pb_grpc.EncoderTransferStub
+if TYPE_CHECKING:
+    Stub = pb_grpc.KvTransferAsyncStub | pb_grpc.EncoderTransferAsyncStub
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class TransferService:
     content: str
     noun: str
     name: str
-    stub: Callable[[grpc.aio.Channel], Stub]
+    stub: "Callable[[grpc.aio.Channel], Stub]"
 
 
 def _name_of(service: str) -> str:

@@ -3,6 +3,7 @@ pooled output."""
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 from baton.engine.messages import EngineRequest, SequenceUpdate
@@ -29,6 +30,7 @@ from baton.worker.wire import (
 )
 from baton.worker.worker import Worker
 from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Claim
@@ -48,6 +50,7 @@ class PrefillService(pb_grpc.PrefillServicer):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._exchange = worker.component(KvExchange)
+        self._encoder_fetch = worker.component(EncoderFetch)
         self._lease_retention = LeaseRetention(self._exchange.leases)
 
     async def Prefill(
@@ -56,10 +59,11 @@ class PrefillService(pb_grpc.PrefillServicer):
         name_request(request_id_of(request.request_id))
         claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
         engine = self._worker.engine_for("prefill")
-        source = source_of(request, self._worker.pairing())
+        source = source_of(request, self._exchange.pairing)
+        remaining = context.time_remaining()
         wanted = engine_request(
             request,
-            context.time_remaining(),
+            remaining,
             purpose=Purpose.PREFILL,
             kv_source=KvSource.EXTERNAL if source else KvSource.LOCAL,
             num_external_tokens=source.num_tokens if source else 0,
@@ -68,11 +72,12 @@ class PrefillService(pb_grpc.PrefillServicer):
         grammar = await engine.compile_grammar(wanted)
         blocks = BlockRange(len(wanted.token_ids), engine.block_size)
         # The blocks are freed after the lease has ended, however this call ends.
-        with (
-            engine.open(wanted, grammar) as stream,
-            request_spans(self._worker.id, wanted, stream),
-            self._exchange.leases.open(claim, blocks) as lease,
-        ):
+        async with AsyncExitStack() as held:
+            fetching = self._encoder_fetch.outputs_of(request, wanted.encoder_inputs, remaining)
+            await held.enter_async_context(fetching)
+            stream = held.enter_context(engine.open(wanted, grammar))
+            held.enter_context(request_spans(self._worker.id, wanted, stream))
+            lease = held.enter_context(self._exchange.leases.open(claim, blocks))
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             if source is not None:
                 await fetch_prefix(stream, self._exchange.fetcher, source)

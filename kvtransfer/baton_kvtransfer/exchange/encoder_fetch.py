@@ -1,0 +1,111 @@
+"""Remote encoder fetch: takes outputs of a request's inputs from other workers, if possible."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+
+from baton.encoder_input import EncoderInput
+from baton.engine.encoder_outputs import ArrivingOutput
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.v1 import decode_pb2, prefill_pb2
+from baton.worker.worker import Worker
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.exchange.exchange import EncoderExchange
+from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
+
+# Seconds after which the input is encoded instead.
+FETCH_TIMEOUT = 10.0
+
+logger = logging.getLogger(__name__)
+
+_Request = prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest
+
+
+class EncoderFetch:
+    """Fetches of encoder outputs by one worker, for the requests that it computes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._exchange = worker.component(EncoderExchange)
+        self._names = count(1)
+
+    @asynccontextmanager
+    async def outputs_of(
+        self, request: _Request, inputs: Sequence[EncoderInput], time_remaining: float | None
+    ) -> AsyncIterator[None]:
+        """Fetches the outputs of `inputs` that `request` has sources of, all at once, during the
+        `async with` block, in which the request's stream is opened: its sequences compute what is
+        before an input meanwhile, and the input itself only after its fetch has failed.
+
+        `time_remaining`: seconds of the call; None: it has no deadline.
+        """
+        timeout = FETCH_TIMEOUT if time_remaining is None else min(FETCH_TIMEOUT, time_remaining)
+        # A fetch has ended before its blocks are given up, however the call ends.
+        async with AsyncExitStack() as stack:
+            for source, wanted in _sources(request, inputs):
+                name, engine = f"fetch {next(self._names)}", self._worker.engine
+                arriving = await stack.enter_async_context(AsyncExitStack())
+                arrival = await arriving.enter_async_context(
+                    engine.arriving(name, wanted.content_hash, wanted.length)
+                )
+                handle = self._handle(source, wanted, request.tenant)
+                fetch = _fetch(arriving, arrival, self._exchange.fetcher, handle, timeout)
+                stack.push_async_callback(_end, asyncio.create_task(fetch))
+            yield
+
+    def _handle(
+        self, source: prefill_pb2.EncoderSource, wanted: EncoderInput, tenant: str
+    ) -> Handle:
+        # Own pairing: the source itself checks it before it sends blocks.
+        return Handle(
+            source_worker=source.worker,
+            source_endpoint=source.endpoint,
+            source_epoch=source.epoch,
+            lease_id=source.lease_id,
+            pairing=self._exchange.pairing,
+            num_tokens=wanted.length,
+            block_hashes=(),
+            tenant=tenant,
+        )
+
+
+def _sources(
+    request: _Request, inputs: Sequence[EncoderInput]
+) -> Iterator[tuple[prefill_pb2.EncoderSource, EncoderInput]]:
+    """Yields the usable sources with their inputs, one for each content hash."""
+    seen: set[bytes] = set()
+    for source in request.encoder_sources:
+        if source.input >= len(inputs) or len(source.lease_id) != LEASE_ID_BYTES:
+            continue
+        wanted = inputs[source.input]
+        if wanted.content_hash not in seen:
+            seen.add(wanted.content_hash)
+            yield source, wanted
+
+
+async def _fetch(
+    arriving: AsyncExitStack,
+    arrival: ArrivingOutput,
+    fetcher: KvFetcher,
+    handle: Handle,
+    timeout: float,
+) -> None:
+    """Fetches one output, once there is room for it; gives it up if that fails."""
+    try:
+        async with arriving, asyncio.timeout(timeout):
+            block_ids = await arrival.block_ids()
+            if not block_ids:
+                return  # it is in this worker's cache by now
+            await fetcher.fetch(handle, ExternalAllocation("", (block_ids,), 0), timeout)
+            arrival.commit()
+    except Exception as error:
+        reason = str(error) or f"it did not come within {timeout:g} s"
+        logger.info("no remote encoder fetch from %s: %s", handle.source_worker, reason)
+
+
+async def _end(fetch: asyncio.Task[None]) -> None:
+    """Cancels a fetch and waits for its end."""
+    fetch.cancel()
+    await asyncio.gather(fetch, return_exceptions=True)
