@@ -28,8 +28,8 @@ class RoleChanges:
 
         Raises:
             FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows an
-                earlier incarnation; or it is changing to the other role, or its certificate is for
-                one role alone.
+                earlier incarnation; or it is changing to another role, its certificate is for one
+                role alone, or its model has no encoder for the encode role.
             UnavailableError: it is loading its model, or draining for good; or Redis does not
                 answer, so that no router would learn of another role.
             DeadlineExceededError: calls in flight did not end within `drain_timeout_s`. They
@@ -50,6 +50,7 @@ class RoleChanges:
             )
         if self._change is None:
             worker.engine_for_new_work()
+            worker.check_serves(role)
             if not worker.redis_answers:
                 raise UnavailableError(
                     "Redis does not answer: no router would learn of another role"

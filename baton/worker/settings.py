@@ -1,4 +1,4 @@
-"""Settings of a worker in either role: those of its engine, and its own."""
+"""Settings of a worker in any role: those of its engine, and its own."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ else:
 
 
 class WorkerSettings(_EngineSettings):
-    """Settings of a worker in either role."""
+    """Settings of a worker in any role."""
 
     worker_id: str | None = Field(
         None,

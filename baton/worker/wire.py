@@ -1,4 +1,4 @@
-"""Conversion of `baton.v1` messages to engine data and back, for both roles."""
+"""Conversion of `baton.v1` messages to engine data and back, for all roles."""
 
 import math
 import time

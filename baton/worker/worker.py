@@ -1,4 +1,4 @@
-"""Worker process in either role: a model behind a gRPC server that answers while it loads.
+"""Worker process in any role: a model behind a gRPC server that answers while it loads.
 
 Its role may change (`baton.worker.role_changes`); the model, the cache and the servers stay.
 
@@ -29,8 +29,9 @@ from baton.engine.core.engine_thread import EngineThread
 from baton.engine.engine import Engine
 from baton.engine.process.engine_child import EngineChild
 from baton.engine.process.engine_process import EngineProcess
+from baton.engine.request_check import why_no_images
 from baton.engine.scheduler.kv.block_pool import CacheEvents
-from baton.errors import UnavailableError
+from baton.errors import FailedPreconditionError, UnavailableError
 from baton.serving.access import WORKER_NAME
 from baton.serving.certificates import check_role
 from baton.serving.channels import LARGE_FRAMES, Channels
@@ -189,6 +190,13 @@ class Worker:
             )
         return engine
 
+    def check_serves(self, role: Role) -> None:
+        """Raises `FailedPreconditionError` if the loaded model has nothing to do in `role`."""
+        if role == "encode" and self.engine.encoder_pool is None:
+            raise FailedPreconditionError(
+                f"the encode role needs an encoder; {why_no_images(self.engine.info)}"
+            )
+
     def on_start(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Registers `callback`, awaited before the model is loaded. It raises what prevents the
         worker from serving."""
@@ -204,7 +212,7 @@ class Worker:
         self._on_new_epoch.append(callback)
 
     def component(self, kind: "Callable[[Worker], _Component]") -> _Component:
-        """Returns this worker's `kind`, such as the KV exchange that both roles share.
+        """Returns this worker's `kind`, such as the KV exchange that all roles share.
 
         The first call makes it, before the worker runs.
         """
@@ -337,6 +345,7 @@ class Worker:
         engine.start()
         stack.push_async_callback(engine.stop)
         self._engine = engine
+        self.check_serves(self.role)
         for callback in self._on_load:
             await callback(stack)
         if redis is not None:

@@ -9,18 +9,28 @@ import grpc
 
 from baton.cluster.prefix import HashedInput, hash_chain
 from baton.cluster.registry import Role
+from baton.encoder_input import EncoderInput
+from baton.encoder_input_wire import to_proto as input_to_proto
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
-from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import (
+    admin_pb2,
+    decode_pb2,
+    encode_pb2,
+    kv_sharing_pb2,
+    kv_transfer_pb2,
+    prefill_pb2,
+)
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
+from baton.v1.encode_pb2_grpc import EncodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton.worker.process import assemble
 from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
 from baton_decode_worker.service import DecodeService
-from baton_kvtransfer.exchange.exchange import KvExchange
+from baton_kvtransfer.exchange.exchange import EncoderExchange, KvExchange
 from tests.support.waiting import until
 from tests.support.worker.pair import COMMON, TIMEOUT, handle_of, rest_of, start
 
@@ -36,6 +46,7 @@ class Member:
         self.worker = worker
         self.decode: Any = DecodeStub(channel)
         self.prefill: Any = PrefillStub(channel)
+        self.encode: Any = EncodeStub(channel)
         self.sharing: Any = KvSharingStub(channel)
         self.admin: Any = AdminStub(to_admin)
 
@@ -46,8 +57,9 @@ class Member:
     @property
     def num_leased_or_promised(self) -> int:
         """Its leases, and the blocks that it has promised."""
-        leases = self.worker.component(KvExchange).leases
-        return len(leases) + self.worker.component(DecodeService).num_promised_blocks
+        exchanges = map(self.worker.component, (KvExchange, EncoderExchange))
+        num_leases = sum(len(exchange.leases) for exchange in exchanges)
+        return num_leases + self.worker.component(DecodeService).num_promised_blocks
 
     async def set_role(self, role: Any, **fields: Any) -> int:
         """Returns the epoch that the change has begun."""
@@ -57,6 +69,16 @@ class Member:
     @property
     def num_computed_tokens(self) -> int:
         return self.worker.engine.stats().num_computed_tokens
+
+    @property
+    def num_encoded_tokens(self) -> int:
+        """Tokens of images whose encoder output this worker has computed."""
+        return self.worker.engine.work_done.num_encoder_tokens
+
+    @property
+    def num_fetched_outputs(self) -> int:
+        """Encoder outputs that it has fetched from other workers."""
+        return self.worker.component(EncoderExchange).transfers.num_done
 
     @property
     def num_pulled_tokens(self) -> int:
@@ -81,6 +103,7 @@ class Member:
         params: SamplingParams,
         output: tuple[int, ...] = (),
         handle: kv_transfer_pb2.KvHandle | None = None,
+        **fields: Any,
     ) -> tuple[Any, str]:
         """A call that generates, and its id."""
         name = f"r{next(_names)}"
@@ -90,6 +113,7 @@ class Member:
             num_prompt_tokens=len(prompt),
             sampling=to_proto(params),
             handle=handle,
+            **fields,
         )
         return self.decode.Generate(request, timeout=TIMEOUT), name
 
@@ -139,6 +163,31 @@ class Member:
         )
         return self.sharing.Share(request, timeout=TIMEOUT), lease_id
 
+    def to_encode(self, wanted: EncoderInput, claimant: str, **fields: Any) -> tuple[Any, bytes]:
+        """A call that encodes an image for another worker, and its lease id."""
+        lease_id = new_lease_id()
+        request = encode_pb2.EncodeRequest(
+            request_id=f"r{next(_names)}",
+            lease_id=lease_id,
+            encoder_input=input_to_proto(wanted),
+            claimant=claimant,
+            **fields,
+        )
+        return self.encode.Encode(request, timeout=TIMEOUT), lease_id
+
+    def encoder_source(
+        self, lease_id: bytes, index: int = 0, **changes: Any
+    ) -> prefill_pb2.EncoderSource:
+        """The source of a request's image with this index."""
+        fields = {
+            "input": index,
+            "worker": self.id,
+            "endpoint": self.worker.kv_server.endpoint,
+            "epoch": self.worker.epoch,
+            "lease_id": lease_id,
+        }
+        return prefill_pb2.EncoderSource(**{**fields, **changes})
+
     def source(self, lease_id: bytes, num_blocks: int, **changes: Any) -> prefill_pb2.PrefixSource:
         fields = {
             "worker": self.id,
@@ -181,7 +230,8 @@ class Crew:
 def _num_held(member: Member) -> int:
     stats = member.worker.engine.stats()
     waits = stats.num_waiting + stats.num_running + stats.num_awaiting_kv + stats.num_kept
-    return stats.num_held_blocks + waits + member.num_leased_or_promised
+    outputs = stats.num_held_encoder_blocks + stats.num_encode_jobs
+    return stats.num_held_blocks + outputs + waits + member.num_leased_or_promised
 
 
 @asynccontextmanager
@@ -191,7 +241,7 @@ async def crew_of(
     """Workers of these roles on one checkpoint. Keywords are settings of all, and those of
     `prefill` of the prefill workers."""
     common = {**COMMON, "model": model, **settings}
-    of_role = {"prefill": prefill or {}, "decode": {}}
+    of_role = {"encode": {}, "prefill": prefill or {}, "decode": {}}
     settings = settings_class()
     workers = [assemble(role, settings(**{**common, **of_role[role]})) for role in roles]
     async with AsyncExitStack() as stack:

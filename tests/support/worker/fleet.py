@@ -5,6 +5,7 @@ preferred.
 """
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -115,7 +116,7 @@ class WorkerFleet(FakeFleet):
     """Workers in the order in which they are preferred, unless they are lost or drain."""
 
     def __init__(self, crew: Crew) -> None:
-        numbers: dict[str, int] = {"prefill": 0, "decode": 0}
+        numbers = Counter[str]()
         members = []
         for member in crew.members:
             role = member.worker.role

@@ -1,0 +1,81 @@
+"""gRPC service of the encode role: one call per encoder output, which ends with its lease."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from itertools import count
+from typing import Any
+
+from opentelemetry.trace import SpanKind
+
+from baton.encoder_input_wire import from_proto
+from baton.engine.encoder_outputs import EncodedOutput
+from baton.engine.metering.work_meter import WorkDone
+from baton.serving.attempt_id import request_id_of
+from baton.serving.logs import name_request
+from baton.serving.telemetry.stages import stage
+from baton.v1 import encode_pb2 as pb
+from baton.v1 import encode_pb2_grpc as pb_grpc
+from baton.v1.prefill_pb2 import LeaseReleased
+from baton.worker.wire import work_done_to_message
+from baton.worker.worker import Worker
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.exchange.exchange import EncoderExchange
+from baton_kvtransfer.wire import claim_of
+
+
+def add_role(worker: Worker) -> None:
+    """Adds the encode role to a worker that does not run yet."""
+    worker.server.add(pb_grpc.add_EncodeServicer_to_server, worker.component(EncodeService))
+
+
+class EncodeService(pb_grpc.EncodeServicer):
+    """Service that computes encoder outputs, or finds them cached, and keeps them under leases."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._leases = worker.component(EncoderExchange).leases
+        self._names = count(1)
+
+    async def Encode(  # noqa: N802
+        self, request: pb.EncodeRequest, _context: Any
+    ) -> AsyncIterator[pb.EncodeResponse]:
+        name_request(request_id_of(request.request_id))
+        arrival = time.monotonic()
+        claim = claim_of(request)
+        worker, only_cached = self._worker, request.only_cached
+        engine = worker.engine_for_new_work() if only_cached else worker.engine_for("encode")
+        wanted = from_proto(request.encoder_input, "encoder_input")
+        engine.core.check_encoder_input(wanted, has_tensors=not only_cached)
+        blocks = BlockRange(wanted.length, engine.block_size)
+        told = {"baton.worker": worker.id, "baton.attempt.id": request.request_id}
+        # The output is released after the lease has ended, however this call ends.
+        async with AsyncExitStack() as held:
+            held.enter_context(stage("encode.call", told, kind=SpanKind.SERVER))
+            with self._leases.open(claim, blocks) as lease:
+                if not only_cached:
+                    yield _admitted()
+                name = f"lease {next(self._names)}"
+                encoding = engine.encoded(name, wanted, only_cached=only_cached)
+                output = await held.enter_async_context(encoding)
+                if only_cached:  # NOT_FOUND would come in its place
+                    yield _admitted()
+                lease.advance((output.block_ids,), blocks.num_blocks)
+                lease.complete(None, lambda: None)
+                yield _encoded(output, arrival, engine.work_done)
+                await lease.over()
+                yield pb.EncodeResponse(released=LeaseReleased())
+
+
+def _admitted() -> pb.EncodeResponse:
+    return pb.EncodeResponse(admitted=pb.EncodeAdmitted())
+
+
+def _encoded(output: EncodedOutput, arrival: float, done: WorkDone) -> pb.EncodeResponse:
+    message = pb.Encoded(was_cached=output.was_cached, work_done=work_done_to_message(done))
+    if not output.was_cached:
+        # On Linux calls and steps have the same clock.
+        started = output.times.started
+        message.queue_time.FromNanoseconds(int(max(0.0, started - arrival) * 1e9))
+        message.elapsed.FromNanoseconds(int((time.perf_counter() - started) * 1e9))
+    return pb.EncodeResponse(encoded=message)
