@@ -37,6 +37,7 @@ HINTS: Mapping[str, str] = {
     **dict.fromkeys(("logs", "log"), "`baton up --log-dir DIR` keeps the logs there"),
     **dict.fromkeys(("drain", "scale"), "`baton role` moves workers between the pools"),
     "why": "`baton explain` says why a prompt runs where it runs",
+    "encode": "`baton encode-worker` runs one worker",
     "prefill": "`baton prefill-worker` runs one worker",
     "decode": "`baton decode-worker` runs one worker",
     "help": "`baton --help` lists the commands, `baton COMMAND --help` the options of one",

@@ -31,7 +31,7 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models import named
-from baton.models.support import check_model
+from baton.models.support import check_has_encoder, check_model
 
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
@@ -40,7 +40,7 @@ _POLL_INTERVAL = 0.1
 _MAX_MOVES = 3  # consecutive restarts of one process, each on another port
 # Seconds for requests in flight to end; well below the time after which all are killed.
 _DRAIN_TIMEOUT = 5.0
-_STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill")
+_STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill", "encode")
 _NO_FLAGS: Flags = {}
 _SETTLED = ("ready", "draining")  # a worker that drains is not ready any more
 
@@ -58,7 +58,8 @@ class LocalCluster:
         http_port: port for HTTP beside gRPC on the router; 0 takes a free one, None: no HTTP.
         redis_url: an existing Redis; None starts an embedded one.
         worker_flags: settings of every worker by field name, such as `{"num_blocks": 64}`.
-        prefill_flags, decode_flags: settings of one role's workers; they override `worker_flags`.
+        encode_flags, prefill_flags, decode_flags: settings of one role's workers; they override
+            `worker_flags`.
         router_flags: settings of the router.
         tls_dir: folder of certificates made by `baton certs`, with which all processes use TLS.
         log_dir: folder of the logs, a file for each process; None: they are deleted by `stop`,
@@ -81,9 +82,11 @@ class LocalCluster:
         port: int = 0,
         redis_url: str | None = None,
         *,
+        num_encode: int = 0,
         admin_port: int = 0,
         http_port: int | None = None,
         worker_flags: Flags = _NO_FLAGS,
+        encode_flags: Flags = _NO_FLAGS,
         prefill_flags: Flags = _NO_FLAGS,
         decode_flags: Flags = _NO_FLAGS,
         router_flags: Flags = _NO_FLAGS,
@@ -119,10 +122,11 @@ class LocalCluster:
             tls=self.tls,
         )
         names: list[tuple[Role, int]] = [
+            *(("encode", index) for index in range(num_encode)),
             *(("prefill", index) for index in range(num_prefill)),
             *(("decode", index) for index in range(num_decode)),
         ]
-        of_role = {"prefill": prefill_flags, "decode": decode_flags}
+        of_role = {"encode": encode_flags, "prefill": prefill_flags, "decode": decode_flags}
         flags = [{**all_flags, **worker_flags, **of_role[role]} for role, _ in names]
         self._workers = [
             self._worker(role, index, own)
@@ -160,7 +164,7 @@ class LocalCluster:
 
     @property
     def processes(self) -> list[Process]:
-        """Router, then the prefill workers, then the decode workers."""
+        """Router, then the encode workers, the prefill workers and the decode workers."""
         return [self._router, *self._workers]
 
     def process(self, name: str) -> Process:
@@ -177,8 +181,8 @@ class LocalCluster:
             on_status: called repeatedly with the status of every process.
 
         Raises:
-            UnsupportedModelError: the model cannot be served by its description; nothing was
-                started.
+            UnsupportedModelError: the model cannot be served by its description, or has no encoder
+                for an encode worker; nothing was started.
             UnavailableError: Redis does not answer, or a process died; the message has the end of
                 its log.
             DeadlineExceededError: the cluster was not ready after `timeout` seconds.
@@ -187,7 +191,10 @@ class LocalCluster:
         If it raises, it leaves nothing running.
         """
         assert self._folder is None, "the cluster was started already"
-        check_model(named(self.model)[1])
+        model = named(self.model)[1]
+        check_model(model)
+        if any(worker.role == "encode" for worker in self._workers):
+            check_has_encoder(model)
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         try:
             if self.redis is not None:
@@ -254,7 +261,7 @@ class LocalCluster:
         self.wait_ready(timeout)
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """Ends the router, then the decode workers, the prefill workers and Redis. Idempotent.
+        """Ends the router, then the decode, prefill and encode workers, and Redis. Idempotent.
 
         Requests in flight may end first. Processes left after `timeout` seconds, or when
         interrupted, are killed.
@@ -300,7 +307,7 @@ class LocalCluster:
             if not statuses[process.name].is_ready:
                 statuses[process.name] = status_of(process, statuses[process.name])
         ready = {p.role for p in running if statuses[p.name].is_ready}
-        # Without workers of both roles a router may be unable to place any request.
+        # Without a prefill and a decode worker a router may be unable to place any request.
         needed = running if {"prefill", "decode"} <= ready else self._workers
         if not all(statuses[p.name].state in _SETTLED for p in needed if p in running):
             return False

@@ -23,12 +23,13 @@ from baton.serving.listening import WILDCARDS
 from baton.serving.settings import parse
 from baton.worker.roles import settings_class
 
-Role = Literal["router", "prefill", "decode"]
+Role = Literal["router", "encode", "prefill", "decode"]
 Flags = Mapping[str, object]
 """Settings by field name: `{"num_blocks": 64, "prefix_caching": False}`. None: unset."""
 
 _COMMANDS: dict[Role, str] = {
     "router": "router",
+    "encode": "encode-worker",
     "prefill": "prefill-worker",
     "decode": "decode-worker",
 }

@@ -34,6 +34,16 @@ def check_model(model: str) -> None:
         check_weights(folder)
 
 
+def check_has_encoder(model: str) -> None:
+    """Raises `UnsupportedModelError` for a model without an encoder, as `check_model` reads it."""
+    config = read_json(checkpoint_folder(model, DESCRIPTION) / CONFIG)
+    if "vision_config" not in config:
+        raise UnsupportedModelError(
+            f"{_architecture(config)} has no encoder; expected a vision-language model for encode "
+            "workers: start none, or choose another model"
+        )
+
+
 def check_description(folder: Path) -> None:
     """Raises `UnsupportedModelError` if the files that describe a checkpoint rule it out."""
     if not (folder / CONFIG).is_file() and any(folder.glob("*.gguf")):

@@ -192,6 +192,22 @@ def test_dry_run_prints_commands_and_starts_nothing() -> None:
     assert len({line.split("--port ")[1].split()[0] for line in workers}) == len(workers)
 
 
+def test_dry_run_puts_encode_workers_before_prefill_workers() -> None:
+    result = CliRunner().invoke(app, ["up", "--dry-run", "--device", "cpu", "--encode", "2"])
+    assert result.exit_code == 0
+    workers = result.stdout.splitlines()[-4:]
+    named = [re.findall(r"-m baton (\S+)-worker .* --worker-id (\S+)", line) for line in workers]
+    ids = ("encode-0", "encode-1", "prefill-0", "decode-0")
+    assert named == [[(name.partition("-")[0], name)] for name in ids]
+
+
+def test_up_refuses_encode_workers_when_model_has_no_encoder() -> None:
+    ports = ["--port", "0", "--admin-port", "0", "--http-port", "0"]
+    result = CliRunner().invoke(app, ["up", "tiny", "--encode", "1", *ports])
+    assert result.exit_code == 1
+    assert "has no encoder; expected a vision-language model for encode" in result.stderr
+
+
 def test_up_serves_no_http_when_its_extra_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

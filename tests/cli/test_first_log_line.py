@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.repository import ROOT
 
-ROLES = {"router": "router", "prefill-worker": "prefill", "decode-worker": "decode"}
+ROLES = {"router": "router"} | {f"{role}-worker": role for role in ("encode", "prefill", "decode")}
 HEAVY = ("torch", "transformers", "tokenizers", "uvloop", "redis")
 
 

@@ -22,6 +22,10 @@ def up(
             help="'tiny' or 'shapes' (shipped with Baton), a folder, or a hub id.",
         ),
     ] = "tiny",
+    encode: Annotated[
+        int,
+        typer.Option(min=0, help="Number of encode workers, for images of vision-language models."),
+    ] = 0,
     prefill: Annotated[int, typer.Option(min=1, help="Number of prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Number of decode workers.")] = 1,
     host: Annotated[
@@ -128,6 +132,7 @@ def up(
     Examples:
       baton up
       baton up Qwen/Qwen3-0.6B --prefill 2 --decode 1
+      baton up Qwen/Qwen3-VL-2B-Instruct --encode 1
       baton up --worker-arg max-num-seqs=16 --dry-run
       baton up --port 0 --json | jq --unbuffered 'select(.event == "ready").address'
     """
@@ -152,6 +157,7 @@ def up(
         decode,
         port,
         redis_url,
+        num_encode=encode,
         admin_port=impl.admin_port_of(admin_port),
         http_port=impl.http_port_of(http_port) if http else None,
         worker_flags={**given, **impl.parse_flags(worker_arg or [], "--worker-arg")},
