@@ -490,7 +490,7 @@ class GetLoadResponse(_message.Message):
     num_returns: _builtins.int
     """Preemptions since the start by returning the request to the router."""
     num_transferred_bytes: _builtins.int
-    """Bytes of KV fetched from other workers since the start."""
+    """Bytes of KV and encoder outputs fetched from other workers since the start."""
     num_transfers: _builtins.int
     """Successful transfers since the start."""
     num_failed_transfers: _builtins.int

@@ -64,7 +64,8 @@ class WorkerSettings(_EngineSettings):
         None,
         ge=0,
         le=65535,
-        description="Port for KV transfers alone; 0 takes any free one. Unset: --port.",
+        description="Port for transfers of KV and encoder outputs alone; 0 takes any free one. "
+        "Unset: --port.",
     )
     kv_max_message_bytes: int = Field(
         64 * 2**20,
