@@ -57,8 +57,11 @@ class Rates:
         """Returns the seconds to compute `num_queued` tokens of other prompts in full steps, and
         `num_queued_encoder` tokens of their encoder inputs."""
         steps = num_queued / self.max_step_tokens if self.max_step_tokens else 0.0
-        prompts = steps * self.prefill_seconds_per_step
-        prompts += num_queued * self.prefill_seconds_per_token
+        prompts = (
+            steps * self.prefill_seconds_per_step + num_queued * self.prefill_seconds_per_token
+        )
+        if not num_queued_encoder:
+            return prompts
         return prompts + num_queued_encoder * self.encoder_seconds_per_token
 
     def decode_seconds(self, num_sequences: float) -> float:

@@ -92,7 +92,9 @@ class CostModel(Rates):
         recent = candidate.num_recent_tokens
         uncached, added = rates.prefill_and_added_seconds(num_tokens - num_cached, num_cached)
         terms = {"uncached": uncached}
-        queue = candidate.queue_seconds(rates)
+        queue = rates.queue_seconds(
+            candidate.num_queued_tokens, candidate.num_queued_encoder_tokens
+        )
         encoding = encoders.encoding(candidate, num_cached, queue) if encoders else None
         if candidate.num_source_tokens > num_cached < num_tokens:
             num_found = candidate.num_source_tokens
@@ -142,7 +144,9 @@ class CostModel(Rates):
             each.added_seconds(num_missing, num_cached) / each.slowness for each in prefill_rates
         ]
         displaced = self._num_displaced(candidate, num_missing)
-        queue = candidate.queue_seconds(rates)
+        queue = rates.queue_seconds(
+            candidate.num_queued_tokens, candidate.num_queued_encoder_tokens
+        )
         terms = {
             "uncached": uncached,
             "queue": queue,

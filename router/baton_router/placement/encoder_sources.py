@@ -69,11 +69,16 @@ class Encoding(NamedTuple):
         return self.seconds + self.interruption
 
 
+_NONE = Encoding()
+
+
 class _Source(NamedTuple):
-    """Worker that has an output once `terms`, in seconds, have passed; without any, now."""
+    """Worker that has an output after `seconds`, the sum of `terms`; there are none if it has the
+    output cached."""
 
     worker: str
     terms: Mapping[str, float]
+    seconds: float
 
 
 class _Pairing:
@@ -122,6 +127,7 @@ class EncoderSources:
         fetch_seconds: float,
     ) -> None:
         self._inputs = inputs
+        self._num_tokens = [end - start for start, end, _ in inputs]
         self._default = default
         self._fetch_seconds = fetch_seconds
         self._pairings: dict[bytes, _Pairing] = {}
@@ -138,30 +144,32 @@ class EncoderSources:
         """
         lacking = self._lacking(candidate, num_cached)
         if not lacking:
-            return Encoding()
+            return _NONE
         rates, pairing = candidate.rates or self._default, self._pairings[candidate.pairing]
-        sources, waits = self._sources(pairing, lacking), dict.fromkeys(lacking, math.inf)
-        for index, source in sources.items():
-            start, _, _ = self._inputs[index]
-            turn = begins + max(0, start - num_cached) * rates.prefill_seconds_per_token
-            done = sum(source.terms.values()) + self._seconds_to_fetch(rates, index)
-            waits[index] = max(0.0, done - turn)
-        ordered = sorted(lacking, key=waits.__getitem__)
-        own = [self._num_tokens(index) * rates.encoder_seconds_per_token for index in ordered]
+        sources = self._sources(pairing, lacking)
+        waits = []
+        for index in lacking:
+            wait = math.inf
+            if index in sources:
+                num_before = max(0, self._inputs[index][0] - num_cached)
+                turn = begins + num_before * rates.prefill_seconds_per_token
+                done = sources[index].seconds + self._seconds_to_fetch(rates, index)
+                wait = max(0.0, done - turn)
+            waits.append((wait, index))
+        waits.sort()
+        own = [self._num_tokens[index] * rates.encoder_seconds_per_token for _, index in waits]
         # A later sequence is delayed in any case.
         num_delayed = 1 + candidate.num_sequences if candidate.role == "decode" else 1
-        # By the number of outputs fetched, those with the shortest waits.
-        longest = [0.0, *(waits[index] for index in ordered)]
-        encoded = [sum(own[num:]) for num in range(len(longest))]
-        costs = [w + e * (1 + num_delayed) for w, e in zip(longest, encoded, strict=True)]
-        num_fetched = costs.index(min(costs))
-        num_uncached = sum(self._num_tokens(i) for i in lacking if i not in pairing.holders)
+        num_fetched = _num_fetched(waits, [seconds * (1 + num_delayed) for seconds in own])
+        encoded = sum(own[num_fetched:])
+        longest = waits[num_fetched - 1][0] if num_fetched else 0.0
+        num_uncached = sum(self._num_tokens[i] for i in lacking if i not in pairing.holders)
         return Encoding(
-            longest[num_fetched] + encoded[num_fetched],
-            encoded[num_fetched] * num_delayed,
+            longest + encoded,
+            encoded * num_delayed,
             num_uncached * pairing.token_seconds,
             lacking,
-            frozenset(ordered[:num_fetched]),
+            frozenset(index for _, index in waits[:num_fetched]),
         )
 
     def choices(self, candidate: Candidate, encoding: Encoding) -> tuple[EncoderChoice, ...]:
@@ -170,9 +178,9 @@ class EncoderSources:
         sources = self._sources(pairing, encoding.lacking)
         choices = []
         for index in encoding.lacking:
-            num_tokens = self._num_tokens(index)
+            num_tokens = self._num_tokens[index]
             if index in encoding.fetched:
-                worker, terms = sources[index]
+                worker, terms, _ = sources[index]
                 pulled = {**terms, "pull": self._seconds_to_fetch(rates, index)}
                 choice = EncoderChoice(index, num_tokens, worker, not terms, pulled)
             else:
@@ -198,7 +206,7 @@ class EncoderSources:
             for index in lacking:
                 holder = pairing.holders.get(index)
                 if holder is not None:
-                    sources[index] = _Source(holder, {})
+                    sources[index] = _Source(holder, {}, 0.0)
                 elif queues:
                     source = sources[index] = self._encoder(pairing, queues, index)
                     queues[source.worker] += source.terms["encode"]
@@ -207,7 +215,7 @@ class EncoderSources:
     def _encoder(self, pairing: _Pairing, queues: Mapping[str, float], index: int) -> _Source:
         """Returns the worker of the encode pool that finishes an input first. Of equal ones, equal
         inputs have the same, by rendezvous hashing."""
-        num_tokens, seed = self._num_tokens(index), xxh64_intdigest(self._inputs[index][2])
+        num_tokens, seed = self._num_tokens[index], xxh64_intdigest(self._inputs[index][2])
         best = (math.inf, 0, "", 0.0)
         for candidate in pairing.encoders:
             rates, worker = candidate.rates or self._default, candidate.worker
@@ -215,17 +223,26 @@ class EncoderSources:
             rank = xxh64_intdigest(worker.encode(), seed)
             best = min(best, (queues[worker] + seconds, rank, worker, seconds))
         _, _, worker, seconds = best
-        return _Source(worker, {"queue": queues[worker], "encode": seconds})
+        done = queues[worker] + seconds
+        return _Source(worker, {"queue": queues[worker], "encode": seconds}, done)
 
     def _seconds_to_fetch(self, rates: Rates, index: int) -> float:
         """Returns the seconds in which a worker with these rates fetches an output."""
         steps = 2 * rates.prefill_seconds_per_step
-        moving = self._num_tokens(index) * rates.transfer_seconds_per_token
+        moving = self._num_tokens[index] * rates.transfer_seconds_per_token
         return self._fetch_seconds + steps + moving
 
-    def _num_tokens(self, index: int) -> int:
-        start, end, _ = self._inputs[index]
-        return end - start
+
+def _num_fetched(waits: Sequence[tuple[float, int]], own_costs: Sequence[float]) -> int:
+    """Returns how many outputs are fetched, those with the shortest waits, so that the longest of
+    these and the own costs of the others are least. Both are in the order of the waits."""
+    best, least, rest = 0, math.inf, 0.0
+    for num in range(len(waits), 0, -1):
+        wait, _ = waits[num - 1]
+        if wait + rest < least:
+            best, least = num, wait + rest
+        rest += own_costs[num - 1]
+    return best if least < rest else 0
 
 
 def _load(candidate: Candidate) -> tuple[int, int, int, str]:
