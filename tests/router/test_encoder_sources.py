@@ -92,6 +92,22 @@ def test_prefill_worker_encodes_itself_without_an_encode_pool():
     assert (choice.worker, choice.terms) == ("", pytest.approx({"encode": 0.576}))
 
 
+def test_output_queued_for_another_request_is_not_encoded_twice():
+    # Though another worker is idle.
+    busy = E0._replace(num_queued_encoder_tokens=576, pending_inputs=(0,))
+    (choice,) = chosen(P0, D, busy, E1)
+    assert (choice.worker, choice.only_cached) == ("e0", False)
+    assert set(choice.terms) == {"queue", "pull"}
+    assert decided(P0, D, busy, E1).placement.chosen[0].terms["crowding"] == pytest.approx(
+        decided(P0, D, inputs=()).placement.chosen[0].terms["crowding"]
+    )
+    # A prefill worker that will have it is no source of it, but needs none itself.
+    assert sources(P0, P1._replace(pending_inputs=(0,), num_queued_tokens=10**6), D, E1) == [
+        (0, "e1", False)
+    ]
+    assert sources(P0._replace(pending_inputs=(0,)), D, E1) == []
+
+
 def test_images_of_a_request_spread_over_the_encode_pool():
     inputs = tuple((i * 100, i * 100 + 100, bytes([i]) * 16) for i in range(6))
     workers = [choice.worker for choice in chosen(P0, D, E0, E1, inputs=inputs)]
@@ -183,7 +199,7 @@ def test_encoder_sources_are_ready_and_depend_on_snapshot_alone(
     needed = {content for _, end, content in inputs if end > placement.num_cached_tokens}
     assert {inputs[choice.input][2] for choice in placement.encoders} <= needed
     for choice in placement.encoders:
-        assert choice.input not in computing.cached_inputs
+        assert choice.input not in (*computing.cached_inputs, *computing.pending_inputs)
         if choice.worker:
             source = known[choice.worker]
             assert source.worker != computing.worker
@@ -200,7 +216,7 @@ def test_text_placement_is_same_with_images_cached_and_queued(request_id, drawn,
     """What concerns images changes no other decision."""
     drawn = [c._replace(num_queued_encoder_tokens=0) for c in drawn]
     asked = PlacementInputs(request_id, NUM_TOKENS, tuple(drawn))
-    without = [c._replace(cached_inputs=()) for c in drawn if c.role != "encode"]
+    without = [c._replace(cached_inputs=(), pending_inputs=()) for c in drawn if c.role != "encode"]
     one, other = (
         DEFAULT_RULES.decide(asked),
         DEFAULT_RULES.decide(replace(asked, candidates=tuple(without))),

@@ -121,7 +121,9 @@ async def test_fleet_finds_cached_outputs_of_images_by_content():
         fleet.index.apply("w", RECORD.epoch, KvEvents(stored=(held,)))
         ((candidate,), (member,)) = fleet.candidates(prompt), fleet.members
         assert (candidate.role, candidate.num_cached_tokens) == ("encode", 0)
-        assert candidate.cached_inputs == (0, 2)
+        assert (candidate.cached_inputs, candidate.pending_inputs) == ((0, 2), ())
+        with fleet.pending.pending("w", (other,)):
+            assert fleet.candidates(prompt)[0].pending_inputs == (1,)
         assert fleet.candidates()[0].cached_inputs == ()
         assert fleet.max_model_len == 64, "no sequence has to fit in its KV pool"
         with member.loaded(num_encoder_tokens=576):

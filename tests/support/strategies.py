@@ -74,10 +74,13 @@ def clusters_with_images(num_tokens: int = 1024) -> st.SearchStrategy[list[Candi
 
 def _with_outputs(role: Role, num_tokens: int) -> st.SearchStrategy[Candidate]:
     return st.builds(
-        lambda one, num_queued, cached: one._replace(
-            num_queued_encoder_tokens=num_queued, cached_inputs=tuple(sorted(cached))
+        lambda one, num_queued, cached, pending: one._replace(
+            num_queued_encoder_tokens=num_queued,
+            cached_inputs=tuple(sorted(cached)),
+            pending_inputs=tuple(sorted(pending)),
         ),
         candidates(role, num_tokens),
         st.integers(0, 2048),
+        st.sets(st.integers(0, 3)),
         st.sets(st.integers(0, 3)),
     )

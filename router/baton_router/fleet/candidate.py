@@ -28,6 +28,7 @@ class Candidate(NamedTuple):
         version: Baton version; part of `pairing`. Empty: not reported.
         num_queued_encoder_tokens: tokens of encoder inputs assigned to it and not encoded yet.
         cached_inputs: the prompt's encoder inputs, by index, whose outputs it has cached.
+        pending_inputs: those whose outputs it will have soon, for prompts assigned to it before.
         source: worker that holds more of the prompt and could lend it to this one; empty if there
             is none, or it was not looked up (`baton_router.placement.prefix_source`).
         num_source_tokens: leading prompt tokens whose KV the source has cached.
@@ -50,6 +51,7 @@ class Candidate(NamedTuple):
     version: str = ""
     num_queued_encoder_tokens: int = 0
     cached_inputs: tuple[int, ...] = ()
+    pending_inputs: tuple[int, ...] = ()
     source: str = ""
     num_source_tokens: int = 0
     num_source_recent_tokens: float = 0.0

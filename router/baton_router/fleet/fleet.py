@@ -33,7 +33,6 @@ from baton.serving.telemetry.stages import stage
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.circuit_breaker import CircuitBreaker
-from baton_router.fleet.cost_rates import Rates
 from baton_router.fleet.decayed_counter import coarse
 from baton_router.fleet.load import Load, Share
 from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
@@ -79,7 +78,7 @@ class Member:
         self.max_held_tokens = None if has_window else record.num_blocks * record.block_size
         self.circuit = CircuitBreaker()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
-        self._seen: tuple[float, int, str, tuple[int, ...], int, Rates] | None = None
+        self._seen: tuple[object, ...] | None = None
         self._candidate: Candidate | None = None  # cached for `_seen`
 
     @property
@@ -129,10 +128,12 @@ class Member:
         num_cached_tokens: int,
         excluded: str,
         cached_inputs: tuple[int, ...] = (),
+        pending_inputs: tuple[int, ...] = (),
     ) -> Candidate:
         """Returns the worker's candidate, cached because few workers change between requests."""
         num_changes, rates = self.load.num_changes, self.model.rates
-        seen = now, num_cached_tokens, excluded, cached_inputs, num_changes, rates
+        inputs = cached_inputs, pending_inputs
+        seen = now, num_cached_tokens, excluded, inputs, num_changes, rates
         if self._candidate is None or seen != self._seen:
             self._seen = seen
             self._candidate = self.load.candidate(
@@ -146,6 +147,7 @@ class Member:
                 rates=rates,
                 version=self.record.version,
                 cached_inputs=cached_inputs,
+                pending_inputs=pending_inputs,
             )
         return self._candidate
 
@@ -298,9 +300,10 @@ class Fleet:
 
     def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
         """Returns a snapshot of all workers, with the prompt tokens and the encoder outputs that
-        each has cached."""
+        each has cached, or will have soon."""
         cached = self._cached_blocks(prompt)
-        cached_inputs = self._cached_inputs(prompt)
+        cached_inputs = _inputs_by_worker(self.index, prompt)
+        pending_inputs = _inputs_by_worker(self.pending, prompt)
         now = coarse(time.monotonic())
         return [
             m.candidate(
@@ -308,6 +311,7 @@ class Fleet:
                 cached.get(m.record.id, 0) * m.record.block_size,
                 m.excluded(self._tokenizer_hash, self._pooled_output),
                 cached_inputs.get(m.record.id, ()),
+                pending_inputs.get(m.record.id, ()),
             )
             for m in self.members
         ]
@@ -334,14 +338,6 @@ class Fleet:
         cached: dict[str, int] = {}
         for namespace in self._namespaces:
             cached |= held_blocks(self.index, self.pending, prompt.hashes(namespace))
-        return cached
-
-    def _cached_inputs(self, prompt: Prompt) -> dict[str, tuple[int, ...]]:
-        """Returns the encoder inputs, by index, whose outputs each worker has cached."""
-        cached: dict[str, tuple[int, ...]] = {}
-        for index, (_, _, content) in enumerate(prompt.images):
-            for worker in self.index.match((content,)):
-                cached[worker] = (*cached.get(worker, ()), index)
         return cached
 
     def on_change(self, worker: str, record: WorkerRecord | None) -> None:
@@ -527,6 +523,17 @@ class Fleet:
         if self._num_users[endpoint] == 0:  # no new user since the task was created
             del self._num_users[endpoint]
             await self._channels.discard(endpoint)
+
+
+def _inputs_by_worker(
+    holders: LocalityIndex | PendingPrefixes, prompt: Prompt
+) -> dict[str, tuple[int, ...]]:
+    """Returns the encoder inputs, by index, whose outputs each worker holds by their content."""
+    found: dict[str, tuple[int, ...]] = {}
+    for index, (_, _, content) in enumerate(prompt.images):
+        for worker in holders.match((content,)):
+            found[worker] = (*found.get(worker, ()), index)
+    return found
 
 
 def _is_serving(response: health_pb2.HealthCheckResponse) -> bool:

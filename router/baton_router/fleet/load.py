@@ -80,6 +80,7 @@ class Load:
         rates: Rates | None = None,
         version: str = "",
         cached_inputs: tuple[int, ...] = (),
+        pending_inputs: tuple[int, ...] = (),
     ) -> Candidate:
         """Returns the placement candidate of the worker under this load."""
         return Candidate(
@@ -98,4 +99,5 @@ class Load:
             version=version,
             num_queued_encoder_tokens=self.num_queued_encoder_tokens,
             cached_inputs=cached_inputs,
+            pending_inputs=pending_inputs,
         )

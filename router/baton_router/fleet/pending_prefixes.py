@@ -2,7 +2,8 @@
 
 A worker computes its prompts first come, first served, so a prompt finds the prefix of an earlier
 one cached by the time it is computed, before any KV event reports it. With long queues most prefix
-cache hits are of this kind. Knows workers only by their names.
+cache hits are of this kind. Encoder outputs are pending likewise, by their content hashes. Knows
+workers only by their names.
 """
 
 from collections.abc import Iterator, Sequence

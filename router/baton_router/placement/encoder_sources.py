@@ -3,7 +3,8 @@
 A computing worker needs the outputs of the inputs that its cached prefix does not cover, and lacks
 those that it has not cached. One that another worker of its pairing has cached is fetched from the
 least busy of these. Others are computed by the encode pool, in the order of the prompt, each on the
-worker that finishes it first. In place of either, the computing worker encodes an input itself.
+worker that finishes it first, or on one where it is queued for another request already. In place of
+either, the computing worker encodes an input itself.
 
 Encoding elsewhere overlaps the queue of the computing worker and the text before the image; what
 is not hidden delays the first token. The longest of these waits counts. Encoding on the computing
@@ -52,8 +53,8 @@ class Encoding(NamedTuple):
     Attributes:
         seconds: delay of the first token.
         interruption: delay of other sequences by the inputs that the worker encodes itself.
-        uncached: seconds to encode the inputs whose outputs no worker has cached, at the speed of
-            the pairing's fastest worker, wherever they are encoded.
+        uncached: seconds to encode the inputs whose outputs no worker has cached or queued, at the
+            speed of the pairing's fastest worker, wherever they are encoded.
         lacking: inputs whose outputs the worker lacks, by index.
         fetched: those of them whose outputs come from other workers.
     """
@@ -86,6 +87,7 @@ class _Pairing:
 
     Attributes:
         holders: the least busy worker that has an output cached, by index of the input.
+        queued: the worker of the encode pool that will have computed an output first.
         encoders: workers of the encode pool.
         token_seconds: least seconds to encode a token.
         sources: cache of `EncoderSources._sources`, by what is lacking.
@@ -93,6 +95,7 @@ class _Pairing:
 
     def __init__(self) -> None:
         self.holders: dict[int, str] = {}
+        self.queued: dict[int, Candidate] = {}
         self.encoders: list[Candidate] = []
         self.token_seconds = math.inf
         self.sources: dict[tuple[int, ...], dict[int, _Source]] = {}
@@ -106,6 +109,8 @@ class _Pairing:
             self.holders.setdefault(index, candidate.worker)
         if candidate.role == "encode":
             self.encoders.append(candidate)
+            for index in candidate.pending_inputs:
+                self.queued.setdefault(index, candidate)
 
 
 class EncoderSources:
@@ -163,7 +168,8 @@ class EncoderSources:
         num_fetched = _num_fetched(waits, [seconds * (1 + num_delayed) for seconds in own])
         encoded = sum(own[num_fetched:])
         longest = waits[num_fetched - 1][0] if num_fetched else 0.0
-        num_uncached = sum(self._num_tokens[i] for i in lacking if i not in pairing.holders)
+        known = pairing.holders.keys() | pairing.queued.keys()
+        num_uncached = sum(self._num_tokens[index] for index in lacking if index not in known)
         return Encoding(
             longest + encoded,
             encoded * num_delayed,
@@ -193,7 +199,8 @@ class EncoderSources:
         """Returns the inputs whose outputs a worker lacks; of equal inputs the first."""
         found: dict[bytes, int] = {}
         for index, (_, end, content) in enumerate(self._inputs):
-            if end > num_cached and index not in candidate.cached_inputs:
+            has_it = index in candidate.cached_inputs or index in candidate.pending_inputs
+            if end > num_cached and not has_it:
                 found.setdefault(content, index)
         return tuple(found.values())
 
@@ -204,9 +211,12 @@ class EncoderSources:
             sources = pairing.sources[lacking] = {}
             queues = {c.worker: c.queue_seconds(self._default) for c in pairing.encoders}
             for index in lacking:
-                holder = pairing.holders.get(index)
+                holder, queued = pairing.holders.get(index), pairing.queued.get(index)
                 if holder is not None:
                     sources[index] = _Source(holder, {}, 0.0)
+                elif queued is not None:
+                    queue = queued.queue_seconds(self._default)
+                    sources[index] = _Source(queued.worker, {"queue": queue}, queue)
                 elif queues:
                     source = sources[index] = self._encoder(pairing, queues, index)
                     queues[source.worker] += source.terms["encode"]

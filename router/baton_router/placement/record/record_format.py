@@ -161,8 +161,9 @@ def _change(before: Candidate | None, now: Candidate) -> dict[str, Any]:
 def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> Candidate:
     if "pairing" in change:
         change["pairing"] = _bytes(change["pairing"])
-    if "cached_inputs" in change:
-        change["cached_inputs"] = tuple(change["cached_inputs"])
+    for name in ("cached_inputs", "pending_inputs"):
+        if name in change:
+            change[name] = tuple(change[name])
     if change.get("rates") is not None:
         change["rates"] = Rates(**change["rates"])
     if before is None:
