@@ -1,0 +1,209 @@
+"""Encode pool of real processes: prompts with images whose outputs other workers compute, and what
+becomes of them when those workers die, leave or change their role."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import grpc
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client.client import AsyncClient
+from baton.cluster.redis import connect
+from baton.v1 import admin_pb2
+from baton.v1.admin_pb2_grpc import AdminStub
+from tests.support.cluster.image_requests import (
+    Asked,
+    Given,
+    Model,
+    Running,
+    prompts_of,
+    router_of,
+)
+from tests.support.cluster.scraped import scrape
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.wide import restored, stopped
+from tests.support.engine.images import words
+from tests.support.router.images import save_checkpoint
+from tests.support.serving.otlp_receiver import Collector, collecting
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.e2e
+
+ENCODERS = ("encode-0", "encode-1")
+INPUTS = "baton_encoder_inputs_total"
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder: Path = tmp_path_factory.mktemp("llava")
+    return Model(save_checkpoint("llava_clip", folder))
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def environment(collector: Collector) -> dict[str, str]:
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+
+
+@pytest.fixture(scope="module")
+def started(llava: Model, environment: dict[str, str]) -> Iterator[LocalCluster]:
+    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
+    slow = {"max_num_batched_tokens": 2}  # a prompt takes more than fifty steps
+    router = {"admission": "none"}
+    cluster = LocalCluster(
+        llava.path, num_encode=2, worker_flags=flags, prefill_flags=slow, router_flags=router
+    )
+    try:
+        with patch.dict(os.environ, environment):
+            cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(started: LocalCluster, environment: dict[str, str]) -> LocalCluster:
+    with patch.dict(os.environ, environment):
+        return restored(started)
+
+
+@pytest.fixture
+def asked(request: pytest.FixtureRequest, llava: Model) -> Asked:
+    return Asked(llava, request.param)
+
+
+def asking(given: list[Given]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("asked", [given], indirect=True, ids=[""])
+
+
+def ids_of(cluster: LocalCluster, *names: str) -> list[str]:
+    return [cluster.process(name).worker_id for name in names]
+
+
+def ways(running: list[Running]) -> list[str]:
+    """Where the inputs of all requests were encoded."""
+    accounts = [each.lifecycle.account for each in running]
+    return [encoded.way for account in accounts for encoded in account.encoded_inputs]
+
+
+async def drain(cluster: LocalCluster, name: str) -> None:
+    endpoint = cluster.process(name).admin_endpoint
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        await AdminStub(channel).Drain(admin_pb2.DrainRequest(), timeout=5.0)
+
+
+TEXTS: list[Given] = [(words(50, seed), ()) for seed in (1, 2)]
+
+
+@asking(prompts_of(1) + TEXTS)
+async def test_encode_workers_encode_images_of_prompts(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        running = asked.begin(router, ids_of(cluster, *ENCODERS))
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+    assert ways(running) == ["encode"] * 8
+
+
+@asking(prompts_of(2))
+async def test_dead_encode_worker_costs_no_request(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        ids = ids_of(cluster, *ENCODERS)
+        cluster.kill("encode-0")
+        running = asked.begin(router, ids)
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+    assert sorted(ways(running)) == ["encode"] * 4 + ["failed"] * 4
+
+
+@asking(prompts_of(3))
+async def test_encode_worker_killed_in_its_calls_costs_no_request(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        with stopped(cluster, "encode-0"):
+            running = asked.begin(router, ids_of(cluster, "encode-0"))
+            await until(lambda: any(each.is_accepted for each in running))
+            cluster.kill("encode-0")
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+    assert ways(running) == ["failed"] * 8
+
+
+@asking(prompts_of(4))
+async def test_silent_encode_worker_costs_no_request(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        with stopped(cluster, "encode-0"):
+            running = asked.begin(router, ids_of(cluster, "encode-0"))
+            await asked.check(running)
+    assert set(ways(running)) <= {"failed"}
+
+
+@asking(prompts_of(5))
+async def test_encode_worker_killed_after_encoding_costs_no_request(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        running = asked.begin(router, ids_of(cluster, "encode-0"))
+        await until(lambda: "encode" in ways(running))
+        cluster.kill("encode-0")
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+
+
+@asking(prompts_of(6))
+async def test_draining_encode_worker_costs_no_request(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        ids = ids_of(cluster, *ENCODERS)
+        running = asked.begin(router, ids)
+        await until(lambda: "encode" in ways(running))
+        await drain(cluster, "encode-0")
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+
+
+@asking(prompts_of(7))
+async def test_encode_worker_that_changes_its_role_costs_no_request(cluster, llava, asked):
+    (worker,) = ids_of(cluster, "encode-0")
+    early, late = asked.requests[:2], asked.requests[2:]
+    async with router_of(cluster, llava) as router, AsyncClient(cluster.admin_address) as admin:
+        running = [Running(router.lifecycle(each, [worker])) for each in early]
+        await until(lambda: "encode" in ways(running))
+        await admin.set_role(worker, "prefill")
+        await until(lambda: router.fleet.member(worker).record.role == "prefill")
+        running += [Running(router.lifecycle(each, [worker])) for each in late]
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+    assert ways(running[2:]) == ["failed"] * 4
+
+
+@asking(prompts_of(8))
+async def test_prefill_worker_encodes_without_encode_workers(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        for name in ENCODERS:
+            cluster.kill(name)
+        running = asked.begin(router)
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+
+
+@asking(prompts_of(9))
+async def test_flushed_redis_costs_no_request(cluster, llava, asked):
+    redis = connect(cluster.redis_url)
+    async with router_of(cluster, llava) as router:
+        running = asked.begin(router, ids_of(cluster, *ENCODERS))
+        await redis.flushall()
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+    await redis.aclose()
+
+
+def remote_inputs(cluster: LocalCluster) -> float:
+    family = scrape(cluster.metrics_endpoints["router"])[INPUTS]
+    return family.total(INPUTS, way="encode")
