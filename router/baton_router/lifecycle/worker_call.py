@@ -85,11 +85,11 @@ class WorkerCall:
             if is_task_cancelled():
                 raise
             return self._cancelled()
+        if isinstance(message, Chunk):
+            return "tokens", message  # hot path
         if message is grpc.aio.EOF:
             early = InternalError(f"{self._name} ended its answer before it was complete")
             return "ended", self._broken(early)
-        if isinstance(message, Chunk):
-            return "tokens", message
         kind = message.WhichOneof("event")
         return ("failed", self._given_back()) if kind == "preempted" else (kind, message)
 

@@ -37,10 +37,13 @@ async def prefill(
 async def generate(
     channel: grpc.aio.Channel, request: decode_pb2.DecodeGenerateRequest, work: Work
 ) -> Method:
-    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Its
-    responses are those of `worker_wire.decoded`."""
+    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Responses
+    are `worker_wire.Decoded`."""
+    has_logprobs = work.params.logprobs
+    deserialize: Callable[[bytes], worker_wire.Decoded] = (
+        decode_pb2.DecodeGenerateResponse.FromString if has_logprobs else worker_wire.decoded
+    )
     inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
-    deserialize = worker_wire.decoded
     return await _method(channel, "/baton.v1.Decode/Generate", request, *inputs, deserialize)
 
 

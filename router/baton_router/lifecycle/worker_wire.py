@@ -23,7 +23,7 @@ from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.request import Request, Work
 
 Decoded = Chunk | decode_pb2.DecodeGenerateResponse
-"""Event of a decode worker: tokens still without text, or a message of any kind."""
+"""Event of a decode worker: tokens, still without text, as a chunk or a message; or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,19 +300,15 @@ def learn(
 
 
 def decoded(data: bytes) -> Decoded:
-    """Parses an event of a decode worker. Tokens that are all of it become a chunk, which crosses
-    the router without a message object; those with log-probabilities are checked by `chunk_of`."""
+    """Parses an event of a decode worker for a request without log-probabilities. Its tokens become
+    a chunk at once, and no message object crosses the router."""
     event = decode_pb2.DecodeGenerateResponse.FromString(data)
-    if event.HasField("tokens"):
-        message = event.tokens
-        if not (message.logprobs or message.top_logprobs):
-            return _plain_chunk(message)
-    return event
+    return _plain_chunk(event.tokens) if event.HasField("tokens") else event
 
 
 def chunk_of(message: decode_pb2.DecodeTokens) -> Chunk:
-    """Returns the tokens, still without text. Raises `InternalError` if log-probabilities are
-    incomplete."""
+    """Returns the tokens with their log-probabilities, still without text. Raises `InternalError`
+    if some of them are missing."""
     chunk = _plain_chunk(message)
     tokens = chunk.tokens
     if message.logprobs or message.top_logprobs:
