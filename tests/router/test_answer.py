@@ -19,6 +19,7 @@ from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
 from baton_router.lifecycle.chunk import Chunk, ClientEvent, coalesced
 from baton_router.lifecycle.client_wire import to_message
+from baton_router.lifecycle.worker_wire import decoded
 from baton_router.request import Request
 
 LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
@@ -126,6 +127,15 @@ def test_answer_refuses_tokens_with_partial_logprobs(fields):
     tokens = decode_pb2.DecodeTokens(token_ids=ids("ab"), **fields)
     with pytest.raises(InternalError, match="2 tokens came with"):
         answer().on_decode(decode_pb2.DecodeGenerateResponse(tokens=tokens))
+
+
+def test_decoded_tokens_are_shown_as_those_of_message():
+    events = tokens(0, 0, "ab"), tokens(1, 0, "c"), READY, tokens(0, 2, "de", LENGTH), finished(0)
+    parsed = [decoded(event.SerializeToString()) for event in events]
+    assert [isinstance(event, Chunk) for event in parsed] == [True, True, False, True, False]
+    of_parsed, of_messages = shown(answer(n=2), *parsed), shown(answer(n=2), *events)
+    assert of_parsed[:-1] == of_messages[:-1]
+    assert endings(of_parsed) == endings(of_messages) == [(0, LENGTH)]
 
 
 def test_answer_finishes_each_sequence_independently():
