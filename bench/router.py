@@ -4,7 +4,9 @@ Client, router and workers are processes of their own; the workers are scripted
 (`bench.router_worker`), so that nothing but the way is measured. The reference is a bare grpc.aio
 relay between the same client and the same worker, that passes the same messages on without looking
 at them. A hop is the CPU time that the process in the middle spends on a message: on few cores wall
-time measures the client and the worker as well. Tokens are counted at the end of every stream.
+time measures the client and the worker as well. Where other processes are busy, the threads of gRPC
+move between the cores, and the hop of the same code doubles: the machine should be idle. Tokens are
+counted at the end of every stream.
 """
 
 import asyncio

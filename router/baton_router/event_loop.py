@@ -16,7 +16,7 @@ from typing import Any, TypeVarTuple
 
 import uvloop
 
-_MAX_WAKE_UPS = 4096
+_MAX_WAKE_UPS = 256  # more are read the next time; so few need no large object
 
 _Arguments = TypeVarTuple("_Arguments")
 

@@ -253,17 +253,16 @@ class Answer:
         chunk.finish_reason = (
             self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
         )
-        num_shown = len(chunk.tokens.token_ids)
-        if num_shown:
+        responses: list[ClientEvent] = []
+        if chunk.tokens.token_ids:
             if self._account.timings.first_token is None:
                 self._account.timings.first_token = moment = time.monotonic()
                 self._on_first_token(moment)
-            self._account.num_output_tokens += num_shown
+            self._account.num_output_tokens += len(chunk.tokens.token_ids)
             if chunk.parts:
                 chunk.parts = self._with_ids(index, chunk.parts)
-            responses: list[ClientEvent] = [chunk]
-            return responses + self._finish(index) if is_complete else responses
-        return self._finish(index) if is_complete else []
+            responses.append(chunk)
+        return responses + self._finish(index) if is_complete else responses
 
     def _end(self, index: int, ending: Ending) -> list[ClientEvent]:
         """Records the end of a sequence: no token follows those already in flight."""
