@@ -5,6 +5,7 @@ Knows nothing of what is in a file.
 
 import binascii
 from collections.abc import Sequence
+from itertools import repeat
 
 from baton_router.images.image_fetch import FetchError, ImageFetcher
 from baton_router.images.image_limits import ImageLimits
@@ -13,6 +14,7 @@ from baton_router.images.image_source import (
     GivenClip,
     GivenImage,
     ImageError,
+    check_number,
     sampled,
 )
 
@@ -33,11 +35,7 @@ class ImageFiles:
     async def read(self, images: Sequence[GivenImage]) -> list[list[bytes]]:
         """Returns the files of each: one, but for clips whose frames have one each. Raises
         `ImageError` for the first one that is refused."""
-        most = self._limits.max_images
-        if len(images) > most:
-            raise ImageError(
-                images[most].field, f"is image {most + 1} of the request; at most {most} are taken"
-            )
+        check_number(images, repeat(1), self._limits.max_images)
         found: list[list[bytes]] = []
         num_left = self._limits.max_total_bytes
         for image in images:
@@ -50,6 +48,7 @@ class ImageFiles:
                     f"{self._limits.max_total_bytes} bytes",
                 )
             found.append(files)
+        check_number(images, map(len, found), self._limits.max_images)
         return found
 
     async def _read(self, image: GivenImage) -> list[bytes]:

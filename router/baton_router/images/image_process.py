@@ -38,6 +38,8 @@ from baton_router.images.image_source import MAX_CLIP_FRAMES, sampled
 from baton_router.images.processor_loader import load_processor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+# Other images of a JPEG file, such as a thumbnail, are no frames.
+_ANIMATED = ("PNG", "WEBP", "GIF")
 _NAMED_FORMATS = "PNG, JPEG, WebP or GIF"
 _SHOWN_CHARS = 120
 
@@ -101,7 +103,9 @@ class ImageProcess:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pixels, which are counted here, and of odd EXIF
             with Image.open(io.BytesIO(job.file), formats=FORMATS) as image:
-                num_frames = 1 if job.max_frames == 1 else getattr(image, "n_frames", 1)
+                num_frames = 1
+                if job.max_frames > 1 and image.format in _ANIMATED:
+                    num_frames = getattr(image, "n_frames", 1)
                 if num_frames > MAX_CLIP_FRAMES:
                     raise _RefusedImageError(
                         f"has {num_frames} frames; at most {MAX_CLIP_FRAMES} are taken"

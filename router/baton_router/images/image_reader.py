@@ -17,7 +17,7 @@ from baton_router.images.image_files import ImageFiles
 from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_messages import PreprocessedImage
 from baton_router.images.image_pool import ImagePool, RefusedImageError
-from baton_router.images.image_source import GivenClip, GivenImage, ImageError
+from baton_router.images.image_source import GivenClip, GivenImage, ImageError, check_number
 
 # Bytes of a file or of tensors above which a thread hashes them.
 _THREAD_FROM_BYTES = 2**18
@@ -62,15 +62,7 @@ class ImageReader:
         """
         files = await self._files.read(images)
         read = await asyncio.gather(*map(partial(self._read, salt), images, files))
-        num_images = 0
-        for image, frames in zip(images, read, strict=True):
-            num_images += len(frames)
-            if num_images > self.max_images:
-                raise ImageError(
-                    image.field,
-                    f"makes {num_images} images of the request, frames of clips included; at most "
-                    f"{self.max_images} are taken",
-                )
+        check_number(images, map(len, read), self.max_images)
         return read
 
     async def _read(

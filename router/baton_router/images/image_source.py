@@ -4,13 +4,15 @@ are refused.
 Imports none of the optional dependencies by which images are read.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 
 MAX_CLIP_FRAMES: Final = 4096
-"""Frames of one clip, of which fewer are taken."""
+"""Frames that a clip may have; fewer are taken."""
 
 
 class NoImagesError(FailedPreconditionError):
@@ -46,3 +48,18 @@ def sampled(num_frames: int, most: int) -> list[int]:
     if num_frames <= most:
         return list(range(num_frames))
     return [at * (num_frames - 1) // max(1, most - 1) for at in range(most)]
+
+
+def check_number(images: Iterable[GivenImage], num_frames: Iterable[int], most: int) -> None:
+    """Raises `ImageError` for the image or clip by which a request has more than `most` images.
+
+    Args:
+        num_frames: of each, as far as it is known.
+    """
+    for image, number in zip(images, accumulate(num_frames), strict=False):
+        if number > most:
+            raise ImageError(
+                image.field,
+                f"makes {number} images of the request, frames of clips included; at most {most} "
+                "are taken",
+            )

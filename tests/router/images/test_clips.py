@@ -163,11 +163,12 @@ async def test_front_names_the_clip_that_it_refuses(intake, checkpoint, name):
     assert reason in message
 
 
-async def test_frames_count_as_images_of_the_request(intake, checkpoint):
+@pytest.mark.parametrize("url", [CLIP_URL, frames_url(FILES)], ids=["files", "frames"])
+async def test_frames_count_as_images_of_the_request(intake, checkpoint, url):
     model = read_model_card(checkpoint)
     workers = writing("w7 w8", 2, pb.FINISH_REASON_END_OF_SEQUENCE, model)
     async with front_of(*workers, model=model, images=intake._images) as front:
-        body = {"messages": [turn(CLIP_URL)] * 3}
+        body = {"messages": [turn(url)] * 3}
         answer = await front.post("/v1/chat/completions", json=body)
     assert answer.json()["error"]["message"] == (
         "messages[2].content[1].video_url: makes 9 images of the request, frames of clips "

@@ -137,8 +137,10 @@ async def test_pool_takes_frames_of_clip(pool, form):
     assert await pool.process(file) == expected[:1]
 
 
-async def test_pool_takes_still_image_as_clip(pool):
-    assert await pool.process(GOOD, 8) == await pool.process(GOOD)
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "MPO"])
+async def test_pool_takes_still_image_as_clip(pool, form):
+    file = animated([image(2), image(1)], form) if form == "MPO" else encoded(image(2), form)
+    assert await pool.process(file, 8) == await pool.process(file)
 
 
 async def test_pool_samples_clip_of_many_frames(pool):
