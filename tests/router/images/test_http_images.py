@@ -237,7 +237,8 @@ async def test_deadline_covers_images(model, reader):
     os.kill(process.pid, signal.SIGSTOP)
     try:
         async with front_of(*workers(model), model=model, images=reader) as front:
-            body = {"messages": [openai_turn()], "baton": {"timeout_s": 0.3}}
+            new = data_url(encoded(image(2)))  # which is in no cache
+            body = {"messages": [openai_turn(new)], "baton": {"timeout_s": 0.3}}
             response = await front.post("/v1/chat/completions", json=body)
     finally:
         os.kill(process.pid, signal.SIGCONT)
