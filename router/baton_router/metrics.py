@@ -105,21 +105,17 @@ class RouterMetrics:
             {(one.card.name,): one.meter.num_output_tokens for one in self._services},
             _MODEL,
         )
-        caches = {
-            (one.card.name,): cache
-            for one in self._services
-            if (cache := one.intake.image_cache) is not None
-        }
+        caches = {(one.card.name,): one.intake.image_cache for one in self._services}
         yield counter(
             "baton_image_cache_hits_total",
             "Files of images and clips that were preprocessed already for an earlier request.",
-            {labels: cache.num_hits for labels, cache in caches.items()},
+            {labels: cache.num_hits if cache else 0 for labels, cache in caches.items()},
             _MODEL,
         )
         yield counter(
             "baton_image_cache_misses_total",
             "Files of images and clips that were decoded and preprocessed.",
-            {labels: cache.num_misses for labels, cache in caches.items()},
+            {labels: cache.num_misses if cache else 0 for labels, cache in caches.items()},
             _MODEL,
         )
         yield counter(
