@@ -6,7 +6,7 @@ Carries the tensors that an encoder computes from, and reads none of them.
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 CONTENT_HASH_BYTES: Final = 16
@@ -44,6 +44,14 @@ class EncoderInput:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    def salted(self, salt: bytes) -> "EncoderInput":
+        """Returns the input with a content hash that it shares with inputs of the same `salt` alone.
+        An empty salt changes nothing."""
+        if not salt:
+            return self
+        digest = hashlib.sha256(b"baton.salt" + self.content_hash + salt).digest()
+        return replace(self, content_hash=digest[:CONTENT_HASH_BYTES])
 
     @property
     def hashed(self) -> tuple[int, int, bytes]:

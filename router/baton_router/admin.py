@@ -176,7 +176,9 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if is_prompt:
             intake = self._models.of(request.model).services.intake
-            prompt = Prompt(tuple((await intake.prompt_of(request)).token_ids), tenant.salt)
+            read, salt = await intake.prompt_of(request), tenant.salt
+            images = tuple(each.salted(salt).hashed for each in read.encoder_inputs)
+            prompt = Prompt(tuple(read.token_ids), salt, images)
 
         async def flush(fleet: Fleet, member: Member) -> int | BatonError:
             asked = request

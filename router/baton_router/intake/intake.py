@@ -170,7 +170,10 @@ class Intake:
             tenant,
             parsing,
             self._card.name,
-            encoder_inputs=tuple(images) or prompt.encoder_inputs,
+            # The time of a request must not reveal which images other tenants have sent.
+            encoder_inputs=tuple(
+                each.salted(tenant.salt) for each in images or prompt.encoder_inputs
+            ),
         )
 
     async def read_inputs(

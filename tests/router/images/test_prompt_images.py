@@ -13,6 +13,7 @@ from baton.encoder_input_wire import to_proto
 from baton.engine.vision.prompt_processor import PromptProcessor
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
+from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
@@ -139,6 +140,16 @@ async def test_preprocessed_images_are_hashed_here(intake):
     tokens = pb.TokenIds(ids=made.token_ids)
     request = await read(intake, token_ids=tokens, encoder_inputs=inputs)
     assert request.encoder_inputs == made.encoder_inputs
+
+
+async def test_content_hashes_of_tenants_differ(intake):
+    message = pb.GenerateRequest(text=text_of(1), images=files(1))
+    tenants = [Tenant("one", salt) for salt in (b"", b"a" * 32, b"b" * 32, b"a" * 32)]
+    requests = [await intake.read(message, MAX_LEN, tenant) for tenant in tenants]
+    shared, first, second, again = [r.encoder_inputs[0].content_hash for r in requests]
+    assert len({shared, first, second}) == 3
+    assert again == first
+    assert {len(shared), len(first)} == {16}
 
 
 async def test_preprocessed_images_are_checked(intake):
