@@ -53,7 +53,7 @@ class EngineConfig:
     gpu_memory_utilization: float = _setting(
         0.9,
         "Fraction of the GPU's memory that this worker takes for weights, the largest step, CUDA "
-        "graphs and the KV pools together.",
+        "graphs, encoder outputs and the KV pools together.",
         gt=0,
         le=1,
     )
@@ -142,8 +142,9 @@ class EngineConfig:
     )
     encoder_cache_tokens: int | None = _setting(
         None,
-        "Tokens of images whose encoder output is kept, for all requests with the same image. "
-        "Unset: 256 MiB of them, but at least four times encoder_budget.",
+        "Tokens of images whose encoder output is kept, for all requests with the same image, in "
+        "memory beside the KV pools. Unset: 256 MiB of them, but at least four times "
+        "encoder_budget.",
         ge=1,
     )
     speculate: bool = _setting(
@@ -151,8 +152,8 @@ class EngineConfig:
     )
     shared_pools: bool = _setting(
         False,
-        "Keep KV pools on a CPU in memory that workers of the same user on this host may read, so "
-        "that blocks move at the speed of memory.",
+        "Keep the KV pools and encoder outputs on a CPU in memory that workers of the same user on "
+        "this host may read, so that blocks move at the speed of memory.",
     )
     kernels: Literal["auto", "triton", "torch"] = _setting(
         "auto",
