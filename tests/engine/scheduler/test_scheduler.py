@@ -230,7 +230,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if self.harness.awaiting and data.draw(st.booleans()):
                     self.hear_of_another_worker(data)
                     continue
-                match data.draw(st.sampled_from(["add", "end", "end one", "release", "knob"])):
+                commands = ["add", "end", "end one", "release", "knob", "job"]
+                match data.draw(st.sampled_from(commands)):
                     case "add" if self.num_here < 5:
                         self.add(data)
                     case "end":
@@ -239,6 +240,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                         self.end_a_sequence(data)
                     case "release" if self.harness.kept:
                         self.release(data)
+                    case "job" if self.config.encoder_budget:
+                        self.command_an_encode_job(data)
                     case "knob":
                         self.turn_a_rare_knob(data)
 
@@ -273,6 +276,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         ids = sorted(self.harness.kept)
         self.harness.release(data.draw(st.sampled_from(ids)))
+
+    @precondition(lambda self: self.config.encoder_budget)
+    @rule(data=st.data())
+    def command_an_encode_job(self, data: st.DataObject) -> None:
+        """Another worker wants an output, or will send one, or has."""
+        jobs = sorted(self.harness.jobs.open)
+        if jobs and (len(jobs) > 4 or data.draw(st.booleans())):
+            number = data.draw(st.sampled_from(jobs))
+            self.harness.end_job(number, commits=data.draw(st.booleans()))
+            return
+        most = min(self.config.encoder_budget, self.config.encoder_cache_tokens)
+        contents = [h for h, length in sorted(INPUT_LENGTHS.items()) if length <= most]
+        content = data.draw(st.sampled_from(contents))
+        is_arrival = data.draw(st.booleans())
+        self.harness.begin_job(content, INPUT_LENGTHS[content], is_arrival=is_arrival)
+        event("an encode job")
 
     @precondition(lambda self: self.harness.awaiting)
     @rule(data=st.data())
@@ -335,6 +354,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 harness.release(request_id)
             for request_id in harness.awaiting:
                 self.deliver(request_id, with_token=True)
+            for number in list(harness.jobs.open):
+                harness.end_job(number, commits=True)
             if not self.scheduler.has_work:
                 break
             self.step_ahead(lambda: None)

@@ -52,6 +52,7 @@ from tests.support.scheduler.fakes import (
     score_of,
     states_of,
 )
+from tests.support.scheduler.job_commands import JobCommands
 
 ROOTS = [b"r" * 16, b"s" * 16]
 
@@ -152,6 +153,7 @@ class Harness:
         self.groups = [cache_group(groups)] if isinstance(groups, int) else list(groups)
         self.scheduler = Scheduler(self.config, self.groups)
         self.runner = FakeRunner(self.scheduler.batch_slots, self.groups, self.config.block_size)
+        self.jobs = JobCommands(self.scheduler, self.runner)
         self.live: dict[str, Expected] = {}
         self.kept: dict[str, Expected] = {}
         self.returned: dict[str, Expected] = {}
@@ -211,6 +213,14 @@ class Harness:
         states.new_slots = [
             sequence for sequence in states.new_slots if sequence.batch_slots is not None
         ]
+
+    def begin_job(self, content_hash: bytes, length: int, *, is_arrival: bool) -> None:
+        self._note_command()
+        self.jobs.begin(content_hash, length, is_arrival=is_arrival)
+
+    def end_job(self, number: int, *, commits: bool) -> None:
+        self._note_command()
+        self.jobs.end(number, commits=commits)
 
     def release(self, request_id: str) -> None:
         self._note_command()
@@ -402,6 +412,7 @@ class Harness:
                 self._check_arrived(expected)
         self._note_drafts(plan)
         progress = self.scheduler.apply(plan, result)
+        self.jobs.take(plan.encoder.held)
         self._note_decodes(progress.decoded, result)
         for item in progress.others:
             self._note_item(item)
@@ -519,6 +530,7 @@ class Harness:
         assert stats.num_running + stats.num_awaiting_kv <= self.config.max_num_seqs
         assert stats.num_accepted_tokens <= self.num_right_drafts
         self._check_findable()
+        self.jobs.check()
         self._check_kept()
         self._check_tables()
 
@@ -631,9 +643,10 @@ class Harness:
         is_idle = not plan.made_progress
         assert is_idle or not self._was_idle, "it stood still, though there was something to do"
         self._was_idle = is_idle
-        if not (self.awaiting or self.kept or self.is_paused or plan.external):
+        waits = self.awaiting or self.kept or self.jobs.open or self.is_paused
+        if not (waits or plan.external):
             assert not (is_idle and self.live), "it stands still, though nobody is waited for"
-        computes = plan.num_tokens or plan.external
+        computes = plan.num_tokens or plan.external or plan.encoder.held
         self._num_idle_steps = 0 if computes or is_idle else self._num_idle_steps + 1
         assert self._num_idle_steps <= 3 * len(self.live) + 3, "it moves, and comes nowhere"
 
