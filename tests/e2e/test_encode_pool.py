@@ -1,6 +1,7 @@
 """Encode pool of real processes: prompts with images whose outputs other workers compute, and what
 becomes of them when those workers die, leave or change their role."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,23 @@ async def test_encode_workers_encode_images_of_prompts(cluster, llava, asked):
         running = asked.begin(router, ids_of(cluster, *ENCODERS))
         await asked.check(running)
         await until_nothing_is_held(cluster)
+    assert ways(running) == ["encode"] * 8
+
+
+def num_fetched(cluster: LocalCluster, name: str) -> float:
+    """Encoder outputs that a worker has fetched from others."""
+    family = scrape(cluster.metrics_endpoints[name])["baton_encoder_transfer_seconds"]
+    return family.total("baton_encoder_transfer_seconds_count")
+
+
+@asking(prompts_of(10))
+async def test_decode_worker_alone_fetches_outputs_of_encode_workers(cluster, llava, asked):
+    async with router_of(cluster, llava) as router:
+        before = await asyncio.to_thread(num_fetched, cluster, "decode-0")
+        running = asked.begin(router, ids_of(cluster, *ENCODERS), is_alone=True)
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+        assert await asyncio.to_thread(num_fetched, cluster, "decode-0") == before + 8
     assert ways(running) == ["encode"] * 8
 
 

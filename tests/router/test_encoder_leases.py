@@ -18,7 +18,7 @@ from baton.serving.telemetry import stages
 from baton.v1 import encode_pb2, prefill_pb2
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.request import Request, RequestOutcome
+from baton_router.request import ANONYMOUS, Request, RequestOutcome
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.usage import ENCODER_WAYS, Account, EncodedInput, Timings
 from tests.support.router.encoding import EncodingPlacer
@@ -130,6 +130,7 @@ async def test_decode_worker_alone_gets_source_of_remote_input():
     (asked,), (call,) = source.requests, answers.requests
     (named,) = call.encoder_sources
     assert (named.worker, named.lease_id, asked.claimant) == ("e0", asked.lease_id, "d0")
+    assert asked.tenant == call.tenant == ANONYMOUS.name
     assert not call.HasField("handle")
 
 

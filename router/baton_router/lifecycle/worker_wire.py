@@ -114,6 +114,7 @@ def decode_request(
         sampling=to_proto(work.params),
         handle=kv_handle,
         priority=work.request.priority,
+        tenant=work.request.tenant.name,
         salt=work.request.tenant.salt,
         return_cost=None if return_cost is None else _return_cost(return_cost),
         outputs=map(_sequence_output, work.outputs),

@@ -67,9 +67,11 @@ class Router:
         self.fleet = fleet
         self._model = model
 
-    def lifecycle(self, request: Request, encoders: Sequence[str] = ()) -> RequestLifecycle:
+    def lifecycle(
+        self, request: Request, encoders: Sequence[str] = (), *, is_alone: bool = False
+    ) -> RequestLifecycle:
         """`encoders`: workers that encode the images, in turn, in every attempt; empty: those that
-        the placement chooses."""
+        the placement chooses. `is_alone`: a decode worker computes the prompt, with `encoders`."""
         recovery = Recovery(request.request_id, RetryBudget())
         answer = Answer(request, self._model.card, time.monotonic())
         deadline = Deadline.after(60.0)
@@ -81,7 +83,7 @@ class Router:
                     enumerate(request.encoder_inputs), cycle(encoders), strict=False
                 )
             )
-            placer = EncodingPlacer(self.fleet, lambda _: choices)
+            placer = EncodingPlacer(self.fleet, lambda _: choices, is_alone=is_alone)
         return RequestLifecycle(request, self.fleet, placer, answer, recovery, deadline)
 
     def knows(self, request: Request, role: str, num_cached: int) -> bool:
@@ -132,9 +134,14 @@ class Asked:
         self.requests = [model.request(f"r{i}", each) for i, each in enumerate(given)]
         self._expected = [greedy(model.path, *each, NUM_TOKENS) for each in given]
 
-    def begin(self, router: Router, encoders: Sequence[str] = ()) -> list[Running]:
-        """Begins all requests. `encoders` as of `Router.lifecycle`."""
-        return [Running(router.lifecycle(request, encoders)) for request in self.requests]
+    def begin(
+        self, router: Router, encoders: Sequence[str] = (), *, is_alone: bool = False
+    ) -> list[Running]:
+        """Begins all requests. Arguments as of `Router.lifecycle`."""
+        return [
+            Running(router.lifecycle(request, encoders, is_alone=is_alone))
+            for request in self.requests
+        ]
 
     async def check(self, running: list[Running]) -> None:
         """Waits until all have ended, and checks their tokens."""
