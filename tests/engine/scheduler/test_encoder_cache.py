@@ -8,7 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.engine.scheduler.kv.encoder_cache import EncoderCache, EncoderOutput, Holder
+from baton.engine.scheduler.kv.encoder_cache import EncoderCache, EncoderOutput, HeldOutput, Holder
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
 from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule, limit_chunk
 from baton.engine.scheduler.sequences.encoder_inputs import (
@@ -495,6 +495,42 @@ def test_encoder_cache_holds_hits_before_evicting():
     assert b"e" in cache
     assert b"a" not in cache
     assert b"c" not in cache
+
+
+def test_encode_job_holds_a_cached_output_at_once():
+    """A job before it would else take its blocks."""
+    cache = EncoderCache(5, 1)
+    cache.allocate("s", item(b"e", 0))
+    cache.note_computed(cache.drain())
+    cache.release_all("s")
+    jobs = EncodeJobs(cache, 10)
+    jobs.encode(1, item(b"d", 0))
+    jobs.encode(2, item(b"e", 0))
+    jobs.schedule()
+    assert jobs.take_answers() == (HeldOutput(2, cache.blocks_of(b"e"), was_cached=True),)
+    assert not jobs.has_answers
+    jobs.release(2)
+    jobs.schedule()
+    (answer,) = jobs.take_answers()
+    assert (answer.number, answer.was_cached) == (1, False)
+
+
+def test_encode_job_waits_for_an_arrival_that_comes_later():
+    jobs = EncodeJobs(EncoderCache(5, 1), 10)
+    jobs.encode(1, item(b"e", 0))
+    jobs.expect(2, b"e", LENGTHS[b"e"])
+    jobs.schedule()
+    (arrival,) = jobs.take_answers()
+    assert arrival.number == 2
+    assert jobs.commit(2)
+    jobs.schedule()
+    assert jobs.take_answers() == (HeldOutput(1, arrival.block_ids, was_cached=True),)
+
+
+def test_chunk_ends_before_an_awaited_input():
+    inputs = [item(b"c", 2), item(b"e", 6)]
+    schedule = limit_chunk(inputs, 0, 20, EncoderCache(20, 1), "s", 100, {b"e"})
+    assert schedule == EncoderSchedule(6, (inputs[0],), (inputs[0],), 3)
 
 
 def test_chunk_ends_before_a_hit_whose_space_it_needs():

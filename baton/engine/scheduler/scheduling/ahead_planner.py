@@ -79,7 +79,7 @@ class AheadPlanner:
             return NotAhead.BLOCKS
         if self._planner.has_overdue:
             return NotAhead.BUDGET
-        if states.jobs.has_waiting:
+        if states.jobs.has_work:
             return NotAhead.ENCODER
         if states.special and not self._puts_decodes_first:
             return NotAhead.POLICY

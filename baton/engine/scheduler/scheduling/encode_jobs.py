@@ -41,7 +41,7 @@ class EncodeJobs:
         self._waiting: dict[int, _Job] = {}
         self._active: dict[int, _Job] = {}
         self._awaited: Counter[bytes] = Counter()
-        self._answers: list[HeldOutput] = []
+        self._answers: dict[int, HeldOutput] = {}
 
     # Commands, between steps.
 
@@ -55,11 +55,15 @@ class EncodeJobs:
             )
 
     def encode(self, number: int, encoder_input: EncoderInput) -> None:
-        """Queues a job for an output that is to be held."""
-        self._waiting[number] = _Job(encoder_input, is_arrival=False)
+        """Adds a job for an output that is to be held: from now on if it is cached."""
+        job = _Job(encoder_input, is_arrival=False)
+        if encoder_input.content_hash in self.cache:
+            self._start(number, job)
+        else:
+            self._waiting[number] = job
 
     def expect(self, number: int, content_hash: bytes, num_tokens: int) -> None:
-        """Queues a job for an output of another worker."""
+        """Adds a job for an output of another worker."""
         self._waiting[number] = _Job(EncoderInput(content_hash, 0, num_tokens), is_arrival=True)
         self._awaited[content_hash] += 1
 
@@ -77,6 +81,7 @@ class EncodeJobs:
         """Ends jobs, in any state. Idempotent."""
         for number in numbers:
             job = self._waiting.pop(number, None) or self._active.pop(number, None)
+            self._answers.pop(number, None)
             if job is not None:
                 self.cache.release_all(number)
                 self._end_arrival(job)
@@ -97,17 +102,19 @@ class EncodeJobs:
             if job.is_arrival and content_hash in self.cache:
                 del self._waiting[number]
                 self._end_arrival(job)
-                self._answers.append(HeldOutput(number, (), was_cached=True))
+                self._answers[number] = HeldOutput(number, (), was_cached=True)
             elif self._awaits_content(job):
                 continue
             elif self.cache.is_held(content_hash) or not (is_short or self._lacks_room(job)):
+                del self._waiting[number]
                 self._start(number, job)
             else:
                 is_short = True
 
     def take_answers(self) -> tuple[HeldOutput, ...]:
-        """Returns the jobs that were given blocks since the last call."""
-        answers, self._answers = tuple(self._answers), []
+        """Returns what jobs were given since the last call."""
+        answers = tuple(self._answers.values())
+        self._answers.clear()
         return answers
 
     # Queries.
@@ -118,9 +125,9 @@ class EncodeJobs:
         return self._awaited.keys()
 
     @property
-    def has_waiting(self) -> bool:
-        """True if `schedule` might do anything."""
-        return bool(self._waiting)
+    def has_work(self) -> bool:
+        """True if a next step may do anything for a job: begin it, or answer it."""
+        return bool(self._waiting or self._answers)
 
     @property
     def has_answers(self) -> bool:
@@ -172,14 +179,14 @@ class EncodeJobs:
         return is_computed and cache.num_due_tokens + encoder_input.length > self._budget
 
     def _start(self, number: int, job: _Job) -> None:
-        del self._waiting[number]
         self._active[number] = job
         content_hash, was_cached = job.encoder_input.content_hash, False
         if job.is_arrival:
             self.cache.receive(number, job.encoder_input)
         else:
             was_cached = not self.cache.allocate(number, job.encoder_input)
-        self._answers.append(HeldOutput(number, self.cache.blocks_of(content_hash), was_cached))
+        block_ids = self.cache.blocks_of(content_hash)
+        self._answers[number] = HeldOutput(number, block_ids, was_cached)
 
     def _end_arrival(self, job: _Job) -> None:
         if job.is_arrival:

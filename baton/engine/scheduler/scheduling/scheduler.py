@@ -369,7 +369,7 @@ class Scheduler:
         states = self._states
         waits = len(states.waiting) > 0 and not self._admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
-        return runs or waits or bool(states.released) or states.jobs.has_waiting
+        return runs or waits or bool(states.released) or states.jobs.has_work
 
     @property
     def requests(self) -> dict[str, Request]:
