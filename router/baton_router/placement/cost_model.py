@@ -36,8 +36,8 @@ give the fetching worker no advantage. So a prefix that is rarely used stays on 
 hot one spreads as soon as the workers that hold it have queues.
 
 Learned cost rates (`baton_router.fleet.worker_model`) are part of a worker's snapshot. No term
-grows when more of the prompt is cached, except that `encode` may grow by what `uncached` shrinks:
-cached text hides no encoding. Independent of the choice of workers.
+grows when more of the prompt is cached, except that `encode` and `interruption` may together grow
+by what `uncached` shrinks: cached text hides no encoding. Independent of the choice of workers.
 """
 
 from collections.abc import Collection
