@@ -5,29 +5,35 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client.client import AsyncClient
+from baton.client.client import AsyncClient, Image
+from baton.client.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.prometheus import Prometheus, prometheus
+from tests.support.engine.images import IMAGE_TOKEN, image, words
 from tests.support.repository import ROOT
+from tests.support.router.images import encoded, save_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(180)]
 
-BOARDS = ROOT / "helm" / "baton" / "dashboards"
+BOARDS = sorted((ROOT / "helm" / "baton" / "dashboards").glob("*.json"))
+# Of it only an encode pool has data.
+ENCODE_POOL = "encode-pool"
 # In place of what Grafana fills in.
 FILLED_IN = {"$__rate_interval": "20s", "$instance": ".*", "$model": ".*"}
 TIMEOUT = 60.0
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
-def queries() -> Iterator[tuple[str, str]]:
+def queries(*boards: Path) -> Iterator[tuple[str, str]]:
     """All that are asked of Prometheus: the panel's name and the expression."""
-    for path in sorted(BOARDS.glob("*.json")):
+    for path in boards:
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel.get("targets", ()):
                 if target["datasource"]["type"] == "prometheus":
@@ -37,18 +43,32 @@ def queries() -> Iterator[tuple[str, str]]:
                     yield f"{path.stem}: {panel['title']}", expression
 
 
-@asynccontextmanager
-async def load(cluster: LocalCluster):
-    """Requests, one after another in four lines, with prompts that have something in common."""
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
+Request = Callable[[AsyncClient, int, int], AsyncGeneration]
 
-    async def line(client: AsyncClient, number: int) -> None:
-        for count in range(10_000):
-            text = f"def common(prefix):\n    return prefix\n\n\ndef f{number}_{count}(x):\n" * 3
-            await client.generate(text, params).text()
+
+def with_text(client: AsyncClient, line: int, number: int) -> AsyncGeneration:
+    """A prompt that has something in common with the others."""
+    text = f"def common(prefix):\n    return prefix\n\n\ndef f{line}_{number}(x):\n" * 3
+    return client.generate(text, PARAMS)
+
+
+def with_image(client: AsyncClient, line: int, number: int) -> AsyncGeneration:
+    """A prompt with an image of its own."""
+    seed = 100_000 * line + number
+    text = f"{words(40, seed)} {IMAGE_TOKEN}"
+    return client.generate(text, PARAMS, images=[Image(encoded(image(seed)))])
+
+
+@asynccontextmanager
+async def load(cluster: LocalCluster, request: Request = with_text):
+    """Requests, one after another in four lines."""
+
+    async def follow(client: AsyncClient, line: int) -> None:
+        for number in range(10_000):
+            await request(client, line, number).text()
 
     async with AsyncClient(cluster.address) as client:
-        lines = [asyncio.create_task(line(client, number)) for number in range(4)]
+        lines = [asyncio.create_task(follow(client, line)) for line in range(4)]
         try:
             yield
         finally:
@@ -66,21 +86,29 @@ def unevaluated(watching: Prometheus) -> list[str]:
     return [rule["name"] for rule in watching.rules() if rule["health"] == "unknown"]
 
 
+async def until_all_show_something(watching: Prometheus, asked: list[tuple[str, str]]) -> None:
+    deadline, empty = time.monotonic() + TIMEOUT, asked
+    while empty and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        empty = [
+            (panel, expression)
+            for panel, expression in empty
+            if not await asyncio.to_thread(shows_something, watching, expression)
+        ]
+    assert not empty
+
+
 async def test_panels_show_data_and_rules_evaluate(cluster: LocalCluster, tmp_path: Path) -> None:
     with prometheus(tmp_path, cluster.metrics_endpoints["router"]) as watching:
         recorded = [rule["name"] for rule in watching.rules() if rule["type"] == "recording"]
-        empty = [*queries(), *((f"rule: {name}", name) for name in recorded)]
-        assert len(empty) > 50
+        asked = [
+            *queries(*(path for path in BOARDS if path.stem != ENCODE_POOL)),
+            *((f"rule: {name}", name) for name in recorded),
+        ]
+        assert len(asked) > 50
         async with load(cluster):
+            await until_all_show_something(watching, asked)
             deadline = time.monotonic() + TIMEOUT
-            while empty and time.monotonic() < deadline:
-                await asyncio.sleep(1.0)
-                empty = [
-                    (panel, expression)
-                    for panel, expression in empty
-                    if not await asyncio.to_thread(shows_something, watching, expression)
-                ]
-            assert not empty
             while await asyncio.to_thread(unevaluated, watching):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.5)
@@ -89,3 +117,16 @@ async def test_panels_show_data_and_rules_evaluate(cluster: LocalCluster, tmp_pa
         scraped = {target["labels"]["instance"] for target in targets}
         assert scraped == set(cluster.metrics_endpoints.values())
         assert {target["health"] for target in targets} == {"up"}
+
+
+async def test_encode_pool_panels_show_data_of_images(tmp_path: Path) -> None:
+    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
+    slow = {"max_num_batched_tokens": 2}  # images are encoded elsewhere meanwhile
+    checkpoint = save_checkpoint("llava_clip", tmp_path)
+    with (
+        LocalCluster(checkpoint, num_encode=1, worker_flags=flags, prefill_flags=slow) as cluster,
+        prometheus(tmp_path, cluster.metrics_endpoints["router"]) as watching,
+    ):
+        (board,) = (path for path in BOARDS if path.stem == ENCODE_POOL)
+        async with load(cluster, with_image):
+            await until_all_show_something(watching, list(queries(board)))
