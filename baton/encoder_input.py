@@ -46,8 +46,8 @@ class EncoderInput:
         return self.start + self.length
 
     def salted(self, salt: bytes) -> "EncoderInput":
-        """Returns the input with a content hash that it shares with inputs of the same `salt` alone.
-        An empty salt changes nothing."""
+        """Returns the input with a content hash that only inputs of the same `salt` have. An empty
+        one changes nothing."""
         if not salt:
             return self
         digest = hashlib.sha256(b"baton.salt" + self.content_hash + salt).digest()
