@@ -3,7 +3,8 @@
     [project.entry-points."baton.kv_connectors"]
     fabric = "my_package:FabricConnector"
 
-Both workers name it (`--kv-connector fabric`); each calls the entry point once, without arguments.
+Both workers name it (`--kv-connector fabric`); each calls the entry point without arguments: once
+for KV and, if its model has an encoder, once for encoder outputs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from baton_kvtransfer.connector import Connector, Receiver
 
 
 class ConnectorPlugin(Protocol):
-    """Connector of one worker for both directions: its claimants read blocks where they are.
+    """Connector of one worker for both directions, for blocks of one content: claimants read them
+    where they are.
 
     `is_local`: blocks never cross a network on which bits could flip, so that no checksums are
     needed.
@@ -26,7 +28,8 @@ class ConnectorPlugin(Protocol):
     is_local: bool
 
     def open(self, pools: Sequence[KvPool]) -> bytes:
-        """Opens the pools of this worker, one per cache group, to claimants. Called in a thread.
+        """Opens pools of this worker to claimants: of KV one per cache group, of encoder outputs
+        one. Called in a thread.
 
         Returns what a claimant needs to read them, at most 1 MiB. Raises `UnavailableError`, with
         the reason, if they cannot be opened.
