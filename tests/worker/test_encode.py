@@ -9,6 +9,9 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.encoder_input import EncoderInput
 from baton.encoder_input_wire import to_proto
@@ -23,6 +26,7 @@ from baton.errors import (
 )
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
+from baton.serving.telemetry import propagation, stages
 from baton.v1 import admin_pb2, encode_pb2, inference_pb2, prefill_pb2
 from baton.v1.kv_transfer_pb2_grpc import EncoderTransferStub
 from baton.worker.pairing import Pairing
@@ -285,6 +289,31 @@ async def test_prefill_worker_encodes_when_lease_is_over(prompt, ending):
             assert failures_of(prefill) == {"lease_over": 2}
 
 
+@pytest.mark.parametrize("num_events", [0, 1])
+async def test_encode_call_cancelled_before_output_holds_nothing(prompt, num_events):
+    async with crew_of(prompt.path, "encode", "prefill") as crew:
+        encode, prefill = crew.members
+        for _ in range(4):
+            call, _ = encode.to_encode(prompt.inputs[0], prefill.id)
+            for _ in range(num_events):
+                assert (await call.read()).HasField("admitted")
+            call.cancel()
+            await crew.nothing_held()
+            await encode.admin.FlushCache(admin_pb2.FlushCacheRequest())
+        await check_encodes_itself(prompt, prefill, ())
+
+
+async def test_prompts_with_equal_images_fetch_them_once(prompt):
+    async with crew_of(prompt.path, "encode", "prefill") as crew:
+        encode, prefill = crew.members
+        async with (
+            encoding(encode, prefill, prompt.inputs) as (_, sources),
+            encoding(encode, prefill, prompt.inputs) as (_, others),
+        ):
+            await asyncio.gather(*(prompt.check(prefill, each) for each in (sources, others)))
+        assert (prefill.num_encoded_tokens, prefill.num_fetched_outputs) == (0, 2)
+
+
 async def test_cancelled_prefill_call_ends_its_fetches(prompt):
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
@@ -362,6 +391,29 @@ async def test_worker_changes_into_encode_role_and_back(prompt):
         assert prefill.num_fetched_outputs == 2
         refused = changing.prefill_request(prompt.tokens, **prompt.fields)
         assert (await rest_of(changing.prefill.Prefill(refused, timeout=TIMEOUT)))[-1]
+
+
+async def test_encode_call_and_transfer_are_spans_of_one_trace(prompt, monkeypatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
+    monkeypatch.setattr(propagation, "is_tracing", lambda: True)
+    async with crew_of(prompt.path, "encode", "prefill") as crew:
+        encode, prefill = crew.members
+        with stages.stage_of_call("generate"):
+            async with encoding(encode, prefill, prompt.inputs[:1]) as (calls, sources):
+                await asyncio.gather(prompt.check(prefill, sources), *map(rest_of, calls))
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    provider.shutdown()
+    parents = {
+        "encode.call": "generate",
+        "encoder.transfer": "generate",
+        "encoder.send": "encoder.transfer",
+    }
+    for name, parent in parents.items():
+        assert spans[name].parent.span_id == spans[parent].context.span_id
+    assert spans["encode.call"].attributes["baton.worker"] == encode.id
+    assert spans["encoder.transfer"].attributes["baton.transfer.num_blocks"] == 1
 
 
 async def test_load_counts_encoder_leases_and_transfers(prompt):

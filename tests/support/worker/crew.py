@@ -13,6 +13,7 @@ from baton.encoder_input import EncoderInput
 from baton.encoder_input_wire import to_proto as input_to_proto
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
+from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import (
     admin_pb2,
     decode_pb2,
@@ -127,7 +128,7 @@ class Member:
     ) -> prefill_pb2.PrefillResult:
         """A prefill that nobody fetches."""
         request = self.prefill_request(prompt, source, **fields)
-        call = self.prefill.Prefill(request, timeout=TIMEOUT)
+        call = self.prefill.Prefill(request, timeout=TIMEOUT, metadata=outgoing())
         try:
             events = await rest_of(call)
         finally:
@@ -173,7 +174,7 @@ class Member:
             claimant=claimant,
             **fields,
         )
-        return self.encode.Encode(request, timeout=TIMEOUT), lease_id
+        return self.encode.Encode(request, timeout=TIMEOUT, metadata=outgoing()), lease_id
 
     def encoder_source(
         self, lease_id: bytes, index: int = 0, **changes: Any
