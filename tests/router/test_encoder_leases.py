@@ -15,10 +15,11 @@ from baton.encoder_input_wire import to_proto
 from baton.errors import CancelledError, InternalError, NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
+from baton.serving.tenant import Tenant
 from baton.v1 import encode_pb2, prefill_pb2
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.request import ANONYMOUS, Request, RequestOutcome
+from baton_router.request import Request, RequestOutcome
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.usage import ENCODER_WAYS, Account, EncodedInput, Timings
 from tests.support.router.encoding import EncodingPlacer
@@ -106,7 +107,12 @@ async def test_prefill_worker_gets_source_of_remote_input():
     computing, answers = prefill(gate, first(), RELEASED), answering(gate)
     async with fleet_of(computing, answers, source) as fleet:
         running = lifecycle(fleet, REMOTE, LOCAL, priority=3)
-        await answered(running, gate, num_encoded=2)
+        seen = asyncio.create_task(seen_of(running))
+        # The encode worker has the output, and once its lease is released the prefill worker, too.
+        await until(lambda: ("p0", b"a" * 16) in fleet.noted, within=5.0)
+        assert ("e0", b"a" * 16) in fleet.noted
+        gate.event.set()
+        assert (await seen).text == "abcde"
     (asked,), (call,) = source.requests, computing.requests
     (named,) = call.encoder_sources
     assert (named.input, named.worker, named.endpoint, named.epoch) == (0, "e0", source.endpoint, 1)
@@ -126,11 +132,12 @@ async def test_decode_worker_alone_gets_source_of_remote_input():
     gate, source = Cue(), good_encoder()
     answers = decode(gate, tokens(0, 0, 1, 2, 3, 4), finished())
     async with fleet_of(prefill(), answers, source) as fleet:
-        await answered(lifecycle(fleet, REMOTE, LOCAL, is_alone=True), gate, num_encoded=2)
+        running = lifecycle(fleet, REMOTE, LOCAL, is_alone=True, tenant=Tenant("acme"))
+        await answered(running, gate, num_encoded=2)
     (asked,), (call,) = source.requests, answers.requests
     (named,) = call.encoder_sources
     assert (named.worker, named.lease_id, asked.claimant) == ("e0", asked.lease_id, "d0")
-    assert asked.tenant == call.tenant == ANONYMOUS.name
+    assert asked.tenant == call.tenant == "acme"
     assert not call.HasField("handle")
 
 

@@ -17,7 +17,7 @@ one, called to resume it, has the blocks, the suspended call replaces the prefil
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -48,6 +48,7 @@ from baton_router.lifecycle.inbox import Inbox
 from baton_router.lifecycle.prefix_lease import PrefixLease
 from baton_router.lifecycle.return_cost import ReturnCost, return_cost
 from baton_router.lifecycle.worker_call import WorkerCall
+from baton_router.lifecycle.worker_methods import Method
 from baton_router.placement.placement import Placement
 from baton_router.request import Work
 from baton_router.usage import EncodedInput
@@ -169,9 +170,8 @@ class Attempt:
         request = worker_wire.prefill_request(
             self._work, lease_id, self.decode_worker, prefix, due, encoder_sources
         )
-        channel = self._channel_to(self._source.member)
-        called = await worker_methods.prefill(channel, request, self._work)
-        await self._open(self._source, "admit.prefill", *called)
+        called = worker_methods.prefill(self._channel_to(self._source.member), request, self._work)
+        await self._open(self._source, "admit.prefill", called)
         is_scored = self._work.params.prompt_logprobs is not None
         self._apply(RouterEvent.ADMITTED_TO_SCORE if is_scored else RouterEvent.ADMITTED)
         self._read_ahead(self._source)
@@ -361,12 +361,12 @@ class Attempt:
         request = self._decode_request = worker_wire.decode_request(
             work, lease_id, handle, cost, self._first_token_due, encoder_sources
         )
-        called = await worker_methods.generate(self._channel_to(member), request, work)
-        await self._open(self._decode, "admit.decode", *called)
+        called = worker_methods.generate(self._channel_to(member), request, work)
+        await self._open(self._decode, "admit.decode", called)
 
-    async def _open(self, call: WorkerCall, stage_name: str, method: Any, request: Any) -> None:
+    async def _open(self, call: WorkerCall, stage_name: str, called: Awaitable[Method]) -> None:
         """Waits until the worker has admitted the request. Raises `AttemptFailure`."""
-        self._react(call, *await call.open(stage_name, method, request))
+        self._react(call, *await call.open(stage_name, called))
         self._raise_if_failed()
 
     def _return_cost(self) -> ReturnCost | None:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from baton.errors import CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
-from baton.v1 import prefill_pb2_grpc
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
-from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle import worker_methods, worker_wire
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.worker_call import Received, WorkerCall
 from baton_router.placement.decision import Decision
@@ -103,10 +102,10 @@ class PooledLifecycle:
             self._fleet.channel_to(member) as channel,
         ):
             call = self._call = WorkerCall(member, self._fleet, self._deadline)
-            stub = prefill_pb2_grpc.PrefillStub(channel)
             message = worker_wire.pool_request(self.request, worker_wire.new_lease_id(), self._due)
+            called = worker_methods.pool(channel, message)
             try:
-                self._check(await call.open("admit.prefill", stub.Pool, message))
+                self._check(await call.open("admit.prefill", called))
                 self._admitted()
                 while True:
                     kind, received = self._check(await call.read())

@@ -2,6 +2,7 @@
 attempt's other calls."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from baton.serving.telemetry.stages import failed, stage
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
 from baton_router.lifecycle.chunk import Chunk
+from baton_router.lifecycle.worker_methods import Method
 
 Received = tuple[str, Any]
 """Kind and message; or the `AttemptFailure` that ended the call, of the kind `lease_ended` if the
@@ -49,12 +51,12 @@ class WorkerCall:
     def _name(self) -> str:
         return self.member.record.id
 
-    async def open(self, stage_name: str, method: Any, request: Any) -> Received:
-        """Calls `method` of a stub with `request`, and waits for the first message, which is
-        `admitted`, or the call's failure. `stage_name`: of the span of this wait, whose child is
+    async def open(self, stage_name: str, called: Awaitable[Method]) -> Received:
+        """Calls a method once it is there with its request, and waits for the first message, which
+        is `admitted`, or the call's failure. `stage_name`: of the span of this wait, whose child is
         the worker's span of the whole call."""
         with stage(stage_name, {"baton.worker": self._name}, kind=SpanKind.CLIENT) as span:
-            self.start(method, request)
+            self.start(*await called)
             kind, received = await self.read()
             if kind != "admitted" and not isinstance(received, AttemptFailure):
                 early = InternalError(f"{self._name} sent {kind!r} before it admitted the request")

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from baton import encoder_input_wire
 from baton.encoder_input import EncoderInput
-from baton.v1 import decode_pb2, encode_pb2, prefill_pb2
+from baton.v1 import decode_pb2, encode_pb2, prefill_pb2, prefill_pb2_grpc
 from baton_router.lifecycle import worker_wire
 from baton_router.request import Work
 
@@ -45,6 +45,11 @@ async def generate(
     )
     inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
     return await _method(channel, "/baton.v1.Decode/Generate", request, *inputs, deserialize)
+
+
+async def pool(channel: grpc.aio.Channel, request: prefill_pb2.PoolRequest) -> Method:
+    """Returns `Prefill.Pool` for a request."""
+    return prefill_pb2_grpc.PrefillStub(channel).Pool, request
 
 
 async def encode(

@@ -240,6 +240,7 @@ class FakeFleet:
         self.workers = workers
         self.channels = Channels()
         self.pending = PendingPrefixes()
+        self.noted: list[tuple[str | bytes, ...]] = []
 
     async def hash_ahead(self, prompt: Prompt) -> None:
         pass
@@ -274,7 +275,7 @@ class FakeFleet:
         member.num_failures += 1
 
     def note_held(self, member: Worker, hashes: list[bytes]) -> None:
-        pass
+        self.noted.append((member.name, *hashes))
 
 
 @asynccontextmanager
