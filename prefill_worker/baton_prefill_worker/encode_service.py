@@ -44,15 +44,18 @@ class EncodeService(pb_grpc.EncodeServicer):
         arrival = time.monotonic()
         claim = claim_of(request)
         worker, only_cached = self._worker, request.only_cached
-        engine = worker.engine_for_new_work() if only_cached else worker.engine_for("encode")
         wanted = from_proto(request.encoder_input, "encoder_input")
-        engine.core.check_encoder_input(wanted, has_tensors=not only_cached)
-        blocks = BlockRange(wanted.length, engine.block_size)
+        blocks = BlockRange(wanted.length, worker.engine.block_size)
         told = {"baton.worker": worker.id, "baton.attempt.id": request.request_id}
         # The output is released after the lease has ended, however this call ends.
         async with AsyncExitStack() as held:
             held.enter_context(stage("encode.call", told, kind=SpanKind.SERVER))
+            # Before any reason to refuse: else the claimant would wait for the lease.
             with self._leases.open(claim, blocks) as lease:
+                engine = (
+                    worker.engine_for_new_work() if only_cached else worker.engine_for("encode")
+                )
+                engine.core.check_encoder_input(wanted, has_tensors=not only_cached)
                 if not only_cached:
                     yield _admitted()
                 name = f"lease {next(self._names)}"

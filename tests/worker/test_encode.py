@@ -314,6 +314,23 @@ async def test_prompts_with_equal_images_fetch_them_once(prompt):
         assert (prefill.num_encoded_tokens, prefill.num_fetched_outputs) == (0, 2)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_refused_encode_call_ends_wait_for_its_lease(prompt, is_early, monkeypatch):
+    monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 2 * TIMEOUT)
+    async with crew_of(prompt.path, "prefill", "prefill") as crew:
+        source, prefill = crew.members  # the role of the first has changed
+        request = request_for(prompt, prefill)
+        sources = [source.encoder_source(request.lease_id)]
+        if is_early:
+            await check_refused(source, request, UnavailableError, "in the prefill role")
+            await check_encodes_itself(prompt, prefill, sources)
+        else:
+            computing = asyncio.create_task(check_encodes_itself(prompt, prefill, sources))
+            await until(lambda: prefill.num_computed_tokens == prompt.inputs[0].start)
+            await check_refused(source, request, UnavailableError, "in the prefill role")
+            await computing
+
+
 async def test_cancelled_prefill_call_ends_its_fetches(prompt):
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
