@@ -4,18 +4,24 @@ becomes of them when those workers die, leave or change their role."""
 import asyncio
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from unittest.mock import patch
 
 import grpc
 import pytest
+from PIL.Image import Image as PillowImage
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client.client import AsyncClient
+from baton.client.client import AsyncClient, Client, Image
 from baton.cluster.redis import connect
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from tests.support.cluster.image_requests import (
+    GREEDY,
+    NUM_TOKENS,
     Asked,
     Given,
     Model,
@@ -24,10 +30,11 @@ from tests.support.cluster.image_requests import (
     router_of,
 )
 from tests.support.cluster.scraped import scrape
+from tests.support.cluster.traces import check_tree, named, share_told
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import restored, stopped
-from tests.support.engine.images import words
-from tests.support.router.images import save_checkpoint
+from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, greedy, image, words
+from tests.support.router.images import encoded, save_checkpoint
 from tests.support.serving.otlp_receiver import Collector, collecting
 from tests.support.waiting import until
 
@@ -35,6 +42,7 @@ pytestmark = pytest.mark.e2e
 
 ENCODERS = ("encode-0", "encode-1")
 INPUTS = "baton_encoder_inputs_total"
+ENCODED_ELSEWHERE = ("generate", "encode", "encode.call", "encoder.transfer", "encoder.send")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +106,12 @@ def ways(running: list[Running]) -> list[str]:
     return [encoded.way for account in accounts for encoded in account.encoded_inputs]
 
 
+def num_fetched(cluster: LocalCluster, name: str) -> float:
+    """Encoder outputs that a worker has fetched from others."""
+    family = scrape(cluster.metrics_endpoints[name])["baton_encoder_transfer_seconds"]
+    return family.total("baton_encoder_transfer_seconds_count")
+
+
 async def drain(cluster: LocalCluster, name: str) -> None:
     endpoint = cluster.process(name).admin_endpoint
     async with grpc.aio.insecure_channel(endpoint) as channel:
@@ -109,17 +123,33 @@ TEXTS: list[Given] = [(words(50, seed), ()) for seed in (1, 2)]
 
 @asking(prompts_of(1) + TEXTS)
 async def test_encode_workers_encode_images_of_prompts(cluster, llava, asked):
+    before = num_fetched(cluster, "prefill-0")
     async with router_of(cluster, llava) as router:
         running = asked.begin(router, ids_of(cluster, *ENCODERS))
         await asked.check(running)
         await until_nothing_is_held(cluster)
     assert ways(running) == ["encode"] * 8
+    assert num_fetched(cluster, "prefill-0") - before == 8
 
 
-def num_fetched(cluster: LocalCluster, name: str) -> float:
-    """Encoder outputs that a worker has fetched from others."""
-    family = scrape(cluster.metrics_endpoints[name])["baton_encoder_transfer_seconds"]
-    return family.total("baton_encoder_transfer_seconds_count")
+SHOWN_TWICE: list[Given] = [(f"{words(9, seed)} {IMAGE_TOKEN}", (image(311),)) for seed in (1, 2)]
+
+
+@asking(SHOWN_TWICE)
+async def test_workers_share_cached_outputs(cluster, llava, asked):
+    first, second = asked.requests
+    async with router_of(cluster, llava) as router:
+        running = [Running(router.lifecycle(first, ids_of(cluster, "encode-0")))]
+        await running[0].task
+        for name, is_alone in (("encode-0", False), ("prefill-0", True)):
+            source = ids_of(cluster, name)
+            how = {"only_cached": True, "is_alone": is_alone}
+            running.append(Running(router.lifecycle(second, source, **how)))
+            await running[-1].task
+        await until_nothing_is_held(cluster)
+    await asked.check(running[:2])
+    assert running[1].tokens == running[2].tokens
+    assert ways(running) == ["encode", "cached_remote", "cached_remote"]
 
 
 @asking(prompts_of(10))
@@ -222,6 +252,54 @@ async def test_flushed_redis_costs_no_request(cluster, llava, asked):
     await redis.aclose()
 
 
-def remote_inputs(cluster: LocalCluster) -> float:
-    family = scrape(cluster.metrics_endpoints["router"])[INPUTS]
-    return family.total(INPUTS, way="encode")
+# The router's process, which places requests itself.
+
+
+@dataclass(frozen=True)
+class Question:
+    """Prompt of words before and after an image, with transformers' answer."""
+
+    text: str
+    image: PillowImage
+    expected: tuple[int, ...]
+
+    def ask(self, client: Client, request_id: str) -> tuple[int, ...]:
+        images = [Image(encoded(self.image))]
+        generation = client.generate(self.text, GREEDY, request_id=request_id, images=images)
+        return tuple(generation.token_ids())
+
+
+def question_of(model: Model, seed: int) -> Question:
+    text, picture = f"{words(60, seed)} {IMAGE_TOKEN} {words(5, -seed)}", image(seed)
+    return Question(text, picture, greedy(model.path, text, [picture], NUM_TOKENS))
+
+
+def num_inputs(cluster: LocalCluster, way: str) -> float:
+    return scrape(cluster.metrics_endpoints["router"])[INPUTS].total(INPUTS, way=way)
+
+
+def test_router_encodes_images_of_queued_prompts_elsewhere(cluster, llava, collector):
+    questions = [question_of(llava, seed) for seed in range(200, 208)]
+    before = num_inputs(cluster, "encode")
+    ids = [f"queued-{index}" for index in range(len(questions))]
+    with Client(cluster.address) as client, ThreadPoolExecutor(len(questions)) as pool:
+        answers = list(pool.map(Question.ask, questions, repeat(client), ids))
+    assert answers == [question.expected for question in questions]
+    assert num_inputs(cluster, "encode") > before
+    encodings = named(collector.spans, "encode")
+    roots = {span.trace_id: span for span in named(collector.spans, "generate")}
+    (traced, *_) = [
+        root["baton.request.id"]
+        for span in encodings
+        if (root := roots.get(span.trace_id)) is not None and root.get("baton.request.id") in ids
+    ]
+    spans = collector.trace_of(traced, *ENCODED_ELSEWHERE)
+    check_tree(spans)
+    assert share_told(spans) >= 0.98
+    (call,) = named(spans, "encode.call")
+    (encoding,) = named(spans, "encode")
+    assert call.service == "baton-encode"
+    assert encoding["baton.worker"] == call["baton.worker"] in ids_of(cluster, *ENCODERS)
+    assert encoding["baton.encode.num_tokens"] == TOKENS_PER_IMAGE
+    assert encoding["baton.encode.num_bytes"] > 0
+    assert not encoding["baton.encode.was_cached"]

@@ -21,9 +21,10 @@ from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.named_clusters import Traced, tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.traces import check_tree, named, share_told
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS, name_of
-from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collector_that
+from tests.support.serving.otlp_receiver import Collector, collector_that
 
 pytestmark = pytest.mark.e2e
 
@@ -45,13 +46,6 @@ HANDED_OVER = (
     "decode.queue",
     "decode",
 )
-# Calls between processes: the span of the callee, and that of its caller.
-EDGES = {
-    ("prefill.call", "admit.prefill"),
-    ("decode.call", "admit.decode"),
-    ("kv.send", "kv.transfer"),
-}
-CALLS = ("prefill.call", "decode.call")
 
 
 @pytest.fixture
@@ -59,46 +53,10 @@ def collector(traced_shape: Traced) -> Collector:
     return traced_shape.collector
 
 
-def named(spans: list[ReceivedSpan], name: str) -> list[ReceivedSpan]:
-    return [span for span in spans if span.name == name]
-
-
 def logged(cluster: LocalCluster, name: str) -> list[dict[str, str]]:
     """The lines of a process. What libraries and a process that dies say is none."""
     lines = cluster.process(name).log_path.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def share_told(spans: list[ReceivedSpan]) -> float:
-    """How much of the time of the first span the others cover together, without those of whole
-    calls."""
-    root, *others = spans
-    covered, until = 0.0, root.start
-    for span in others:
-        if span.name in CALLS:
-            continue
-        begin, end = max(span.start, until), min(span.end, root.end)
-        covered += max(0.0, end - begin)
-        until = max(until, end)
-    return covered / root.seconds
-
-
-def check_tree(spans: list[ReceivedSpan]) -> None:
-    """One root, whose children are the router's spans. Those of a worker are in its call, which is
-    a child of the router's wait for its admission, as the source of a transfer is of the claim."""
-    root = spans[0]
-    assert (root.name, root.parent_id, root.kind) == ("generate", "", "SERVER")
-    ids = {span.span_id: span for span in spans}
-    for span in spans[1:]:
-        parent = ids[span.parent_id]
-        if span.kind == "SERVER":
-            assert (span.name, parent.name) in EDGES
-            assert parent.kind == "CLIENT"
-        else:
-            assert (
-                parent.name == "generate" if span.service == root.service else parent.name in CALLS
-            )
-            assert parent.service == span.service
 
 
 def test_request_gives_one_trace_over_three_processes(traced, collector):

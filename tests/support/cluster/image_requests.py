@@ -68,17 +68,28 @@ class Router:
         self._model = model
 
     def lifecycle(
-        self, request: Request, encoders: Sequence[str] = (), *, is_alone: bool = False
+        self,
+        request: Request,
+        encoders: Sequence[str] = (),
+        *,
+        only_cached: bool = False,
+        is_alone: bool = False,
     ) -> RequestLifecycle:
-        """`encoders`: workers that encode the images, in turn, in every attempt; empty: those that
-        the placement chooses. `is_alone`: a decode worker computes the prompt, with `encoders`."""
+        """Returns the lifecycle of a request.
+
+        Args:
+            encoders: workers that encode the images, in turn, in every attempt; empty: those that
+                the placement chooses.
+            only_cached: these workers have the outputs cached.
+            is_alone: the decode worker computes the prompt itself.
+        """
         recovery = Recovery(request.request_id, RetryBudget())
         answer = Answer(request, self._model.card, time.monotonic())
         deadline = Deadline.after(60.0)
         placer = Placer(self.fleet, HANDOFFS)
         if encoders:
             choices = tuple(
-                EncoderChoice(index, each.length, worker)
+                EncoderChoice(index, each.length, worker, only_cached)
                 for (index, each), worker in zip(
                     enumerate(request.encoder_inputs), cycle(encoders), strict=False
                 )
