@@ -161,11 +161,16 @@ async def test_encoder_load_is_of_source_until_it_has_encoded():
         # The prompt's call waits for nothing at the encode worker.
         await until(lambda: source.requests and computing.requests, within=5.0)
         assert (source.load, source.num_encoding, computing.num_encoding) == (1, 20, 4)
+        remote, local = [[each.content_hash] for each in IMAGES]
+        assert fleet.pending.match(remote).keys() == {"e0", "p0"}
+        assert fleet.pending.match(local).keys() == {"p0"}
         encoding.event.set()
         await until(lambda: not source.num_encoding, within=5.0)
         assert (source.load, source.num_running, computing.num_encoding) == (0, 1, 4)
+        assert fleet.pending.match(remote).keys() == {"p0"}
         computed.event.set()  # and the output was not needed
         await until(lambda: not source.num_running and not computing.num_encoding, within=5.0)
+        assert not fleet.pending.match(remote) | fleet.pending.match(local)
         gate.event.set()
         assert (await seen).text == "abcde"
 

@@ -34,7 +34,8 @@ class EncoderLeases:
     """Encoder leases of one prompt. Use: `open`, `end` once the prompt is computed, `close`.
 
     Encoder tokens count as load of the source until it has encoded them. Those that the claimant
-    encodes itself, also after a source has failed, are its load until the end.
+    encodes itself, also after a source has failed, are its load until the end. Meanwhile outputs
+    are pending at both, so that other requests with equal inputs need not compute them.
 
     Args:
         claimant: worker that computes the prompt.
@@ -58,9 +59,15 @@ class EncoderLeases:
         self._tasks: list[asyncio.Task[None]] = []
         self._leases: list[_EncoderLease] = []
         for choice in choices:
+            content = [work.request.encoder_inputs[choice.input].content_hash]
+            self._load.enter_context(fleet.pending.pending(claimant.record.id, content))
             if choice.worker:
                 call = WorkerCall(fleet.member(choice.worker), fleet, deadline)
-                self._leases.append(_EncoderLease(choice, call))
+                lease = _EncoderLease(choice, call)
+                if not choice.only_cached:
+                    pending = fleet.pending.pending(choice.worker, content)
+                    lease.load.enter_context(pending)
+                self._leases.append(lease)
             else:
                 self._encode_locally(choice, "local")
 
