@@ -71,7 +71,7 @@ def settings() -> str:
         "A router has these besides, or with another default.",
         _settings(RouterSettings, _own(RouterSettings)),
         "## Workers",
-        "A worker has these besides, in either role.",
+        "A worker has these besides, in any role.",
         _settings(worker, _own(worker)),
     )
 

@@ -2,10 +2,11 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from baton.encoder_input import EncoderInput
 from baton.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -113,6 +114,18 @@ async def test_admission_is_fair_between_large_and_small_tenants():
     full.set()
     await asyncio.gather(*tasks)
     assert cluster.order.index("one") <= 3
+
+
+async def test_admission_counts_images_of_queued_requests():
+    controller = (cluster := Cluster(room=0)).admission_controller
+    images = tuple(EncoderInput(bytes(16), start, 5) for start in (0, 10))
+    asked = replace(request(num_tokens=20), encoder_inputs=images)
+    waiting = asyncio.create_task(controller.admit(asked, "t", Deadline.after(10.0)))
+    await until(lambda: cluster.admission_controller.num_waiting == 1, within=2.0)
+    assert controller.num_waiting_encoder_tokens == 10
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert controller.num_waiting_encoder_tokens == 0
 
 
 async def test_admission_serves_smaller_priorities_first():

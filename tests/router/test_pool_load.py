@@ -88,6 +88,22 @@ def test_encode_pressure_without_encode_workers_is_that_of_one():
     assert prefill_pressure(workers, demand, OBJECTIVES) == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(
+    ("workers", "prefill_seconds", "encoder_seconds"),
+    [
+        pytest.param([encode()], 0.3 + 0.1, 0.8, id="for the encode pool"),
+        pytest.param([], 0.3 + 0.1 + 0.8, 0.8, id="for prefill workers"),
+    ],
+)
+def test_pool_demand_counts_images_of_queued_requests(workers, prefill_seconds, encoder_seconds):
+    busy, backlog = prefill(num_queued_tokens=300), Backlog(1, 100, num_waiting_encoder_tokens=400)
+    demand = demand_of([*workers, busy, decode()], backlog)
+    assert demand.prefill_seconds == pytest.approx(prefill_seconds)
+    assert demand.encoder_seconds == pytest.approx(encoder_seconds)
+    idle = demand_of([*workers, prefill(), decode()], backlog)  # they wait for their quotas
+    assert idle.encoder_seconds == 0.0
+
+
 def test_pressure_is_zero_without_workers_or_work():
     demand = PoolDemand(4.0, 500, 3)
     assert prefill_pressure([decode()], demand, OBJECTIVES) == 0.0

@@ -44,12 +44,14 @@ class AdmissionController:
 
     Attributes:
         is_paused: no queued request is admitted.
+        num_waiting_encoder_tokens: tokens of the encoder inputs of all queued requests.
     """
 
     def __init__(
         self, quotas: Quotas, forecasts: InFlightForecasts, max_waiting: int = MAX_WAITING
     ) -> None:
         self.is_paused = False
+        self.num_waiting_encoder_tokens = 0
         self._forecasts = forecasts
         self._queue: AdmissionQueue[Request] = AdmissionQueue(quotas, forecasts, max_waiting)
         self._pending: dict[int, _Admission] = {}  # of queued requests
@@ -130,6 +132,8 @@ class AdmissionController:
             num_tokens=len(request.token_ids),
             seconds_left=deadline.remaining(),
         )
+        num_encoder_tokens = sum(each.length for each in request.encoder_inputs)
+        self.num_waiting_encoder_tokens += num_encoder_tokens
         self._pending[id(request)] = admission
         self.poll()
         try:
@@ -142,6 +146,7 @@ class AdmissionController:
             raise
         finally:
             del self._pending[id(request)]
+            self.num_waiting_encoder_tokens -= num_encoder_tokens
         self._end_placing()
         return forecast
 

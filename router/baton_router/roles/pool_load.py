@@ -62,6 +62,7 @@ class Backlog:
     Attributes:
         num_waiting: requests in its admission queue.
         num_waiting_tokens: prompt tokens of those.
+        num_waiting_encoder_tokens: tokens of the images of those.
         num_in_flight: admitted requests that have not ended.
         num_tokens_in_flight: tokens whose KV those will hold on decode workers at their ends.
     """
@@ -70,6 +71,7 @@ class Backlog:
     num_waiting_tokens: int = 0
     num_in_flight: int = 0
     num_tokens_in_flight: int = 0
+    num_waiting_encoder_tokens: int = 0
 
 
 def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
@@ -77,11 +79,11 @@ def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
     count if they wait for decode capacity or a prefill worker, not if they wait for their tenant's
     quota."""
     prefills, decodes = _ready(workers, "prefill"), _ready(workers, "decode")
-    encoders = _ready(workers, "encode") or prefills
-    queues = [
-        _rates(one).queue_seconds(one.num_queued_tokens) + _encoder_seconds(one) for one in prefills
-    ]
+    encodes = _ready(workers, "encode")
+    encoders = encodes or prefills
+    queues = [one.queue_seconds() for one in prefills]
     seconds = sum(queues)
+    encoder_seconds = sum(_encoder_seconds(one, one.num_queued_encoder_tokens) for one in encoders)
     # Some sequences assigned to decode workers are still in prefill.
     num_given = sum(one.num_sequences for one in decodes)
     num_decoding = max(0, num_given - sum(one.num_sequences for one in prefills))
@@ -89,8 +91,11 @@ def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
     if _is_full(decodes, backlog):
         held += backlog.num_waiting * backlog.num_tokens_in_flight / backlog.num_in_flight
     elif queues and min(queues) >= BUSY_SECONDS:
-        seconds += min(_rates(one).queue_seconds(backlog.num_waiting_tokens) for one in prefills)
-    return PoolDemand(seconds, held, num_decoding, sum(map(_encoder_seconds, encoders)))
+        num_tokens, num_encoder = backlog.num_waiting_tokens, backlog.num_waiting_encoder_tokens
+        at_prefill = 0 if encodes else num_encoder
+        seconds += min(_rates(one).queue_seconds(num_tokens, at_prefill) for one in prefills)
+        encoder_seconds += min(_encoder_seconds(one, num_encoder) for one in encoders)
+    return PoolDemand(seconds, held, num_decoding, encoder_seconds)
 
 
 def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
@@ -145,8 +150,8 @@ def decode_pressure(
     return max(occupancy, between / objectives.itl)
 
 
-def _encoder_seconds(worker: Candidate) -> float:
-    return worker.num_queued_encoder_tokens * _rates(worker).encoder_seconds_per_token
+def _encoder_seconds(worker: Candidate, num_tokens: int) -> float:
+    return num_tokens * _rates(worker).encoder_seconds_per_token
 
 
 def _ready(workers: Collection[Candidate], role: str) -> list[Candidate]:

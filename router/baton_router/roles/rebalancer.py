@@ -167,6 +167,7 @@ class Rebalancer:
             admission_controller.num_waiting_tokens,
             forecasts.num_in_flight,
             forecasts.num_tokens_in_flight,
+            admission_controller.num_waiting_encoder_tokens,
         )
         return demand_of(workers, backlog)
 
