@@ -17,6 +17,7 @@ from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, MultimodalPrompt
+from baton.engine.models.vision_model import VisionModel
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
@@ -316,6 +317,23 @@ def test_default_encoder_budget_is_that_of_a_step(checkpoint):
     assert load(path, max_num_batched_tokens=100).facts.encoder_budget == 100
     facts = load(path, max_num_batched_tokens=8, max_num_seqs=8).facts
     assert facts.encoder_budget == TOKENS_PER_IMAGE
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_encode_blank_encodes_no_more_than_asked(checkpoint, name, monkeypatch):
+    encoder = load_model(checkpoint(name), EngineConfig(device="cpu"), lambda *_: None).encoder
+    assert encoder is not None
+    encoded: list[int] = []
+    forward = VisionModel._features
+
+    def record(self: VisionModel, tensors: Any) -> Any:
+        features = forward(self, tensors)
+        encoded.append(len(features))
+        return features
+
+    monkeypatch.setattr(VisionModel, "_features", record)
+    encoder._model.encode_blank(100)
+    assert 50 < encoded[0] <= 100
 
 
 def test_default_encoder_cache_is_of_bytes_and_four_steps():

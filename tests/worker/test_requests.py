@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from baton.engine.metering.work_meter import WorkDone
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.models import locate
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton.worker.wire import engine_request
+from baton.worker.wire import engine_request, work_done_to_message
 from tests.support.worker.pair import pair_of
 from tests.support.worker.reference import alone
 
@@ -128,3 +129,10 @@ async def test_priority_policy_serves_smaller_priority_first():
             reading.append(asyncio.create_task(result_of(call, priority)))
         await asyncio.gather(*reading)
     assert done == [0, 1, 3, 5]
+
+
+def test_work_done_message_has_every_total():
+    message = work_done_to_message(WorkDone(1, 2, 3, 4, 0.5, 6))
+    assert (message.num_steps, message.num_prompt_tokens, message.num_prompt_pairs) == (1, 2, 3)
+    assert (message.num_decode_tokens, message.num_encoder_tokens) == (4, 6)
+    assert message.busy.ToMilliseconds() == 500
