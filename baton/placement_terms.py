@@ -11,7 +11,7 @@ TERMS: Mapping[str, str] = {
     "crowding": "delay of later requests by the uncached tokens and images",
     "pull": "fetching a prefix from another worker",
     "copy": "recomputing the KV that a fetched prefix evicts",
-    "encode": "encoding the prompt's images, or waiting for their outputs from other workers",
+    "encode": "encoding the prompt's images, or waiting for their outputs",
     "recent": "a small part of the tokens assigned recently; decides ties",
     "handoff": "fixed cost of moving a request to its decode worker",
     "transfer": "moving the prompt's KV that the decode worker lacks",

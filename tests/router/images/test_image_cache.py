@@ -130,10 +130,12 @@ async def test_image_and_clip_of_one_file_are_kept_apart(checkpoint, reader):
 async def test_concurrent_requests_get_their_own_images(checkpoint, reader):
     tenants = [Tenant("one", b"a"), Tenant("two", b"b")]
     intake = cached(checkpoint, reader, cache_bytes=2 * BYTES)
-    alone = [await read(intake, [file], Tenant("x", b"x")) for file in FILES]
-    asked = [(file, tenant) for file in range(4) for tenant in tenants] * 4
+    uncached = cached(checkpoint, reader, cache_bytes=0)
+    asked = [(file, tenant) for file in range(4) for tenant in tenants]
+    alone = [await read(uncached, [FILES[at]], who) for at, who in asked] * 4
+    asked *= 4
     found = await asyncio.gather(*(read(intake, [FILES[at]], who) for at, who in asked))
-    assert found == [alone[at] for at, _ in asked]
+    assert found == alone
     assert intake.image_cache is not None
     assert intake.image_cache.num_bytes <= 2 * BYTES
 
