@@ -20,6 +20,7 @@ from baton.errors import (
 from baton.rpc_errors import error_of, is_loss
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distributions
+from baton_kvtransfer.connector import GRPC
 from baton_kvtransfer.handle import TransferReport
 
 Reason = Literal["lease_over", "damaged", "late", "unpaired", "source_lost", "called_off", "other"]
@@ -42,7 +43,8 @@ class Transfer:
 
 
 class TransferMeter:
-    """Transfer counters of one claimant, since its start.
+    """Transfer counters of one claimant, since its start. Those of gRPC, which all workers have,
+    are there before the first transfer.
 
     Attributes:
         seconds: seconds from the request for the blocks to their confirmation, by connector.
@@ -54,9 +56,11 @@ class TransferMeter:
     def __init__(self) -> None:
         self.seconds = Distributions(buckets.STAGE)
         self.exposed = Distributions(buckets.STAGE)
-        self.num_bytes: Counter[str] = Counter()
-        self.num_blocks: Counter[str] = Counter()
+        self.num_bytes = Counter({GRPC.name: 0})
+        self.num_blocks = Counter({GRPC.name: 0})
         self.num_failures: Counter[Reason] = Counter()
+        for distributions in (self.seconds, self.exposed):
+            distributions.at(GRPC.name)
 
     @property
     def num_done(self) -> int:
