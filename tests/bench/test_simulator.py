@@ -1,6 +1,7 @@
 """Small workloads through the simulator: what must hold of any, by property."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,17 +20,25 @@ from baton_simulator.latency import Linear, Machine, Network
 from baton_simulator.oscillation import swings
 from baton_simulator.outcome import Objectives
 from baton_simulator.setup import Setup, jobs_of
-from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
+from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceImage, TraceRow
 
 KINDS = (Disaggregated, Colocated)
-STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7)
-NETWORK = Network(2e-3, 1e-3, 1e-6)
-MACHINE = Machine(STEPS, NETWORK, num_kv_tokens=2048, max_num_seqs=4, max_num_batched_tokens=300)
+STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7, 2e-5)
+NETWORK = Network(2e-3, 1e-3, 1e-6, 1e-6)
+MACHINE = Machine(
+    STEPS,
+    NETWORK,
+    num_kv_tokens=2048,
+    max_num_seqs=4,
+    max_num_batched_tokens=300,
+    encoder_budget=160,
+    encoder_cache_tokens=320,
+)
 
 
 @st.composite
 def traces(draw: Any) -> list[TraceRow]:
-    """Up to a dozen requests, of which some begin alike and some come at once."""
+    """Up to a dozen requests, of which some begin alike, some come at once and some show images."""
     rows, now = [], 0.0
     for number in range(draw(st.integers(1, 12))):
         now += draw(st.sampled_from([0.0, 0.003, 0.25]))
@@ -37,8 +46,14 @@ def traces(draw: Any) -> list[TraceRow]:
         num_blocks = -(-num_tokens // MOONCAKE_BLOCK_SIZE)
         num_shared = draw(st.integers(0, num_blocks))
         ids = (*range(num_shared), *(100 + 10 * number + i for i in range(num_shared, num_blocks)))
-        rows.append(TraceRow(now, num_tokens, draw(st.integers(1, 90)), ids))
+        images = draw(st.lists(st.sampled_from([1, 40, 160]), max_size=num_tokens // 200))
+        rows.append(TraceRow(now, num_tokens, draw(st.integers(1, 90)), ids, placed(images)))
     return rows
+
+
+def placed(lengths: list[int]) -> tuple[TraceImage, ...]:
+    """Returns images 200 tokens apart; those of one length are equal."""
+    return tuple(TraceImage(200 * i, length, length) for i, length in enumerate(lengths))
 
 
 @st.composite
@@ -47,6 +62,7 @@ def setups(draw: Any, **given: Any) -> Setup:
         machine=MACHINE,
         num_prefill=draw(st.integers(1, 3)),
         num_decode=draw(st.integers(1, 3)),
+        num_encode=draw(st.integers(0, 2)),
         policy=draw(st.sampled_from(POLICY_NAMES)),
         block_size=draw(st.sampled_from([16, 64, 512])),
         cache_tokens=draw(st.sampled_from([1536, 2048, 8192])),
@@ -115,10 +131,11 @@ def test_simulator_ends_or_rejects_every_request(kind, setup, rows):
     for worker in cluster.workers:
         load, scheduler = worker.load, worker.engine.scheduler
         assert (load.num_sequences, load.num_queued_tokens, load.num_held_tokens) == (0, 0, 0)
+        assert load.num_queued_encoder_tokens == 0
         assert worker.capacity.num_promised == 0
         scheduler.check_integrity()
         assert not scheduler.requests
-        assert scheduler.stats().num_held_blocks == 0
+        assert scheduler.stats().is_idle
 
 
 def test_simulator_ttft_and_itl_are_sums_of_step_costs():
@@ -132,6 +149,48 @@ def test_simulator_ttft_and_itl_are_sums_of_step_costs():
     moved = NETWORK.per_transfer + 200 * NETWORK.per_token  # the first chunk has gone before
     decode = [3e-3 + 1e-5 + 7e-4 + n * 1e-9 + n * 1e-7 for n in (501, 502)]
     assert job.last_token_at - job.arrival - job.ttft == pytest.approx(moved + sum(decode))
+
+
+def test_simulator_encodes_equal_images_once_per_worker():
+    setup = Setup(machine=MACHINE, num_prefill=1, num_decode=1, block_size=16)
+    row = TraceRow(1.0, 250, 1, images=placed([160]))
+    first, second = simulated(Disaggregated, setup, [row, replace(row, arrival=2.0)]).jobs
+    step = 3e-3 + 250 * 1e-5 + 7e-4 + (250 * 251 / 2) * 1e-9 + 250 * 1e-7
+    assert first.ttft == pytest.approx(NETWORK.per_request + step + 160 * 2e-5)
+    assert second.ttft == pytest.approx(NETWORK.per_request + step)
+
+
+def test_encode_worker_sends_output_to_the_prefill_worker():
+    machine = replace(MACHINE, steps=replace(STEPS, per_encoder_token=1e-3))
+    setup = Setup(machine=machine, num_prefill=1, num_decode=1, num_encode=1, block_size=16)
+    cluster = simulated(Disaggregated, setup, [TraceRow(1.0, 250, 1, images=placed([160]))])
+    assert encoder_tokens(cluster) == {"encode-0": 160}
+    encoded = NETWORK.per_request + 3e-3 + 160 * 1e-3
+    moved = NETWORK.per_transfer + 160 * NETWORK.per_encoder_token
+    step = 3e-3 + 250 * 1e-5 + 7e-4 + (250 * 251 / 2) * 1e-9 + 250 * 1e-7
+    assert cluster.jobs[0].ttft == pytest.approx(encoded + moved + step)
+
+
+def test_equal_images_are_encoded_once_for_all_workers():
+    machine = replace(MACHINE, steps=replace(STEPS, per_encoder_token=1e-3))
+    setup = Setup(machine=machine, num_prefill=3, num_decode=1, block_size=16)
+    rows = [TraceRow(0.0, 250, 1, images=placed([160]))]
+    rows += [TraceRow(1.0, 1200, 1, images=placed([160]))] * 3
+    cluster = simulated(Disaggregated, setup, rows)
+    assert list(encoder_tokens(cluster).values()) == [160]
+    assert all(worker.num_computed_tokens for worker in cluster.computing)
+
+
+def encoder_tokens(cluster: Cluster) -> dict[str, int]:
+    """Returns the tokens of images that each worker has encoded, of those that have any."""
+    tokens = {worker.name: worker.engine.num_encoder_tokens for worker in cluster.workers}
+    return {name: num_tokens for name, num_tokens in tokens.items() if num_tokens}
+
+
+def test_simulator_rejects_image_beyond_the_encoder_budget():
+    setup = Setup(machine=MACHINE, num_prefill=1, num_decode=1, block_size=16)
+    (job,) = simulated(Disaggregated, setup, [TraceRow(0.0, 250, 1, images=placed([161]))]).jobs
+    assert "encoder" in job.refusal
 
 
 @pytest.mark.parametrize(

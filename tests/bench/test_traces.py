@@ -48,6 +48,21 @@ def test_azure_arrivals_count_from_the_first_row(tmp_path: Path) -> None:
     assert second.arrival == pytest.approx(0.052)
 
 
+def test_azure_images_begin_their_prompts(tmp_path: Path) -> None:
+    rows = (
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+        "2024-10-15 00:00:01.0,2,900,5\n"
+        "2024-10-15 00:00:02.0,1,100,5\n"
+        "2024-10-15 00:00:03.0,0,100,5\n"
+    )
+    path = azure(tmp_path, rows)
+    found = [row.images for row in read_trace(path, image_tokens=256)]
+    spans = [[(image.start, image.num_tokens) for image in images] for images in found]
+    assert spans == [[(0, 256), (256, 256)], [(0, 100)], []]
+    assert len({image.content for images in found for image in images}) == 3
+    assert all(not row.images for row in read_trace(path))
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -76,6 +91,10 @@ def test_read_trace_names_line_of_a_bad_mooncake_row(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        (
+            "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 00:00:01,x,9,5\n",
+            "line 2, field NumImages: 'x' is no count",
+        ),
         ("TIMESTAMP,ContextTokens\n", "line 1, field GeneratedTokens: missing"),
         ("", "line 1, field TIMESTAMP: missing"),
         (HEADER + "yesterday,1,2\n", "line 2, field TIMESTAMP: 'yesterday' is no time"),

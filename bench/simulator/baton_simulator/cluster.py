@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.encoder_cache import HeldOutput
+from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import check_length
@@ -23,9 +25,11 @@ from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 from baton_router.placement.decision import Decision, PlacementInputs, Rules
+from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.placement.placement import Placement
 from baton_simulator.admission import AdmissionController
 from baton_simulator.clock import Clock
+from baton_simulator.encoder_transfer import EncoderTransfers
 from baton_simulator.engine import SimulatedEngine
 from baton_simulator.gaps import Gaps
 from baton_simulator.job import Job
@@ -70,13 +74,16 @@ class Sample:
 @dataclass(slots=True, eq=False)
 class Flight:
     """A job that was placed and has not ended. `stack` gives back what it holds of the counts, and
-    `prefill_stack`, which is closed first, what is over with its first token."""
+    `prefill_stack`, which is closed first, what is over with its first token. `fetched` are the
+    encoder outputs that come from other workers; the stack of each gives back what it holds of the
+    source's counts."""
 
     job: Job
     prefill: SimulatedWorker
     decode: SimulatedWorker
     stack: ExitStack = field(default_factory=ExitStack)
     prefill_stack: ExitStack = field(default_factory=ExitStack)
+    fetched: list[tuple[EncoderChoice, ExitStack]] = field(default_factory=list)
     claim: tuple[float, int] | None = None
     is_retracted: bool = False
     is_computed: bool = False
@@ -104,9 +111,10 @@ class Cluster:
         self.workers: list[SimulatedWorker] = []
         self.flights: dict[int, Flight] = {}
         self._by_engine: dict[int, SimulatedWorker] = {}
-        num_workers = setup.num_prefill + setup.num_decode
-        self._index = LocalityIndex(max(_LEAST_INDEXED, num_workers * setup.num_blocks))
+        self._by_name: dict[str, SimulatedWorker] = {}
+        self._index = LocalityIndex(max(_LEAST_INDEXED, setup.num_workers * setup.num_blocks))
         self._pending = PendingPrefixes()
+        self._encoder_transfers = EncoderTransfers(self.clock, setup.machine.network)
         self._rules = Rules(setup.policy, conditional_disaggregation=self.has_roles)
         self.rates = rates_of(setup.machine)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
@@ -150,6 +158,7 @@ class Cluster:
         worker = SimulatedWorker(name, engine, capacity)
         self.workers.append(worker)
         self._by_engine[engine.number] = worker
+        self._by_name[name] = worker
         return worker
 
     @property
@@ -163,6 +172,9 @@ class Cluster:
 
     def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
         raise NotImplementedError
+
+    def worker(self, name: str) -> SimulatedWorker:
+        return self._by_name[name]
 
     def dispatch(self, flight: Flight) -> None:
         """The workers have admitted a job, and their engines get it."""
@@ -234,10 +246,16 @@ class Cluster:
     def _arrive(self, number: int) -> None:
         if number + 1 < len(self.jobs):
             self._await_arrival(number + 1)
-        job = self.jobs[number]
+        job, machine = self.jobs[number], self.setup.machine
         self._budget.deposit()
         try:
             check_length(job.num_prompt_tokens, job.num_output_tokens, self.setup.max_len)
+            check_encoder_inputs(
+                job.encoder_inputs,
+                job.num_prompt_tokens,
+                machine.encoder_cache_tokens,
+                machine.encoder_budget,
+            )
             self._admission.arrive(job)
         except BatonError as error:
             self._refuse(job, error)
@@ -252,7 +270,17 @@ class Cluster:
             return
         self.flights[job.number] = flight
         arrival = self.clock.now + self.setup.machine.network.per_request
-        self.clock.at(arrival, lambda: self.dispatch(flight))
+        self.clock.at(arrival, lambda: self._dispatch(flight))
+
+    def _dispatch(self, flight: Flight) -> None:
+        claimant = flight.prefill.engine
+        for choice, stack in flight.fetched:
+            source = self.worker(choice.worker).engine
+            encoder_input = flight.job.encoder_inputs[choice.input]
+            self._encoder_transfers.begin(
+                source, claimant, encoder_input, stack.close, only_cached=choice.only_cached
+            )
+        self.dispatch(flight)
 
     def _refuse(self, job: Job, error: BatonError) -> None:
         job.refusal = str(error)
@@ -271,9 +299,27 @@ class Cluster:
         block_size = self.setup.block_size
         matches = held_blocks(self._index, self._pending, job.hashes)
         cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
-        candidates = tuple(c for c in self.candidates(cached) if c.worker not in refused)
-        inputs = PlacementInputs(job.request_id, job.num_prompt_tokens, candidates)
+        inputs_of = self._cached_inputs(job)
+        candidates = tuple(
+            c._replace(cached_inputs=tuple(inputs_of[c.worker])) if c.worker in inputs_of else c
+            for c in self.candidates(cached)
+            if c.worker not in refused
+        )
+        inputs = PlacementInputs(
+            job.request_id,
+            job.num_prompt_tokens,
+            candidates,
+            images=tuple(i.hashed for i in job.encoder_inputs),
+        )
         return Decision(self._rules, inputs, self._rules.decide(inputs))
+
+    def _cached_inputs(self, job: Job) -> dict[str, list[int]]:
+        """Returns the indices of the encoder inputs whose output each worker has cached."""
+        inputs_of: dict[str, list[int]] = {}
+        for i, encoder_input in enumerate(job.encoder_inputs):
+            for worker in self._index.match((encoder_input.content_hash,)):
+                inputs_of.setdefault(worker, []).append(i)
+        return inputs_of
 
     def _refresh_views(self) -> None:
         """Drops cached views of workers once their decayed counters have changed."""
@@ -312,9 +358,22 @@ class Cluster:
         pending = self._pending.pending(prefill.name, job.hashes)
         flight.prefill_stack.enter_context(pending)
         num_sequences = int(prefill is not decode)
-        self.count(flight.prefill_stack, prefill, Share(num_sequences, num_uncached))
+        num_encoder_tokens = sum(c.num_tokens for c in placement.encoders if not c.worker)
+        share = Share(num_sequences, num_uncached, num_encoder_tokens=num_encoder_tokens)
+        self.count(flight.prefill_stack, prefill, share)
         self.count(flight.stack, decode, Share(num_held_tokens=num_tokens))
+        for choice in placement.encoders:
+            if choice.worker:
+                flight.fetched.append((choice, self._counted(choice)))
         return flight
+
+    def _counted(self, choice: EncoderChoice) -> ExitStack:
+        """Counts what a source has to encode, until the stack is closed."""
+        stack = ExitStack()
+        if not choice.only_cached:
+            share = Share(num_encoder_tokens=choice.num_tokens)
+            self.count(stack, self.worker(choice.worker), share)
+        return stack
 
     def _sample(self) -> None:
         every, num_tokens = self.setup.sample_seconds, [0, 0]
@@ -344,6 +403,9 @@ class Cluster:
 
     def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
         raise NotImplementedError
+
+    def on_held(self, engine: SimulatedEngine, held: HeldOutput) -> None:
+        self._encoder_transfers.on_held(engine, held)
 
     def on_finished(self, job: Job) -> None:
         self.end(self.flights[job.number])

@@ -20,9 +20,8 @@ class Colocated(Cluster):
 
     def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
         super().__init__(setup, jobs)
-        for i in range(setup.num_prefill + setup.num_decode):
+        for i in range(setup.num_workers):
             self.add_worker(f"worker-{i}")
-        self._by_name = {worker.name: worker for worker in self.workers}
 
     @property
     def computing(self) -> Sequence[SimulatedWorker]:
@@ -42,7 +41,7 @@ class Colocated(Cluster):
         ]
 
     def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
-        worker = self._by_name[placement.prefill]
+        worker = self.worker(placement.prefill)
         return worker, worker
 
     def dispatch(self, flight: Flight) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton_kvtransfer.lease_reclaim import POLL_INTERVAL
-from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.candidate import Candidate, Role
 from baton_router.placement.placement import Placement
-from baton_simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
+from baton_simulator.cluster import Cluster, Flight, SimulatedWorker
 from baton_simulator.engine import SimulatedEngine
 from baton_simulator.job import Job
 from baton_simulator.latency import transfer_end
@@ -25,8 +25,12 @@ class Disaggregated(Cluster):
         super().__init__(setup, jobs)
         self._prefills = [self.add_worker(f"prefill-{i}") for i in range(setup.num_prefill)]
         self._decodes = [self.add_worker(f"decode-{i}") for i in range(setup.num_decode)]
-        self._pools = {"prefill": self._prefills, "decode": self._decodes}
-        self._by_name = {worker.name: worker for worker in self.workers}
+        self._encoders = [self.add_worker(f"encode-{i}") for i in range(setup.num_encode)]
+        self._pools: dict[Role, list[SimulatedWorker]] = {
+            "encode": self._encoders,
+            "prefill": self._prefills,
+            "decode": self._decodes,
+        }
         self._kept: dict[int, dict[int, Flight]] = {w.engine.number: {} for w in self._prefills}
 
     @property
@@ -36,13 +40,13 @@ class Disaggregated(Cluster):
     def candidates(self, cached: dict[str, int]) -> list[Candidate]:
         return [
             self.view(worker, role, _PAIRING, cached.get(worker.name, 0))
-            for role in ROLES
-            for worker in self._pools[role]
+            for role, workers in self._pools.items()
+            for worker in workers
         ]
 
     def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
-        decode = self._by_name[placement.decode]
-        return self._by_name[placement.prefill] if placement.prefill else decode, decode
+        decode = self.worker(placement.decode)
+        return self.worker(placement.prefill) if placement.prefill else decode, decode
 
     def dispatch(self, flight: Flight) -> None:
         job = flight.job

@@ -16,6 +16,7 @@ import numpy as np
 
 from baton.engine.scheduler.kv.block_pool import BlockPool, CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, HeldOutput
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.progress import StepProgress
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
@@ -47,6 +48,9 @@ class Watcher(Protocol):
     def on_finished(self, job: Job) -> None:
         """A job's last token was decoded."""
 
+    def on_held(self, engine: "SimulatedEngine", held: HeldOutput) -> None:
+        """An encode job holds its output, or blocks for it."""
+
     def on_cache_events(self, engine: "SimulatedEngine", events: CacheEvents) -> None:
         """Receives the changes of the engine's prefix cache."""
 
@@ -59,7 +63,7 @@ class SimulatedEngine:
 
     Attributes:
         number: its own among all engines.
-        gaps: where times between tokens are counted.
+        num_steps, num_encoder_tokens: computed so far.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class SimulatedEngine:
         self.scheduler = Scheduler(config, [CacheGroup(BlockPool(num_blocks))])
         self.num_blocks = num_blocks
         self.num_steps = 0
+        self.num_encoder_tokens = 0
         self._block_size = config.block_size
         self._latency = latency
         self._clock = clock
@@ -135,15 +140,18 @@ class SimulatedEngine:
         for allocation in plan.external:
             num_held = allocation.num_hit_blocks * self._block_size
             self._watcher.on_claimed(self.job(allocation.request_id), num_held)
-        if plan.num_tokens:
+        if plan.num_tokens or plan.encoder.to_compute:
             self._launch(plan)
             return True
         self.scheduler.apply(plan, _NO_RESULT)
+        self._report_held(plan)
         return plan.made_progress
 
     def _launch(self, plan: StepPlan) -> None:
         num_steps = self._num_alike(plan) if self._fast_forward else 1
-        seconds = self._latency.seconds(_load_of(plan, num_steps))
+        load = _load_of(plan, num_steps)
+        self.num_encoder_tokens += load.num_encoder_tokens
+        seconds = self._latency.seconds(load)
         # Summed one after the other, as single steps would be.
         self._ends = np.cumsum(np.concatenate(([self._clock.now], seconds)))[1:]
         self._plan = plan
@@ -166,6 +174,8 @@ class SimulatedEngine:
         sequence ends."""
         if not plan.is_pure_decode or plan.new_slots or plan.released or plan.external:
             return 1
+        if plan.encoder != NO_ENCODER_STEP or self.scheduler.encode_jobs.has_work:
+            return 1
         starts = plan.decode_starts
         limits = self.scheduler.batch_slots.length_limit[plan.decode_slots]
         to_full_block = self._block_size - starts % self._block_size
@@ -183,6 +193,7 @@ class SimulatedEngine:
         self._is_planning = True  # nobody who is told may start a step
         result = StepResult(self._token_of[plan.sample_slots])
         self._report_progress(self.scheduler.apply(plan, result), ends)
+        self._report_held(plan)
         self._next_step()
 
     def _skip(self, plan: StepPlan, num_steps: int) -> StepPlan:
@@ -222,6 +233,10 @@ class SimulatedEngine:
             if other.token_ids:
                 self._watcher.on_token(self, job, other.finish_reason)
 
+    def _report_held(self, plan: StepPlan) -> None:
+        for held in plan.encoder.held:
+            self._watcher.on_held(self, held)
+
     def note_token(self, job: Job, now: float) -> None:
         """Counts a token of a job that is not a plain decode's."""
         self._gaps.add(np.array([now - job.last_token_at]))
@@ -242,4 +257,10 @@ def _load_of(plan: StepPlan, num_steps: int) -> StepLoad:
     num_pairs = num_read + sum((end - start) * (start + end + 1) // 2 for start, end in chunks)
     num_read += sum(end for _, end in chunks)
     grown: FloatArray = np.arange(num_steps, dtype=np.float64) * num_decodes
-    return StepLoad(plan.num_tokens, num_decodes + len(chunks), num_pairs + grown, num_read + grown)
+    return StepLoad(
+        plan.num_tokens,
+        num_decodes + len(chunks),
+        num_pairs + grown,
+        num_read + grown,
+        sum(output.encoder_input.length for output in plan.encoder.to_compute),
+    )

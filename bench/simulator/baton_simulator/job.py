@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash
+from baton.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
 from baton.sampling import SamplingParams
 from baton_simulator.traces import TraceRow
@@ -22,6 +23,7 @@ class Job:
         prefilled_at, last_token_at: of its tokens so far.
         num_gaps: tokens that followed the first one.
         num_cached_tokens: of its prompt, found where it was computed.
+        encoder_inputs: the images of its prompt, without tensors.
     """
 
     number: int
@@ -36,6 +38,13 @@ class Job:
     num_cached_tokens: int = 0
     is_finished: bool = False
     chunks: list[tuple[float, int]] = field(default_factory=list)
+    encoder_inputs: tuple[EncoderInput, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.encoder_inputs = tuple(
+            EncoderInput(i.content.to_bytes(CONTENT_HASH_BYTES, "big"), i.start, i.num_tokens)
+            for i in self.row.images
+        )
 
     @property
     def request_id(self) -> str:
@@ -78,4 +87,5 @@ class Job:
             kv_source=source,
             purpose=purpose,
             block_hashes=self.hashes,
+            encoder_inputs=self.encoder_inputs,
         )

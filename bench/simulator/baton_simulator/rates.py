@@ -12,11 +12,12 @@ from baton_simulator.latency import Machine, StepLoad
 _FAR = 16  # full steps behind which a step is asked about
 _STEPS_SLOWED = 40  # as the router takes it
 _NUM_DECODES, _CONTEXT = 64, 4096
+_NUM_ENCODER_TOKENS = 1024
 
 
 def rates_of(machine: Machine) -> Rates:
     """From what a full step takes at the beginning of a prompt and far behind it, and from what
-    each of many decodes adds to a step."""
+    each of many decodes and each token of an image adds to a step."""
     size = machine.max_num_batched_tokens
     first, later = (size * behind + size * (size + 1) / 2 for behind in (0, _FAR * size))
     at_first = _seconds(machine, size, 1, first, size)
@@ -27,6 +28,7 @@ def rates_of(machine: Machine) -> Rates:
     many = _seconds(
         machine, _NUM_DECODES, _NUM_DECODES, _NUM_DECODES * _CONTEXT, _NUM_DECODES * _CONTEXT
     )
+    image = _seconds(machine, 1, 1, _CONTEXT, _CONTEXT, _NUM_ENCODER_TOKENS)
     return Rates(
         prefill_seconds_per_token=per_token,
         attention_seconds_per_pair=per_pair,
@@ -34,11 +36,23 @@ def rates_of(machine: Machine) -> Rates:
         handoff_seconds=machine.network.per_transfer,
         transfer_seconds_per_token=machine.network.per_token,
         interference_seconds_per_sequence=_STEPS_SLOWED * (many - one) / (_NUM_DECODES - 1),
+        encoder_seconds_per_token=(image - one) / _NUM_ENCODER_TOKENS,
     )
 
 
 def _seconds(
-    machine: Machine, num_tokens: int, num_sequences: int, num_pairs: float, num_reads: float
+    machine: Machine,
+    num_tokens: int,
+    num_sequences: int,
+    num_pairs: float,
+    num_reads: float,
+    num_encoder_tokens: int = 0,
 ) -> float:
-    load = StepLoad(num_tokens, num_sequences, np.array([num_pairs]), np.array([num_reads]))
+    load = StepLoad(
+        num_tokens,
+        num_sequences,
+        np.array([num_pairs]),
+        np.array([num_reads]),
+        num_encoder_tokens,
+    )
     return float(machine.steps.seconds(load)[0])

@@ -18,8 +18,8 @@ class Setup:
     """A cluster of equal machines.
 
     Attributes:
-        num_prefill, num_decode: workers of each role; where they are colocated, as many as both
-            together, each of which does both.
+        num_prefill, num_decode, num_encode: workers of each role; where they are colocated, as many
+            as all together, each of which does all.
         block_size: tokens in a block. 512, the Mooncake format's own, is 32 times as fast to
             simulate as the 16 of a real pool; of a prefix only whole blocks are found again.
         cache_tokens: tokens that each worker's pool holds; None: what the machine has room for.
@@ -35,6 +35,7 @@ class Setup:
     machine: Machine
     num_prefill: int
     num_decode: int
+    num_encode: int = 0
     policy: PolicyName = "baton"
     is_colocated: bool = False
     block_size: int = MOONCAKE_BLOCK_SIZE
@@ -49,11 +50,17 @@ class Setup:
         for name in ("num_prefill", "num_decode", "block_size"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, f"is {getattr(self, name)}; must be at least 1")
+        if self.num_encode < 0:
+            raise InvalidArgumentError("num_encode", f"is {self.num_encode}; must be at least 0")
         if self.num_blocks < 1:
             raise InvalidArgumentError(
                 "block_size",
                 f"is {self.block_size}; a pool of {self.num_kv_tokens} tokens has none",
             )
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_encode
 
     @property
     def num_kv_tokens(self) -> int:
@@ -78,6 +85,8 @@ class Setup:
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             free_block_margin=EngineConfig().free_block_margin,
+            encoder_budget=machine.encoder_budget,
+            encoder_cache_tokens=machine.encoder_cache_tokens,
         )
 
 

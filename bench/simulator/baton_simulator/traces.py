@@ -26,21 +26,33 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class TraceImage:
+    """Image of a prompt: the tokens [start, start + num_tokens), which an encoder fills. Equal
+    `content` means an equal image, of as many tokens."""
+
+    start: int
+    num_tokens: int
+    content: int
+
+
+@dataclass(frozen=True, slots=True)
 class TraceRow:
     """One request of a trace.
 
     Attributes:
         arrival: seconds since the start of the trace.
-        num_prompt_tokens: tokens of the prompt.
+        num_prompt_tokens: tokens of the prompt, those of its images included.
         num_output_tokens: tokens of the answer.
         block_ids: one id per block of the prompt, the last one perhaps not full; equal ids mean an
             equal prefix up to and including that block. None: the format does not say.
+        images: in order and without overlap.
     """
 
     arrival: float
     num_prompt_tokens: int
     num_output_tokens: int
     block_ids: tuple[int, ...] | None = None
+    images: tuple[TraceImage, ...] = ()
 
 
 def trace_folder() -> Path:
@@ -50,17 +62,22 @@ def trace_folder() -> Path:
     return Path(given) if given else Path(__file__).parents[4] / "shared" / "traces"
 
 
-def read_trace(path: Path) -> Iterator[TraceRow]:
+def read_trace(path: Path, image_tokens: int = 0) -> Iterator[TraceRow]:
     """The rows of a trace in the format that its ending tells: `.jsonl` or `.csv`.
+
+    Args:
+        image_tokens: tokens of each image of an Azure trace, as far as its prompt has so many; 0:
+            its images are text.
 
     Raises:
         TraceError: the ending is another one, or a row is malformed.
         OSError: it cannot be read.
     """
-    readers = {".jsonl": read_mooncake, ".csv": read_azure}
-    if path.suffix not in readers:
-        raise TraceError(f"{path}: a trace ends in {' or '.join(readers)}")
-    return readers[path.suffix](path)
+    if path.suffix == ".jsonl":
+        return read_mooncake(path)
+    if path.suffix == ".csv":
+        return read_azure(path, image_tokens)
+    raise TraceError(f"{path}: a trace ends in .jsonl or .csv")
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRow]:
@@ -81,8 +98,10 @@ def read_mooncake(path: Path) -> Iterator[TraceRow]:
                 yield row
 
 
-def read_azure(path: Path) -> Iterator[TraceRow]:
-    """The rows of an Azure trace: CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`.
+def read_azure(path: Path, image_tokens: int = 0) -> Iterator[TraceRow]:
+    """The rows of an Azure trace: CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, and
+    in a multimodal trace `NumImages`. Its context tokens include those of images, which begin the
+    prompt and are all different.
 
     Arrivals count from the first row.
 
@@ -98,11 +117,23 @@ def read_azure(path: Path) -> Iterator[TraceRow]:
         arrival = (time - start).total_seconds()
         where.in_order("TIMESTAMP", latest, arrival)
         latest = arrival
+        num_prompt_tokens = where.read(values, "ContextTokens", _decimal)
+        num_images = where.read(values, "NumImages", _decimal) if "NumImages" in values else 0
         yield TraceRow(
             arrival,
-            where.read(values, "ContextTokens", _decimal),
+            num_prompt_tokens,
             where.read(values, "GeneratedTokens", _decimal),
+            images=_different(where.line, num_images, num_prompt_tokens, image_tokens),
         )
+
+
+def _different(
+    line: int, num_images: int, num_prompt_tokens: int, image_tokens: int
+) -> tuple[TraceImage, ...]:
+    """Returns the images at the beginning of a prompt; less of each where it is too short."""
+    length = min(image_tokens, num_prompt_tokens // max(1, num_images))
+    numbers = range(num_images if length else 0)
+    return tuple(TraceImage(i * length, length, line << 32 | i) for i in numbers)
 
 
 @dataclass(frozen=True, slots=True)
