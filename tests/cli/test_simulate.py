@@ -89,6 +89,20 @@ def test_simulate_reads_azure_traces_with_given_block_size(tmp_path):
         assert (outcome["num_requests"], outcome["hit_rate"]) == (7, 0.0)
 
 
+def test_simulate_serves_images_with_encode_workers(tmp_path):
+    path = tmp_path / "made.csv"
+    rows = [f"2024-10-15 00:00:{i:02}.0,{i % 3},{3000 + i},5\n" for i in range(10)]
+    path.write_text("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    options = ("--trace", path, "--prefill", 1, "--decode", 1, "--image-tokens", 1300)
+    for machine in ("h200-8b", "h100-qwen-vl-7b"):
+        code, out, err = simulate(*options, "--encode", 1, "--latency-model", machine, "--json")
+        assert code == 0, err
+        first, _colocated = map(json.loads, out.splitlines())
+        assert first["num_refused"] == (6 if machine == "h200-8b" else 0)
+    code, out, _ = simulate(*options, "--encode", 1)
+    assert "1 encode, 1 prefill and 1 decode workers" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

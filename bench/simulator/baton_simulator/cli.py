@@ -32,6 +32,7 @@ def study_of(
     *,
     num_prefill: int,
     num_decode: int,
+    num_encode: int,
     policies: Sequence[str],
     rates: Sequence[float],
     slo_ttft: float,
@@ -59,6 +60,7 @@ def study_of(
                 machine=machine,
                 num_prefill=num_prefill,
                 num_decode=num_decode,
+                num_encode=num_encode,
                 block_size=block_size,
                 cache_tokens=cache_tokens,
                 admission=admitting[admission],
@@ -78,10 +80,10 @@ def _check_name(option: str, name: str, names: Collection[str]) -> None:
         raise InvalidArgumentError(option, f"is {name!r}; must be one of {', '.join(names)}")
 
 
-def read_rows(path: Path, limit: int | None) -> list[TraceRow]:
+def read_rows(path: Path, limit: int | None, image_tokens: int) -> list[TraceRow]:
     """The first requests of a trace. Raises `InvalidArgumentError`."""
     try:
-        rows = list(islice(read_trace(path), limit))
+        rows = list(islice(read_trace(path, image_tokens), limit))
     except (TraceError, OSError) as error:
         raise InvalidArgumentError("--trace", str(error)) from error
     if not rows:

@@ -17,6 +17,17 @@ def simulate(
     ],
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 8,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 8,
+    encode: Annotated[
+        int, typer.Option(min=0, help="Encode workers, for the images of a multimodal trace.")
+    ] = 0,
+    image_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens of each image that a trace counts (NumImages of Azure's); "
+            "0: its images are text.",
+        ),
+    ] = 0,
     policy: Annotated[
         list[str] | None,
         typer.Option(help="A placement policy, such as round-robin; may be repeated.  [baton]"),
@@ -36,6 +47,7 @@ def simulate(
         typer.Option(
             metavar="NAME|FILE",
             help="What a step takes: h200-8b (an 8B model on an H200, from its roofline), "
+            "h100-gemma-4b, h100-llava-7b or h100-qwen-vl-7b, which take images, "
             "or a file with what `python -m bench steps --json` printed.",
         ),
     ] = "h200-8b",
@@ -75,12 +87,14 @@ def simulate(
     Examples:
       baton simulate --trace conversation_trace.jsonl --prefill 8 --decode 8 --rate 4 --rate 6
       baton simulate --trace trace.csv --policy baton --policy round-robin --report out.html
+      baton simulate --trace images.csv --image-tokens 256 --latency-model h100-gemma-4b --encode 2
     """
     from baton_simulator import cli as impl
 
     study = impl.study_of(
         num_prefill=prefill,
         num_decode=decode,
+        num_encode=encode,
         policies=policy or ["baton"],
         rates=rate or [1.0],
         slo_ttft=slo_ttft,
@@ -91,5 +105,5 @@ def simulate(
         cache_blocks=cache_blocks,
         block_size=block_size,
     )
-    rows = impl.read_rows(trace, limit)
+    rows = impl.read_rows(trace, limit, image_tokens)
     impl.run(study, rows, trace.name, report, as_json=json)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from baton_simulator.outcome import Outcome
+from baton_simulator.setup import Setup
 from baton_simulator.study import Study
 from baton_simulator.svg import Points, line_chart
 from baton_simulator.table import COLUMNS, row_of
@@ -60,8 +61,8 @@ def description(study: Study) -> str:
     setup, objectives = study.setup, study.objectives
     machine = setup.machine
     return (
-        f"{setup.num_prefill} prefill and {setup.num_decode} decode workers; as many colocated "
-        f"ones as both together. Each holds {setup.num_blocks:,} blocks of {setup.block_size} "
+        f"{_workers(setup)}; as many colocated ones as all together. "
+        f"Each holds {setup.num_blocks:,} blocks of {setup.block_size} "
         f"tokens, runs {machine.max_num_seqs} sequences at once and computes "
         f"{machine.max_num_batched_tokens:,} tokens a step. Steps: {machine.steps}. "
         f"Admission: {setup.admission}"
@@ -69,6 +70,11 @@ def description(study: Study) -> str:
         f"Goodput counts requests whose first token comes within {objectives.ttft * 1e3:g} ms and "
         f"whose tokens are {objectives.itl * 1e3:g} ms apart in the mean at most."
     )
+
+
+def _workers(setup: Setup) -> str:
+    encode = f"{setup.num_encode} encode, " if setup.num_encode else ""
+    return f"{encode}{setup.num_prefill} prefill and {setup.num_decode} decode workers"
 
 
 def _goodputs(outcomes: Sequence[Outcome]) -> Points:
