@@ -20,6 +20,7 @@ NAMES = (
     "host",
     "prefix",
     "images",
+    "encode",
     "locality",
     "steps",
     "simulate",
