@@ -75,8 +75,9 @@ def test_no_output_comes_from_excluded_or_unpaired_worker(change):
 
 
 def test_encode_pool_encodes_what_takes_longer_than_the_call():
-    """The call takes 5 ms, which no text before the image hides."""
-    for num_tokens, source in ((5, ""), (6, "e0")):
+    """The call takes 5 ms, which no text before the image hides. A token takes 1 ms, which costs
+    four more on a prefill worker."""
+    for num_tokens, source in ((1, ""), (2, "e0")):
         assert sources(P0, D, E0, inputs=((0, num_tokens, b"i" * 16),)) == [(0, source, False)]
 
 
@@ -243,7 +244,7 @@ def test_cost_never_grows_with_cached_prefix_or_output(drawn, inputs, pool, inde
 
 def cost(one: Candidate, everyone: list[Candidate], inputs) -> float:
     model = CostModel()
-    encoders = EncoderSources(inputs, everyone, model, model.fetch_seconds)
+    encoders = EncoderSources(inputs, everyone, model, model.fetch_seconds, model.encoding)
     terms = model.alone_terms if one.role == "decode" else model.terms
     return sum(terms(one, NUM_TOKENS, encoders=encoders).values())
 

@@ -6,7 +6,7 @@
                      copy           recomputing the KV that such a copy evicts
                      encode         encoding the images after the cached prefix, or waiting for
                                     their outputs from other workers
-                     interruption   delay of a later prompt by the images that it encodes itself
+                     interruption   delay of later prompts by the images that it encodes itself
                      queue          computing the prompts and images queued before
                      crowding       delay of later requests by the uncached tokens and images
                      recent         a small part of the tokens assigned to it recently
@@ -66,6 +66,8 @@ class CostModel(Rates):
     Attributes:
         fetch_seconds: seconds to fetch a prefix or an encoder output, without its transfer and one
             step of each of the two workers, which share and take blocks between steps.
+        encoding: seconds of waiting for another worker's output that equal, beside the delay of the
+            request itself, one second of encoding on a worker that computes prompts.
         copying: fraction of the KV evicted by a fetched prefix that is expected to be needed again.
         crowding: seconds of queueing that equal one second of avoidable computing.
         recency: fraction of recent tokens that counts.
@@ -73,6 +75,7 @@ class CostModel(Rates):
     """
 
     fetch_seconds: float = 5e-3
+    encoding: float = 4.0
     copying: float = 0.1
     crowding: float = 15.0
     recency: float = 0.01

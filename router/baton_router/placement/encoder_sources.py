@@ -8,9 +8,9 @@ either, the computing worker encodes an input itself.
 
 Encoding elsewhere overlaps the queue of the computing worker and the text before the image; what
 is not hidden delays the first token. The longest of these waits counts. Encoding on the computing
-worker adds up, and delays other sequences there, too. Of all divisions of the inputs between both,
-the cheapest is chosen. So, all else equal, a worker encodes an input itself if that takes no longer
-than a call to another worker.
+worker adds up, and delays other sequences there, too: prompts to come, which costs more than the
+same seconds of waiting for an encode worker (`CostModel.encoding`), and running ones. Of all
+divisions of the inputs between both, the cheapest is chosen.
 
 KV and outputs take equally long to transfer, by assumption: outputs are usually the smaller ones.
 """
@@ -120,8 +120,7 @@ class EncoderSources:
         inputs: the inputs, in the order of their spans.
         candidates: all workers; only those that can take requests are sources.
         default: rates of workers that report none.
-        fetch_seconds: seconds to fetch an output, without its transfer and one step of each of the
-            two workers.
+        fetch_seconds, encoding: as of `CostModel`.
     """
 
     def __init__(
@@ -130,11 +129,13 @@ class EncoderSources:
         candidates: Collection[Candidate],
         default: Rates,
         fetch_seconds: float,
+        encoding: float,
     ) -> None:
         self._inputs = inputs
         self._num_tokens = [end - start for start, end, _ in inputs]
         self._default = default
         self._fetch_seconds = fetch_seconds
+        self._price = encoding
         self._pairings: dict[bytes, _Pairing] = {}
         for candidate in sorted(candidates, key=_load):
             pairing = self._pairings.setdefault(candidate.pairing, _Pairing())
@@ -163,8 +164,9 @@ class EncoderSources:
             waits.append((wait, index))
         waits.sort()
         own = [self._num_tokens[index] * rates.encoder_seconds_per_token for _, index in waits]
-        # A later sequence is delayed in any case.
-        num_delayed = 1 + candidate.num_sequences if candidate.role == "decode" else 1
+        num_delayed = self._price
+        if candidate.role == "decode":
+            num_delayed += candidate.num_sequences
         num_fetched = _num_fetched(waits, [seconds * (1 + num_delayed) for seconds in own])
         encoded = sum(own[num_fetched:])
         longest = waits[num_fetched - 1][0] if num_fetched else 0.0

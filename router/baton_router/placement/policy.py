@@ -57,7 +57,7 @@ def encoder_sources(
     """Returns the encoder sources of a prompt's images; None if it has none."""
     if not images:
         return None
-    return EncoderSources(images, candidates, _COSTS, _COSTS.fetch_seconds)
+    return EncoderSources(images, candidates, _COSTS, _COSTS.fetch_seconds, _COSTS.encoding)
 
 
 def prefix_only(candidate: Candidate, num_tokens: int) -> Terms:
