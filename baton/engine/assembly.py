@@ -14,7 +14,7 @@ from baton.engine.cache.kv_layout import plan_layout
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import FP8, describe, read_scales
 from baton.engine.config import EngineConfig
-from baton.engine.memory.cache_allocation import allocate
+from baton.engine.memory.cache_allocation import allocate, memory_of
 from baton.engine.memory.cache_plan import CachePlan, EncoderPlan
 from baton.engine.messages import ModelInfo
 from baton.engine.models import loader
@@ -120,7 +120,9 @@ def assemble(
     vision, limits = None, NO_ENCODER
     if is_vision_language(hf_config):
         hf_model, vision = split(hf_model, read_image_processor(Path(folder)))
-        limits = encoder_limits(config, vision.images, device.type, vision.row_bytes)
+        gpu_bytes = memory_of(device) if device.type == "cuda" else 0
+        row_bytes = vision.row_bytes
+        limits = encoder_limits(config, vision.images, device.type, row_bytes, gpu_bytes)
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
     backend = choose_backend(config, hf_model, layers, max_len)

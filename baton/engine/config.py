@@ -143,8 +143,8 @@ class EngineConfig:
     encoder_cache_tokens: int | None = _setting(
         None,
         "Tokens of images whose encoder output is kept, for all requests with the same image, in "
-        "memory beside the KV pools. Unset: 256 MiB of them, but at least four times "
-        "encoder_budget.",
+        "memory beside the KV pools. Unset: 256 MiB of them, or a 64th of the GPU's memory if that "
+        "is more, but at least four times encoder_budget.",
         ge=1,
     )
     speculate: bool = _setting(

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,9 @@ def test_default_encoder_cache_is_of_bytes_and_four_steps():
     images, config = GemmaImages(500, 256, (1, 3, 896, 896), 501, 502), EngineConfig()
     assert encoder_limits(config, images, "cpu", 2 * 2560).cache_tokens == 2**28 // (2 * 2560)
     assert encoder_limits(config, images, "cpu", 2**20).cache_tokens == 4 * 512
+    on_gpu = partial(encoder_limits, config, images, "cuda", 2 * 2560)
+    assert on_gpu(gpu_bytes=16 * 2**30).cache_tokens == 2**28 // (2 * 2560)
+    assert on_gpu(gpu_bytes=80 * 2**30).cache_tokens == 80 * 2**30 // 64 // (2 * 2560)
 
 
 @pytest.mark.parametrize("field", ["encoder_budget", "encoder_cache_tokens"])

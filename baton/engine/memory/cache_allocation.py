@@ -56,7 +56,7 @@ def _allocate(
     needed = sum(map(pool_bytes, plan.layouts, counts))
     if encoder_pool is not None:
         needed += encoder_pool.content.nbytes
-    check_fits("num_blocks" if config.num_blocks else "kv_cache_bytes", needed, _memory_of(device))
+    check_fits("num_blocks" if config.num_blocks else "kv_cache_bytes", needed, memory_of(device))
     if device.type == "cuda":
         check_holds_longest(counts, plan.layouts, max_len, chunk)
     hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
@@ -74,7 +74,8 @@ def _encoder_pool(
     return KvPool(encoder.layout, encoder.num_blocks, device)
 
 
-def _memory_of(device: torch.device) -> int:
+def memory_of(device: torch.device) -> int:
+    """Returns the bytes of the GPU's memory, or those that the process may use."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return allowed_memory()

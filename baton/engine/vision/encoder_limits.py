@@ -7,9 +7,12 @@ from baton.errors import InvalidArgumentError
 from baton.models.images import ImageFormat
 
 # The encoder cache holds by default as many steps of images as the budget allows, and at least so
-# many bytes: 56 images of a LLaVA of 7B in float16; its four steps are 4 on a CPU and 14 on a GPU.
+# many bytes, or so much of a GPU's memory: 256 MiB are 56 images of a LLaVA of 7B in float16; its
+# four steps are 4 on a CPU and 14 on a GPU. An output that is evicted before its turn is encoded
+# twice, so a prefill worker beside an encode pool needs room for the images of its queue.
 _STEPS_CACHED = 4
 _BYTES_CACHED = 256 * 2**20
+_GPU_SHARE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,17 @@ NO_ENCODER = EncoderLimits()
 
 
 def encoder_limits(
-    config: EngineConfig, images: ImageFormat, device_type: str, row_bytes: int
+    config: EngineConfig,
+    images: ImageFormat,
+    device_type: str,
+    row_bytes: int,
+    gpu_bytes: int = 0,
 ) -> EncoderLimits:
     """Returns the limits of a model that takes `images`.
 
     Args:
         row_bytes: bytes of the encoder's output for a token.
+        gpu_bytes: memory of the GPU.
 
     Raises `InvalidArgumentError` if the config allows fewer tokens than one image has.
     """
@@ -46,7 +54,8 @@ def encoder_limits(
     if budget is None:
         budget = max(config.tokens_per_step(device_type), images.max_tokens)
     if cache_tokens is None:
-        cache_tokens = max(_STEPS_CACHED * budget, _BYTES_CACHED // row_bytes)
+        num_bytes = max(_BYTES_CACHED, gpu_bytes // _GPU_SHARE)
+        cache_tokens = max(_STEPS_CACHED * budget, num_bytes // row_bytes)
     for field, value in ("encoder_budget", budget), ("encoder_cache_tokens", cache_tokens):
         if value < images.max_tokens:
             raise InvalidArgumentError(
