@@ -653,9 +653,9 @@ class Engine:
         return self._scheduler.memory_report()
 
     def flush_cache(self, hashes: SequenceOf[BlockHash] | None = None) -> int:
-        """Drops cached blocks with these chain hashes; None: every cached prefix, and the encoder
-        outputs that nothing holds. The next step's `cache_events` say so. Sequences that hold such
-        blocks keep them.
+        """Drops cached blocks with these chain hashes, and encoder outputs with these content
+        hashes; None: all of both. The next step's `cache_events` say so. Sequences that hold such
+        blocks or outputs keep them.
 
         Returns how many blocks were cached.
         """

@@ -1096,8 +1096,8 @@ class FlushCacheRequest(_message.Message):
     text: _builtins.str
     """Text, as `GenerateRequest.text`."""
     block_hashes: _builtins.bytes
-    """Chain hashes of its full blocks, 16 bytes each: the form in which the router asks workers,
-    which have no tokenizer.
+    """Chain hashes of its full blocks, and content hashes of its images, 16 bytes each: the form in
+    which the router asks workers, which have no tokenizer.
     """
     model: _builtins.str
     """Name of the model whose workers drop it, as in `GetModelRequest`. Empty without a prompt: all

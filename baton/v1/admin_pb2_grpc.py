@@ -208,7 +208,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
+        """Drops cached prefixes and images, all or those of one prompt; on the router, of every registered
+        worker, and its own.
         Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
         that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
         have not flushed; the others have.

@@ -88,7 +88,8 @@ class AdminStub:
     UNAVAILABLE: the worker is loading its model.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
-    """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
+    """Drops cached prefixes and images, all or those of one prompt; on the router, of every registered
+    worker, and its own.
     Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
     that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
     have not flushed; the others have.
@@ -158,7 +159,8 @@ class AdminAsyncStub(AdminStub):
     UNAVAILABLE: the worker is loading its model.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
+    """Drops cached prefixes and images, all or those of one prompt; on the router, of every registered
+    worker, and its own.
     Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
     that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
     have not flushed; the others have.
@@ -297,7 +299,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
-        """Drops cached prefixes, all or those of one prompt; on the router, of every registered worker.
+        """Drops cached prefixes and images, all or those of one prompt; on the router, of every registered
+        worker, and its own.
         Requests that use them continue. Idempotent. INVALID_ARGUMENT as `Generate`, and for a prompt
         that a worker gets as anything but `block_hashes`. UNAVAILABLE: the workers named in the message
         have not flushed; the others have.

@@ -171,7 +171,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.FlushCacheRequest, context: Any
     ) -> admin_pb2.FlushCacheResponse:
         tenant = self._tenants.of(context)
-        prompt = NO_PROMPT
+        prompt, salt = NO_PROMPT, None
         is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if is_prompt:
@@ -183,7 +183,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         async def flush(fleet: Fleet, member: Member) -> int | BatonError:
             asked = request
             if is_prompt:
-                hashes = b"".join(prompt.hashes(member.namespace))
+                contents = [content_hash for _, _, content_hash in prompt.images]
+                hashes = b"".join([*prompt.hashes(member.namespace), *contents])
                 asked = admin_pb2.FlushCacheRequest(block_hashes=hashes)
             try:
                 response = await self._call(fleet, member, "FlushCache", asked)
@@ -191,6 +192,10 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
                 return error
             return int(response.num_blocks)
 
+        if prompt.images or not is_prompt:
+            for served in chosen:
+                if (cache := served.services.intake.image_cache) is not None:
+                    cache.drop(salt)
         # Draining and unreachable workers too: their caches may be used again.
         members = [
             (served.services.fleet, member)

@@ -245,6 +245,21 @@ async def test_second_arrival_waits_for_the_end_of_the_first(serve, llava, is_co
         await assert_empty(engine)
 
 
+async def test_flush_of_content_hash_drops_its_output_alone(serve, llava):
+    first, second = input_of(llava, 1), input_of(llava, 2)
+    async with serve(llava, **SIZES) as engine:
+        for each in first, second:
+            async with engine.encoded("a", each):
+                pass
+        await engine.flush_cache([first.content_hash])
+        async with engine.encoded("b", second, only_cached=True) as output:
+            assert output.was_cached
+        with pytest.raises(NotFoundError):
+            async with engine.encoded("c", first, only_cached=True):
+                pass
+        await assert_empty(engine)
+
+
 async def test_cache_events_have_the_hashes_of_outputs(serve, llava):
     first, second = input_of(llava, 1), input_of(llava, 2)
     events: list[CacheEvents] = []

@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.cluster.prefix import PrefixNamespace
+from baton.encoder_input import EncoderInput, TensorData
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
 from baton.serving.channels import Channels
 from baton.serving.server import Server
@@ -15,6 +17,9 @@ from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from baton_router.admin import RouterAdmin
+from baton_router.images.expansion import PromptTokens
+from baton_router.images.image_cache import FileKey, ImageCache
+from baton_router.prompt import Prompt
 
 ALL = pb.FlushCacheRequest()
 
@@ -25,12 +30,15 @@ class _Worker(AdminServicer):
     def __init__(self, name: str, error: BatonError | None = None, *, drains: bool = False) -> None:
         self.record = SimpleNamespace(id=name)
         self.is_serving = not drains
+        self.namespace = PrefixNamespace(b"m", b"t", "float32", 4)
         self.num_blocks = 3
+        self.flushed = b""
         self._error = error
 
     async def FlushCache(self, request: Any, context: Any) -> Any:  # noqa: N802
         if self._error is not None:
             raise self._error
+        self.flushed = request.block_hashes
         num_blocks, self.num_blocks = self.num_blocks, 0
         return pb.FlushCacheResponse(num_blocks=num_blocks)
 
@@ -53,6 +61,24 @@ class _Fleet:
         yield self.channels.get(self.endpoints[member.record.id])
 
 
+class _Models(list[Any]):
+    def of(self, _name: str) -> Any:
+        return self[0]
+
+
+class _Intake:
+    """Intake of prompts with one image each."""
+
+    def __init__(self) -> None:
+        self.image_cache = ImageCache(1000)
+        for salt in b"", b"a":
+            image = SimpleNamespace(tensors={"pixels": TensorData("uint8", (4,), b"1234")})
+            self.image_cache.put(FileKey(salt, b"file", 1), [image])  # type: ignore[list-item]
+
+    async def prompt_of(self, _message: Any) -> PromptTokens:
+        return PromptTokens(list(range(9)), (EncoderInput(b"i" * 16, 2, 3),))
+
+
 @pytest.fixture
 async def admin_of():
     """Returns the router's administration of these workers."""
@@ -68,7 +94,7 @@ async def admin_of():
             servers.append(server)
         fleets.append(fleet)
         tenants = SimpleNamespace(of=lambda _context: SimpleNamespace(salt=b""))
-        models = [SimpleNamespace(services=SimpleNamespace(fleet=fleet))]
+        models = _Models([SimpleNamespace(services=SimpleNamespace(fleet=fleet, intake=_Intake()))])
         return RouterAdmin(models, None, None, None, tenants)  # type: ignore[arg-type]
 
     yield admin_of
@@ -83,6 +109,21 @@ async def test_flush_reaches_draining_workers_too(admin_of):
     admin = await admin_of(*workers)
     assert (await admin.FlushCache(ALL, None)).num_blocks == 6
     assert [worker.num_blocks for worker in workers] == [0, 0]
+
+
+async def test_flush_covers_images_of_a_prompt(admin_of):
+    worker = _Worker("p0")
+    admin = await admin_of(worker)
+    cache = admin._models[0].services.intake.image_cache
+    await admin.FlushCache(pb.FlushCacheRequest(text="a prompt"), None)
+    without_image = Prompt(tuple(range(9))).hashes(worker.namespace)
+    hashes = [worker.flushed[i : i + 16] for i in range(0, len(worker.flushed), 16)]
+    assert len(hashes) == 3
+    assert hashes[2] == b"i" * 16
+    assert not {*hashes} & {*without_image}
+    assert cache.num_bytes == 4  # of the other tenant
+    await admin.FlushCache(ALL, None)
+    assert cache.num_bytes == 0
 
 
 async def test_flush_names_workers_that_were_not_flushed(admin_of):

@@ -60,6 +60,11 @@ class ImageCache:
             _, evicted = self._frames.popitem(last=False)
             self.num_bytes -= _num_bytes(evicted)
 
+    def drop(self, salt: bytes | None) -> None:
+        """Drops the images of the tenants of one salt; None: all images."""
+        for key in [key for key in self._frames if salt in (None, key.salt)]:
+            self.num_bytes -= _num_bytes(self._frames.pop(key))
+
 
 def _num_bytes(frames: Frames) -> int:
     return sum(len(tensor.data) for frame in frames for tensor in frame.tensors.values())

@@ -198,6 +198,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.stored -= set(self.freeable)
         self.freeable.clear()
 
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        known = sorted({*self.freeable, *self.held(), b"unknown"})
+        hashes = data.draw(st.lists(st.sampled_from(known), max_size=3))
+        self.cache.evict(hashes)
+        self.stored -= set(hashes) & set(self.freeable)
+        self.freeable = [each for each in self.freeable if each not in hashes]
+
     @rule()
     def replay(self) -> None:
         events = self.cache.drain_events()

@@ -118,6 +118,17 @@ async def test_tenants_find_only_their_own_images(checkpoint, reader):
     assert counts(intake) == (0, 3)
 
 
+async def test_dropped_images_are_read_again(checkpoint, reader):
+    intake = cached(checkpoint, reader)
+    assert intake.image_cache is not None
+    for dropped, num_left, total in ((b"a", 1, (0, 2)), (b"c", 2, (1, 3)), (None, 0, (3, 3))):
+        for salt in (b"a", b"b"):
+            await read(intake, FILES[:1], Tenant("one", salt))
+        assert counts(intake) == total
+        intake.image_cache.drop(dropped)
+        assert intake.image_cache.num_bytes == num_left * BYTES
+
+
 async def test_image_and_clip_of_one_file_are_kept_apart(checkpoint, reader):
     intake = cached(checkpoint, reader)
     given = [GivenImage(CLIP, "one"), GivenClip(CLIP, "two")]

@@ -266,10 +266,15 @@ class EncoderCache:
             if entry is not None and entry.state is OutputState.PLANNED:
                 self._store(content_hash, entry)
 
+    def evict(self, content_hashes: Iterable[bytes]) -> None:
+        """Evicts these outputs, as far as they are cached and have no holder."""
+        for content_hash in content_hashes:
+            if content_hash in self._freeable:
+                self._evict(content_hash)
+
     def clear(self) -> None:
         """Evicts every output that has no holder."""
-        for content_hash in tuple(self._freeable):
-            self._evict(content_hash)
+        self.evict(tuple(self._freeable))
         self._changes.clear()
         for content_hash, entry in self._entries.items():
             if entry.state is OutputState.STORED:

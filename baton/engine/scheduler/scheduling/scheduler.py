@@ -351,7 +351,9 @@ class Scheduler:
         return self._kv.prefixes.clear()
 
     def evict(self, hashes: SequenceOf[BlockHash]) -> int:
-        """Drops cached blocks with these chain hashes. Returns how many were cached."""
+        """Drops cached blocks with these chain hashes, and encoder outputs with these content
+        hashes that have no holder. Returns how many blocks were cached, of all prefixes."""
+        self._states.encoder.evict(hashes)
         return self._kv.prefixes.evict(hashes)
 
     def drain_events(self) -> CacheEvents:
