@@ -9,9 +9,11 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
+from baton import Client
 from baton.cli.local_cluster import LocalCluster
+from baton.client.client import Clip, Image, Message, SamplingParams
 from baton.models import locate
-from baton.models.shapes.drawings import Drawing, held_out
+from baton.models.shapes.drawings import Drawing, comparisons, held_out
 from tests.support.page.browser import (
     answered,
     axe_violations,
@@ -23,7 +25,7 @@ from tests.support.page.browser import (
     opened,
     written_on,
 )
-from tests.support.router.images import encoded
+from tests.support.router.images import animated, encoded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system]
 
@@ -111,6 +113,21 @@ def test_page_repeats_and_edits_a_message_with_its_images(page):
     button(again, "Edit").click()
     assert len(attached(page)) == 1
     assert page.find_element(By.ID, "prompt").get_attribute("value") == "How many squares?"
+
+
+def test_page_sends_an_animation_as_a_clip(page, cluster):
+    file = animated([each.image() for each in drawings()])
+    question = comparisons(*drawings())[0].text
+    deliver(page, "drop", file, "image/gif")
+    eventually(page, lambda: attached(page))
+    card = answered(page, question)
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    with Client(cluster.address) as client:
+        clip, still = [
+            client.generate([Message("user", [part, question])], params).text().strip()
+            for part in (Clip(file), Image(file))
+        ]
+    assert written_on(card).strip() == clip != still
 
 
 def test_page_says_why_a_file_is_not_attached(page):

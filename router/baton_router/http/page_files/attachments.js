@@ -70,7 +70,10 @@ function takeAttached() {
 /** The content of a message of a user. */
 function contentOf(text, images) {
   if (!images.length) return text;
-  const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  const parts = images.map(({ url }) => {
+    const type = url.startsWith("data:image/gif") ? "video_url" : "image_url"; // may be animated
+    return { type, [type]: { url } };
+  });
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
