@@ -237,7 +237,8 @@ async def test_second_arrival_waits_for_the_end_of_the_first(serve, llava, is_co
                     assert await two.block_ids() == ()
                     assert (await encoding).block_ids == filled
                 else:
-                    encoding.cancel()
+                    encoding.cancel()  # before the arrivals end, or its job would begin
+                    await asyncio.gather(encoding, return_exceptions=True)
         if not is_committed:
             async with engine.arriving("c", wanted.content_hash, wanted.length) as two:
                 assert await two.block_ids()

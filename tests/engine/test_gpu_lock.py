@@ -67,7 +67,7 @@ def test_allocate_measures_and_takes_memory_under_the_lock(
     step("_measured", None)
     step("bytes_for_pools", 0)
     step("num_blocks", [])
-    step("_memory_of", 1)
+    step("memory_of", 1)
     step("check_holds_longest", None)
     unused: Any = None
     arguments: Any = (EngineConfig(), Plan(), unused, unused)

@@ -156,7 +156,7 @@ async def test_encode_worker_encodes_images_of_handed_over_prompt(
         assert prefill.num_encoded_tokens == decode.num_encoded_tokens == 0
         assert prefill.num_fetched_outputs == 2
         reported = prefill.worker.component(EncoderExchange).transfers.num_blocks
-        assert reported.keys() == {connector}
+        assert [name for name, num_blocks in reported.items() if num_blocks] == [connector]
         await crew.nothing_held()
 
 
