@@ -134,10 +134,11 @@ async def test_fetch_fails_as_its_lease_if_a_read_ends_last(monkeypatch):
         stopping.cancel()
         await asyncio.wait({stopping})
 
-    def fetch_of(channel, real=client._fetch):
-        return lambda *args, **options: calls.append(real(channel)(*args, **options)) or calls[0]
+    def fetch_of(fetcher, channel, real=client.KvFetcher._fetch_of):
+        fetch = real(fetcher, channel)
+        return lambda *args, **options: calls.append(fetch(*args, **options)) or calls[0]
 
-    monkeypatch.setattr(client, "_fetch", fetch_of)
+    monkeypatch.setattr(client.KvFetcher, "_fetch_of", fetch_of)
     monkeypatch.setattr(client, "run_until", run_until)
     async with transfer(connector="nixl") as ends:
         fetch = ends.fetcher.fetch(ends.handle(1), allocation((5,)), TIMEOUT)
