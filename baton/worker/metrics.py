@@ -17,6 +17,7 @@ _HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_t
 _PREEMPTIONS = "baton_preemptions_total"
 _COMPILATIONS = "baton_kernel_compilations_total"
 _SWAPPED = "baton_swapped_kv_blocks_total"
+_ENCODED = "baton_encoded_tokens_total"
 _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total"
 
 # Help text by name, and the labels beside the role.
@@ -53,6 +54,7 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
         "KV blocks of preempted sequences copied to host memory (out) and back (in).",
         ("direction",),
     ),
+    _ENCODED: ("Tokens of encoder inputs that were encoded.", ()),
     _DRAFTED: ("Draft tokens of speculative decoding.", ()),
     _ACCEPTED: ("Accepted draft tokens of speculative decoding.", ()),
 }
@@ -92,6 +94,7 @@ class WorkerMetrics:
             )
             yield from self._sequences(stats)
             yield from self._blocks(stats)
+            yield from self._encoder(stats)
             yield from self._counted()
 
     def _count_roles(self) -> None:
@@ -124,6 +127,7 @@ class WorkerMetrics:
                 ("out",): stats.num_swapped_out_blocks,
                 ("in",): stats.num_swapped_in_blocks,
             },
+            _ENCODED: {(): done.num_encoder_tokens},
             _DRAFTED: {(): stats.num_drafted_tokens},
             _ACCEPTED: {(): stats.num_accepted_tokens},
         }
@@ -173,6 +177,28 @@ class WorkerMetrics:
             "to host memory, or computed and kept for another worker.",
             {(role, state): number for state, number in numbers.items()},
             ("role", "state"),
+        )
+
+    def _encoder(self, stats: SchedulerStats) -> Iterable[Metric]:
+        """Yields the encoder's metrics; all zero for a model without one."""
+        role = self._worker.role
+        num_held, num_cached = stats.num_held_encoder_blocks, stats.num_cached_encoder_blocks
+        yield gauge(
+            "baton_encoder_blocks",
+            "Blocks of encoder outputs: held by sequences, leases or arriving outputs, cached and "
+            "not held, or free.",
+            {
+                (role, "held"): num_held,
+                (role, "cached"): num_cached,
+                (role, "free"): stats.num_encoder_blocks - num_held - num_cached,
+            },
+            ("role", "state"),
+        )
+        yield gauge(
+            "baton_waiting_encoder_tokens",
+            "Tokens of encoder inputs that wait to be encoded for other workers.",
+            {(role,): stats.num_waiting_encoder_tokens},
+            ("role",),
         )
 
     def _blocks(self, stats: SchedulerStats) -> Iterable[Metric]:

@@ -51,6 +51,24 @@ BOARD = Board(
                     text="Above 1: overloaded. No encode workers: that of one with all images.",
                 ),
                 Panel(
+                    "Encoded tokens",
+                    [Query(rate("baton_encoded_tokens_total", "role"), "{{role}}")],
+                    text="Tokens of images a second, by the role of the worker that encoded them.",
+                    is_stacked=True,
+                ),
+                Panel(
+                    "Queue of encode workers",
+                    [Query("sum by (role) (baton_waiting_encoder_tokens)", "{{role}}")],
+                    text="Tokens of images that wait to be encoded for other workers.",
+                ),
+                Panel(
+                    "Encoder cache",
+                    [Query("sum by (role, state) (baton_encoder_blocks)", "{{role}} {{state}}")],
+                    text="Blocks of outputs. Few free and many held: outputs may be encoded twice; "
+                    "raise --encoder-cache-tokens.",
+                    is_stacked=True,
+                ),
+                Panel(
                     "Encode workers by state",
                     [
                         Query(

@@ -31,6 +31,8 @@ _INTEGRITIES = {
 }
 _INTEGRITY_VALUES = {integrity: value for value, integrity in _INTEGRITIES.items()}
 
+_Source = prefill_pb2.PrefixSource | prefill_pb2.EncoderSource
+
 
 def lease_id_of(raw: bytes) -> bytes:
     if len(raw) != LEASE_ID_BYTES:
@@ -53,6 +55,24 @@ def handle_of(message: pb.KvHandle) -> Handle:
         block_hashes=hashes_of(message.block_hashes, "handle.block_hashes"),
         integrity=integrity_of(message.integrity),
         tenant=message.tenant,
+    )
+
+
+def handle_of_source(source: _Source, pairing: Pairing, num_tokens: int, tenant: str) -> Handle:
+    """Returns the handle of a source that a request names.
+
+    Args:
+        pairing: the claimant's own; the source itself checks it before it sends blocks.
+    """
+    return Handle(
+        source_worker=source.worker,
+        source_endpoint=source.endpoint,
+        source_epoch=source.epoch,
+        lease_id=source.lease_id,
+        pairing=pairing,
+        num_tokens=num_tokens,
+        block_hashes=(),
+        tenant=tenant,
     )
 
 

@@ -9,6 +9,7 @@ from baton.v1 import prefill_pb2 as pb
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
+from baton_kvtransfer.wire import handle_of_source
 
 # Seconds after which the prefix is computed instead.
 FETCH_TIMEOUT = 10.0
@@ -23,17 +24,7 @@ def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
     is_usable = len(source.lease_id) == LEASE_ID_BYTES and 0 < num_tokens < len(request.token_ids)
     if not is_usable or request.sampling.HasField("prompt_logprobs"):
         return None
-    # Own pairing: the source itself checks it before it sends blocks.
-    return Handle(
-        source_worker=source.worker,
-        source_endpoint=source.endpoint,
-        source_epoch=source.epoch,
-        lease_id=source.lease_id,
-        pairing=pairing,
-        num_tokens=num_tokens,
-        block_hashes=(),
-        tenant=request.tenant,
-    )
+    return handle_of_source(source, pairing, num_tokens, request.tenant)
 
 
 async def fetch_prefix(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> None:

@@ -27,12 +27,11 @@ from baton.errors import (
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import propagation, stages
-from baton.v1 import admin_pb2, encode_pb2, inference_pb2, prefill_pb2
+from baton.v1 import admin_pb2, encode_pb2, inference_pb2
 from baton.v1.kv_transfer_pb2_grpc import EncoderTransferStub
-from baton.worker.pairing import Pairing
+from baton.worker.metrics import WorkerMetrics
 from baton_kvtransfer.exchange.exchange import EncoderExchange
-from baton_kvtransfer.handle import Handle
-from baton_kvtransfer.wire import fetch_request
+from baton_kvtransfer.wire import fetch_request, handle_of_source
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words
 from tests.support.failures import failure_of
 from tests.support.proxy import Link, Proxy, corrupted, ended, once, truncated
@@ -158,6 +157,18 @@ async def test_encode_worker_encodes_images_of_handed_over_prompt(
         reported = prefill.worker.component(EncoderExchange).transfers.num_blocks
         assert [name for name, num_blocks in reported.items() if num_blocks] == [connector]
         await crew.nothing_held()
+        stats = encode.worker.engine.stats()
+        shown = {
+            (sample.name, sample.labels.get("state")): sample.value
+            for metric in WorkerMetrics(encode.worker).collect()
+            for sample in metric.samples
+        }
+        num_cached = stats.num_cached_encoder_blocks
+        assert shown["baton_encoded_tokens_total", None] == prompt.num_tokens_of_images
+        assert shown["baton_waiting_encoder_tokens", None] == 0
+        assert shown["baton_encoder_blocks", "held"] == 0
+        assert shown["baton_encoder_blocks", "cached"] == num_cached > 0
+        assert shown["baton_encoder_blocks", "free"] == stats.num_encoder_blocks - num_cached
 
 
 async def test_decode_worker_alone_fetches_encoder_outputs(prompt):
@@ -380,7 +391,9 @@ async def test_encoder_transfer_refuses_worker_of_other_pairing(prompt):
             fields = ("version", "fingerprint", "layouts")
             others = ("0", b"another", prefill.worker.pairing().layouts)
             for name, other in zip(fields, others, strict=True):
-                handle = handle_of(source, prompt.inputs[0], replace(own, **{name: other}))
+                handle = handle_of_source(
+                    source, replace(own, **{name: other}), prompt.inputs[0].length, ""
+                )
                 request = fetch_request(handle, prefill.id, handle.pairing, 0)
                 failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT))
                 assert isinstance(failure, FailedPreconditionError)
@@ -487,18 +500,6 @@ async def test_worker_without_encoder_serves_no_encode_role(prompt, checkpoint):
     with pytest.raises(FailedPreconditionError, match="takes no images"):
         async with crew_of(checkpoint("llama"), "encode"):
             pass
-
-
-def handle_of(source: prefill_pb2.EncoderSource, wanted: EncoderInput, pairing: Pairing) -> Handle:
-    return Handle(
-        source_worker=source.worker,
-        source_endpoint=source.endpoint,
-        source_epoch=source.epoch,
-        lease_id=source.lease_id,
-        pairing=pairing,
-        num_tokens=wanted.length,
-        block_hashes=(),
-    )
 
 
 def request_for(prompt: Prompt, other: Member, **changes: Any) -> encode_pb2.EncodeRequest:

@@ -14,6 +14,7 @@ from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
+from baton_kvtransfer.wire import handle_of_source
 
 # Seconds after which the input is encoded instead.
 FETCH_TIMEOUT = 10.0
@@ -50,25 +51,11 @@ class EncoderFetch:
                 arrival = await arriving.enter_async_context(
                     engine.arriving(name, wanted.content_hash, wanted.length)
                 )
-                handle = self._handle(source, wanted, request.tenant)
+                pairing = self._exchange.pairing
+                handle = handle_of_source(source, pairing, wanted.length, request.tenant)
                 fetch = _fetch(arriving, arrival, self._exchange.fetcher, handle, timeout)
                 stack.push_async_callback(_end, asyncio.create_task(fetch))
             yield
-
-    def _handle(
-        self, source: prefill_pb2.EncoderSource, wanted: EncoderInput, tenant: str
-    ) -> Handle:
-        # Own pairing: the source itself checks it before it sends blocks.
-        return Handle(
-            source_worker=source.worker,
-            source_endpoint=source.endpoint,
-            source_epoch=source.epoch,
-            lease_id=source.lease_id,
-            pairing=self._exchange.pairing,
-            num_tokens=wanted.length,
-            block_hashes=(),
-            tenant=tenant,
-        )
 
 
 def _sources(
