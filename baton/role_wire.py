@@ -1,11 +1,8 @@
 """Conversion of worker roles to `baton.v1.WorkerRole`, and back."""
 
-from typing import Literal
-
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
-
-Role = Literal["encode", "prefill", "decode"]
+from baton.worker_role import Role
 
 _MESSAGES: dict[Role, pb.WorkerRole.ValueType] = {
     "encode": pb.WORKER_ROLE_ENCODE,

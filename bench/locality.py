@@ -19,7 +19,8 @@ from itertools import count
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
-from baton_router.fleet.candidate import Candidate, Role
+from baton.worker_role import Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
 from baton_router.placement.explanation import why
 from baton_router.placement.placement import place

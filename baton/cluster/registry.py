@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -18,10 +17,9 @@ from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis import Command, prefix_of, signing_keys_of, transact, transact_each
+from baton.worker_role import ROLES, Role
 
-Role = Literal["encode", "prefill", "decode"]
-
-_ROLES: dict[str, Role] = {"encode": "encode", "prefill": "prefill", "decode": "decode"}
+_ROLES: dict[str, Role] = {role: role for role in ROLES}
 
 _OPTIONAL = {
     b"max_num_batched_tokens",

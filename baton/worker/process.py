@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from baton.cluster.registry import Role
 from baton.engine.process.engine_child import EngineChild
 from baton.serving import process
 from baton.v1 import admin_pb2_grpc
@@ -16,6 +15,7 @@ from baton.worker.metrics import WorkerMetrics
 from baton.worker.roles import roles, settings_class
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
+from baton.worker_role import Role
 
 logger = logging.getLogger(__name__)
 

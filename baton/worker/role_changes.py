@@ -6,9 +6,9 @@ Independent of messages and of the reason for the change.
 import asyncio
 import logging
 
-from baton.cluster.registry import Role
 from baton.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from baton.worker.worker import Worker
+from baton.worker_role import Role
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from baton.cluster.registry import Role
+from baton.worker_role import Role
 
 Labels = tuple[str, ...]
 Totals = Mapping[str, Mapping[Labels, float]]

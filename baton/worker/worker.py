@@ -20,7 +20,7 @@ from baton.cluster.address import with_password
 from baton.cluster.events import KvEvents
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
-from baton.cluster.registry import Registration, Role, WorkerRecord, new_epoch
+from baton.cluster.registry import Registration, WorkerRecord, new_epoch
 from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
 from baton.engine.async_engine import AsyncEngine
@@ -46,6 +46,7 @@ from baton.version import version
 from baton.worker.layout_wire import serialize_layouts
 from baton.worker.pairing import Pairing
 from baton.worker.settings import WorkerSettings
+from baton.worker_role import Role
 
 logger = logging.getLogger(__name__)
 

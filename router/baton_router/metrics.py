@@ -13,11 +13,11 @@ from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution
 from baton.serving.telemetry.families import Labels, counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
+from baton.worker_role import ROLES
 from baton_router.admission.image_budget import ImageBudget
 from baton_router.admission.quotas import OTHERS
 from baton_router.admission.rate_limit import KINDS, RateLimits
 from baton_router.failure import FailureKind
-from baton_router.fleet.candidate import ROLES
 from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.fleets import Fleets
 from baton_router.lifecycle.in_flight import Requests

@@ -26,6 +26,7 @@ from tests.support.cluster.image_requests import (
     Given,
     Model,
     Running,
+    asking,
     prompts_of,
     router_of,
 )
@@ -90,10 +91,6 @@ def cluster(started: LocalCluster, environment: dict[str, str]) -> LocalCluster:
 @pytest.fixture
 def asked(request: pytest.FixtureRequest, llava: Model) -> Asked:
     return Asked(llava, request.param)
-
-
-def asking(given: list[Given]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("asked", [given], indirect=True, ids=[""])
 
 
 def ids_of(cluster: LocalCluster, *names: str) -> list[str]:

@@ -13,9 +13,9 @@ from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from tests.support.cluster.image_requests import (
     Asked,
-    Given,
     Model,
     Running,
+    asking,
     prompts_of,
     router_of,
 )
@@ -57,10 +57,6 @@ def cluster(started: LocalCluster) -> LocalCluster:
 @pytest.fixture
 def asked(request: pytest.FixtureRequest, llava: Model) -> Asked:
     return Asked(llava, request.param)
-
-
-def asking(given: list[Given]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("asked", [given], indirect=True, ids=[""])
 
 
 _TEXT = f"{words(20, 1)} {IMAGE_TOKEN} {words(30, 2)}"

@@ -13,9 +13,10 @@ import pytest
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import DeadlineExceededError
+from baton.worker_role import Role
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
-from baton_router.fleet.candidate import Candidate, Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.roles.pool_load import Objectives, PoolDemand
 from baton_router.roles.rebalancer import Rebalancer, _demand_in

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.candidate import Role
+from baton.worker_role import Role
 from baton_router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
 
 MARKS = Hysteresis(high=0.9, low=0.3, dwell_seconds=10.0, cooldown_seconds=60.0)

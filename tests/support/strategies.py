@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 
 from baton.cluster.prefix import HashedInput
-from baton_router.fleet.candidate import Candidate, Role
+from baton.worker_role import Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 
 ROLES: tuple[Role, ...] = ("encode", "prefill", "decode")

@@ -16,9 +16,10 @@ from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import check_length
+from baton.worker_role import Role
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
 from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.candidate import Candidate, Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.decayed_counter import coarse
 from baton_router.fleet.load import Load, Share
 from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks

@@ -3,12 +3,10 @@
 Independent of the source of the snapshot and of the placement policy.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
+from baton.worker_role import Role
 from baton_router.fleet.cost_rates import PRIOR, Rates
-
-Role = Literal["encode", "prefill", "decode"]
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Candidate(NamedTuple):

@@ -6,7 +6,8 @@ RPCs; the caller passes the time.
 
 from dataclasses import dataclass
 
-from baton_router.fleet.candidate import Candidate, Role
+from baton.worker_role import Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.fleet.decayed_counter import DecayedCounter
 

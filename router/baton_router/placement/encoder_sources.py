@@ -135,7 +135,7 @@ class EncoderSources:
         self._num_tokens = [end - start for start, end, _ in inputs]
         self._default = default
         self._fetch_seconds = fetch_seconds
-        self._price = encoding
+        self._encoding_price = encoding
         self._pairings: dict[bytes, _Pairing] = {}
         for candidate in sorted(candidates, key=_load):
             pairing = self._pairings.setdefault(candidate.pairing, _Pairing())
@@ -164,7 +164,7 @@ class EncoderSources:
             waits.append((wait, index))
         waits.sort()
         own = [self._num_tokens[index] * rates.encoder_seconds_per_token for _, index in waits]
-        num_delayed = self._price
+        num_delayed = self._encoding_price
         if candidate.role == "decode":
             num_delayed += candidate.num_sequences
         num_fetched = _num_fetched(waits, [seconds * (1 + num_delayed) for seconds in own])

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
+from baton.worker_role import Role
 from baton_router.fleet.cost_rates import PRIOR
 from baton_router.placement.decision import Decision, PlacementInputs
 from baton_router.placement.placement import (
     Placement,
-    Role,
     Scored,
     has_version_gap,
     ready_versions,

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
-from baton_router.fleet.candidate import Candidate, Role
+from baton.worker_role import Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.placement.cost_model import ENCODE, FETCH
 from baton_router.placement.encoder_sources import EncoderChoice, EncoderSources
 from baton_router.placement.policy import Policy, Terms, baton
@@ -22,7 +23,6 @@ from baton_router.placement.policy import Policy, Terms, baton
 __all__ = [
     "Candidate",
     "Placement",
-    "Role",
     "Scored",
     "encoder_choices",
     "has_version_gap",

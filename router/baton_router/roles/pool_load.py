@@ -6,8 +6,9 @@ The demand of several routers adds up. Independent of the transport between them
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from baton.worker_role import Role
 from baton_router.admission.policy import LIMIT
-from baton_router.fleet.candidate import Candidate, Role
+from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
 
 # Queue of each prefill worker, in seconds, from which requests queued at the router count as

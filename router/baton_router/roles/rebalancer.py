@@ -15,9 +15,10 @@ from baton.cluster.redis import prefix_of
 from baton.cluster.redis_lock import RedisLock
 from baton.errors import BatonError
 from baton.serving.deadline import Clock
+from baton.worker_role import ROLES
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
-from baton_router.fleet.candidate import ROLES, Candidate
+from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.fleet import Fleet
 from baton_router.request import Request
 from baton_router.roles.pool_load import (

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
-from baton_router.fleet.candidate import ROLES, Role
+from baton.worker_role import ROLES, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from baton.errors import FailedPreconditionError, NotFoundError
 from baton.role_wire import role_to_message
 from baton.rpc_errors import error_of
 from baton.v1 import admin_pb2, admin_pb2_grpc
-from baton_router.fleet.candidate import Role
+from baton.worker_role import Role
 from baton_router.fleet.fleet import Fleet, Member
 
 if TYPE_CHECKING:

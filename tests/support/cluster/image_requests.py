@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from itertools import cycle
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from baton.cli.local_cluster import LocalCluster
@@ -158,3 +159,8 @@ class Asked:
         """Waits until all have ended, and checks their tokens."""
         await asyncio.gather(*(each.task for each in running))
         assert [tuple(each.tokens) for each in running] == self._expected
+
+
+def asking(given: list[Given]) -> pytest.MarkDecorator:
+    """Returns the mark of a test whose fixture `asked` has requests of these prompts."""
+    return pytest.mark.parametrize("asked", [given], indirect=True, ids=[""])

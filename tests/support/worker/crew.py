@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 
 from baton.cluster.prefix import HashedInput, hash_chain
-from baton.cluster.registry import Role
 from baton.encoder_input import EncoderInput
 from baton.encoder_input_wire import to_proto as input_to_proto
 from baton.params_wire import to_proto
@@ -30,6 +29,7 @@ from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton.worker.process import assemble
 from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
+from baton.worker_role import Role
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.exchange import EncoderExchange, KvExchange
 from tests.support.waiting import until

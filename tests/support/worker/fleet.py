@@ -16,11 +16,11 @@ from baton.client.progress import Progress
 from baton.client.types import TokenLogprobs
 from baton.client.wire import generate_request, resumed_request
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.registry import Role
 from baton.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.worker.layout_wire import layouts_to_messages
+from baton.worker_role import Role
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.circuit_breaker import CircuitBreaker
 from baton_router.fleet.worker_model import PoolModel, WorkerModel

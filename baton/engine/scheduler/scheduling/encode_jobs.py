@@ -121,7 +121,7 @@ class EncodeJobs:
 
     @property
     def awaited(self) -> Collection[bytes]:
-        """Content hashes that no one else may compute: they are to come from another worker."""
+        """Content hashes of arrivals, which are not computed here."""
         return self._awaited.keys()
 
     @property
