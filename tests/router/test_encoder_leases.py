@@ -247,10 +247,13 @@ async def test_no_encode_call_when_decode_worker_refuses():
 
 
 async def test_next_attempt_leases_again():
+    # Workers answer once both calls of an attempt are there: a lease ends with its prompt.
     gates = Cue(), Cue()
-    failing = decode(READY, tokens(0, 0, 1, 2), gates[0], UnavailableError("it has stopped"))
-    second = decode(READY, gates[1], tokens(3, 3), tokens(4, 4), finished(), name="d1")
+    failing = decode(READY, tokens(0, 0, 1, 2), UnavailableError("it has stopped"))
+    second = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
     computing, source = prefill_behind(0, 3), good_encoder()
+    for script, gate in zip(computing.script, gates, strict=True):
+        script.insert(1, gate)
     async with fleet_of(computing, failing, second, source) as fleet:
         placer = EncodingPlacer(fleet, ((REMOTE,), (EncoderChoice(1, 4, "e0"),)).__getitem__)
         running = lifecycle_of(fleet, prompt=PROMPT, encoder_inputs=IMAGES, placer=placer)

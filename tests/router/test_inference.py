@@ -1,14 +1,16 @@
 """Every part of the router that a request went through is told of its end, however it ends."""
 
-import asyncio
-import time
+import threading
 from contextlib import aclosing
 from types import SimpleNamespace
+from typing import Any
 
 from baton.client.wire import generate_request
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.admission.quotas import Quota, Quotas
+from baton_router.lifecycle import inference
+from baton_router.lifecycle.answer import Answer
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.request import Request
 from tests.support.router.front import TTFT_OBJECTIVE, front_of, inference_of
@@ -17,7 +19,6 @@ from tests.support.router.scripted import (
     RELEASED,
     FakeFleet,
     at,
-    card,
     decode,
     finished,
     fleet_of,
@@ -69,29 +70,25 @@ def test_request_bound_of_tokens_omits_received_ones():
     assert Request("r", (5, 6), params, received=((1,) * 4, (1,) * 6)).most_tokens == 2 + 4 * 5
 
 
-async def test_long_received_output_keeps_the_event_loop_running():
-    """Of 32,000 tokens without text, which are the slowest to decode. Turns are measured in
-    computing time: a busy machine may stop the thread."""
-    vocabulary = card().tokenizer
-    broken = next(i for i in range(card().vocab_size) if vocabulary.decode([i]) == "�")
-    params = SamplingParams(max_tokens=2000, n=16, temperature=1.0)
-    message = generate_request([5, 6], params, "", "", 0)
-    for _ in range(16):
-        message.continue_from.add(ids=[broken] * 2000)
-    inference, turns = inference_of(FakeFleet([]), Quotas()), []
+async def test_long_received_output_is_decoded_off_the_event_loop(monkeypatch):
+    threads = []
 
-    async def turn() -> None:
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            turns.append(time.thread_time() - began)
+    class Recorded(Answer):
+        def __init__(self, *args: Any) -> None:
+            threads.append(threading.current_thread())
+            super().__init__(*args)
 
-    turning = asyncio.create_task(turn())
-    async with aclosing(inference.generate(message, Call(), Deadline.after(60.0))) as responses:
-        events = [to_message(event).WhichOneof("event") async for event in responses]
-    turning.cancel()
-    assert events.count("finished") == 16
-    assert max(turns) < sum(turns) / 4
+    monkeypatch.setattr(inference, "Answer", Recorded)
+    tokens_of_letters = letter_ids()[:1]
+    for num_received in (2, 2000):
+        message = generate_request([5, 6], SamplingParams(max_tokens=num_received), "", "", 0)
+        message.continue_from.add(ids=tokens_of_letters * num_received)
+        called = inference_of(FakeFleet([]), Quotas())
+        async with aclosing(called.generate(message, Call(), Deadline.after(60.0))) as responses:
+            events = [to_message(event).WhichOneof("event") async for event in responses]
+        assert events.count("finished") == 1
+    in_loop, in_thread = threads
+    assert in_loop is threading.current_thread() is not in_thread
 
 
 def test_fingerprint_of_mixed_fleet_lists_those_that_serve():
