@@ -3,10 +3,15 @@
 Client, router and workers are processes of their own; the workers are scripted
 (`bench.router_worker`), so that nothing but the way is measured. The reference is a bare grpc.aio
 relay between the same client and the same worker, that passes the same messages on without looking
-at them. A hop is the CPU time that the process in the middle spends on a message: on few cores wall
-time measures the client and the worker as well. Where other processes are busy, the threads of gRPC
-move between the cores, and the hop of the same code doubles: the machine should be idle. Tokens are
-counted at the end of every stream.
+at them. Tokens are counted at the end of every stream.
+
+Router and relay run on the same core, which is idle while the other one is measured; the client,
+the worker and Redis share another one. On all cores at once, the contenders would compete with
+client and worker, the one that takes more CPU time would wait for them longer, and the threads of
+gRPC would move between the cores, which doubles the cost of the same code.
+
+A hop is the CPU time that the process in the middle spends on a message: unlike the time of the
+clock, it does not depend on how fast client and worker are. That of a request is shown as well.
 """
 
 import asyncio
@@ -30,6 +35,7 @@ from baton.cluster.embedded import EmbeddedRedis
 from baton.v1 import decode_pb2, decode_pb2_grpc, inference_pb2_grpc, sampling_pb2
 from baton.v1 import inference_pb2 as pb
 from bench.child import Child
+from bench.cores import on_load_core, on_tested_core
 from bench.report import Row, medians
 from bench.router_worker import ADMIT, STREAM
 
@@ -55,7 +61,7 @@ _PROMPT = "the " * NUM_PROMPT_TOKENS
 
 def run(repeats: int) -> list[Row]:
     """All cases, the contenders of each in turns."""
-    with EmbeddedRedis() as redis, tempfile.TemporaryDirectory() as folder:
+    with on_load_core(), EmbeddedRedis() as redis, tempfile.TemporaryDirectory() as folder:
         routers = {
             name: Process(
                 name,
@@ -70,8 +76,9 @@ def run(repeats: int) -> list[Row]:
             for name, coalesce_ms in (("router", 0), ("coalescing", 1))
         }
         try:
-            for router in routers.values():
-                router.start(Path(folder))
+            with on_tested_core():
+                for router in routers.values():
+                    router.start(Path(folder))
             return asyncio.run(_compare(redis.url, routers, repeats))
         finally:
             for router in routers.values():
@@ -92,6 +99,10 @@ class MessagePath:
     count: Callable[[Any], int]
     cpu: Callable[[], Any] | None = None
 
+    async def cpu_seconds(self) -> float:
+        assert self.cpu is not None, "what is measured"
+        return float(await self.cpu())
+
 
 @dataclass(slots=True)
 class Figures:
@@ -106,20 +117,18 @@ class Figures:
 async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) -> list[Row]:
     async with AsyncExitStack() as stack:
         worker, endpoint = await stack.enter_async_context(child("worker", redis_url))
-        relay, relay_endpoint = await stack.enter_async_context(child("relay", endpoint))
+        with on_tested_core():
+            relay, relay_endpoint = await stack.enter_async_context(child("relay", endpoint))
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(target))
             for target in (endpoint, relay_endpoint, *(r.endpoint for r in routers.values()))
         ]
         direct, through_relay, *through_routers = channels
         stub = decode_pb2_grpc.DecodeStub(direct)
-        paths = {
-            "direct": MessagePath(lambda n: stub.Generate(_decode(n)), _tokens),
-            "relay": MessagePath(
-                _relayed(through_relay, STREAM), _tokens, lambda: relay.ask("cpu")
-            ),
-            "relay of two calls": MessagePath(_relayed(through_relay, ADMIT), _tokens),
-        }
+        paths = {"direct": MessagePath(lambda n: stub.Generate(_decode(n)), _tokens)}
+        for name, method in (("relay", STREAM), ("relay of two calls", ADMIT)):
+            call = _relayed(through_relay, method)
+            paths[name] = MessagePath(call, _tokens, lambda: relay.ask("cpu"))
         for (name, process), channel in zip(routers.items(), through_routers, strict=True):
             paths[name] = MessagePath(routed(channel), shown, cpu_of(process))
             await until_ready(paths[name])
@@ -176,8 +185,11 @@ class _Bench:
         await self._configure(interval=0, gather=0)
         for name in ("relay of two calls", "router"):
             path = self._paths[name]
+            before = await path.cpu_seconds()
             waits = [1e3 * await _accepted(path) for _ in range(NUM_REQUESTS)]
+            cpu = await path.cpu_seconds() - before
             figures[name].add("admission", statistics.median(waits))
+            figures[name].add("CPU", 1e3 * cpu / NUM_REQUESTS)
             began = time.perf_counter()
             await asyncio.gather(*(_in_a_row(path) for _ in range(NUM_AT_ONCE)))
             total = NUM_AT_ONCE * (NUM_REQUESTS // NUM_AT_ONCE)
@@ -214,10 +226,9 @@ async def read(path: MessagePath, num_tokens: int) -> list[float]:
 
 async def _streams(path: MessagePath, num_tokens: int) -> tuple[float, float]:
     """Reads several streams at once; the seconds and the CPU seconds in the middle it took."""
-    assert path.cpu is not None, "what is measured"
-    before, began = float(await path.cpu()), time.perf_counter()
+    before, began = await path.cpu_seconds(), time.perf_counter()
     await asyncio.gather(*(read(path, num_tokens) for _ in range(NUM_STREAMS)))
-    return time.perf_counter() - began, float(await path.cpu()) - before
+    return time.perf_counter() - began, await path.cpu_seconds() - before
 
 
 async def _accepted(path: MessagePath) -> float:
@@ -324,6 +335,7 @@ def _rows(of: dict[str, dict[str, float]]) -> list[Row]:
             twice["admission"],
             ADMISSION_AIM,
         ),
+        _less("CPU of a request", router["CPU"], "ms", "relay of two calls", twice["CPU"], None),
         Row(
             f"{NUM_AT_ONCE} requests at once",
             router["requests/s"],
