@@ -8,6 +8,7 @@ weight, unless further ones confirm it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 _KEPT = 0.98  # factor by which past observations decay with each new one
 _PRIOR_WEIGHT = 1e-5  # relative to an observation: decides only what observations do not determine
@@ -77,11 +78,14 @@ class Regression:
             self._vector[i] = _KEPT * self._vector[i] + weighted * y
 
     def _solve(self) -> None:
-        """Runs coordinate descent from the last solution, within the bounds."""
+        """Runs coordinate descent from the last solution, within the bounds, until it converges."""
         solution = self._solution
         for _ in range(_SWEEPS):
+            before = solution.copy()
             for i, row in enumerate(self._matrix):
-                others = sum(row[j] * x for j, x in enumerate(solution)) - row[i] * solution[i]
+                others = sum(map(mul, row, solution)) - row[i] * solution[i]
                 right = self._vector[i] - others + _PRIOR_WEIGHT * self._priors[i]
                 best = right / (row[i] + _PRIOR_WEIGHT)
                 solution[i] = min(max(best, self._least[i]), self._largest[i])
+            if solution == before:
+                return
