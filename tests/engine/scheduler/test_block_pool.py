@@ -70,7 +70,7 @@ class PoolModel(RuleBasedStateMachine):
     def commit(self, data: st.DataObject, block_hash: bytes) -> None:
         held = sorted({b for table in self.holders for b in table})
         block_id = data.draw(st.sampled_from(held))
-        self.pool.commit(block_id, block_hash)
+        self.pool.commit([block_id], [block_hash])
         if block_id not in self.content and block_hash not in self.content.values():
             self.content[block_id] = block_hash
 
@@ -142,8 +142,7 @@ TestTheBlockPoolAgreesWithItsModelInManyRuns.settings = settings(
 def cached(pool: BlockPool, hashes: list[bytes]) -> list[int]:
     """Allocates one block per hash and makes it findable."""
     blocks = pool.allocate(len(hashes))
-    for block_id, block_hash in zip(blocks, hashes, strict=True):
-        pool.commit(block_id, block_hash)
+    pool.commit(blocks, hashes)
     return blocks
 
 
@@ -175,6 +174,24 @@ def test_block_pool_takes_empty_blocks_before_cached_ones():
     pool.release(reversed(plain))
     assert set(pool.allocate(2)) == set(plain)
     assert all(pool.lookup(h) is not None for h in HASHES[:2])
+
+
+def test_commit_skips_null_blocks():
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1)
+    pool.commit([NULL_BLOCK, block], HASHES[:2])
+    assert pool.lookup_chain(HASHES[1:2]) == [block]
+    assert pool.lookup(HASHES[0]) is None
+    assert pool.drain_events().stored == (HASHES[1],)
+
+
+def test_pool_that_reports_no_changes_notes_none():
+    pool = BlockPool(1)
+    pool.reports_changes = False
+    (block,) = cached(pool, HASHES[:1])
+    pool.release([block])
+    pool.allocate(1)
+    assert not pool.drain_events()
 
 
 def test_drain_events_omits_blocks_stored_and_removed_between():
@@ -224,14 +241,14 @@ def test_held_block_becomes_writable_when_evicted():
     pool.evict([block])
     assert pool.is_writable(block)
     assert pool.num_held_blocks == 1
-    pool.commit(block, HASHES[1])
+    pool.commit([block], [HASHES[1]])
     assert pool.lookup(HASHES[1]) == block
 
 
 def test_lookup_keeps_the_first_block_of_equal_content():
     pool = BlockPool(2)
     first, second = pool.allocate(2)
-    pool.commit(first, HASHES[0])
-    pool.commit(second, HASHES[0])
+    pool.commit([first], [HASHES[0]])
+    pool.commit([second], [HASHES[0]])
     assert pool.lookup(HASHES[0]) == first
     assert pool.is_writable(second)

@@ -134,9 +134,8 @@ def test_pin_returns_the_longest_prefix_valid_in_every_group(full, windowed, win
     pools = [BlockPool(8), BlockPool(8)]
     hashes = [bytes([i]) * 16 for i in range(8)]
     for pool, present in zip(pools, (full, windowed), strict=True):
-        for block_id, block_hash, is_there in zip(pool.allocate(8), hashes, present, strict=True):
-            if is_there:
-                pool.commit(block_id, block_hash)
+        blocks = zip(pool.allocate(8), present, strict=True)
+        pool.commit([b if is_there else NULL_BLOCK for b, is_there in blocks], hashes)
     groups = [CacheGroup(pools[0]), CacheGroup(pools[1], window)]
     tables = PrefixCache(groups, 4).find_run(hashes)
 

@@ -74,10 +74,15 @@ class CacheChanges:
 
 
 class BlockPool:
-    """Blocks 1 to `num_blocks`, reference-counted, with a prefix cache over the full ones."""
+    """Blocks 1 to `num_blocks`, reference-counted, with a prefix cache over the full ones.
+
+    Attributes:
+        reports_changes: `drain_events` returns the changes of the cache; else they are not noted.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.reports_changes = True
         self._ref_counts = [0] * (num_blocks + 1)
         self._hashes: list[BlockHash | None] = [None] * (num_blocks + 1)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
@@ -127,15 +132,14 @@ class BlockPool:
         The caller has checked `num_free_blocks`.
         """
         assert count <= len(self._free), "allocate() beyond the free blocks"
-        counts, hashes, take = self._ref_counts, self._hashes, self._free.popitem
-        block_ids = []
-        for _ in range(count):
-            block_id, _ = take(last=False)
+        take = self._free.popitem
+        block_ids = [take(last=False)[0] for _ in range(count)]
+        counts, hashes = self._ref_counts, self._hashes
+        for block_id in block_ids:
+            counts[block_id] = 1
             if hashes[block_id] is not None:
                 self._forget(block_id)
                 self._num_cached_free -= 1
-            counts[block_id] = 1
-            block_ids.append(block_id)
         return block_ids
 
     def hold(self, block_ids: Iterable[int]) -> None:
@@ -160,13 +164,17 @@ class BlockPool:
                 else:
                     self._num_cached_free += 1
 
-    def commit(self, block_id: int, block_hash: BlockHash) -> None:
-        """Caches a held, full block. The first block with a given content stays the cached one."""
-        if block_hash in self._cached or self._hashes[block_id] is not None:
-            return
-        self._cached[block_hash] = block_id
-        self._hashes[block_id] = block_hash
-        self._changes.store(block_hash)
+    def commit(self, block_ids: Iterable[int], block_hashes: Iterable[BlockHash]) -> None:
+        """Caches held, full blocks; `NULL_BLOCK` is none. The first block with a given content
+        stays the cached one."""
+        cached, hashes = self._cached, self._hashes
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            if block_id == NULL_BLOCK or block_hash in cached or hashes[block_id] is not None:
+                continue
+            cached[block_hash] = block_id
+            hashes[block_id] = block_hash
+            if self.reports_changes:
+                self._changes.store(block_hash)
 
     def evict(self, block_ids: Iterable[int]) -> int:
         """Removes blocks from the cache; held ones stay held. Returns how many were cached."""
@@ -211,7 +219,8 @@ class BlockPool:
         assert block_hash is not None, "a block without content is forgotten"
         self._hashes[block_id] = None
         del self._cached[block_hash]
-        self._changes.remove(block_hash)
+        if self.reports_changes:
+            self._changes.remove(block_hash)
 
 
 _NO_EVENTS = CacheEvents((), (), cleared=False)

@@ -18,6 +18,8 @@ from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import Sequence
 
+_ENCODED = np.dtype("<i4")  # the bytes of `encode_tokens`
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
@@ -44,7 +46,9 @@ class PrefixCache:
         self._block_size = block_size
         self._has_window = any(g.window is not None for g in groups)
         windows = [np.inf if g.window is None else g.window for g in groups]
-        self._furthest = int(np.argmax(windows))  # the group with the largest window
+        self._furthest = groups[int(np.argmax(windows))].pool  # of the largest window
+        for group in groups:
+            group.pool.reports_changes = group.pool is self._furthest
 
     # Lookup.
 
@@ -199,12 +203,9 @@ class PrefixCache:
         if not self.is_enabled or num_full <= first:
             return
         self._extend_hashes(sequence, num_full * self._block_size)
-        hashes = sequence.block_hashes
+        new = sequence.block_hashes[first:num_full]
         for group, block_ids in zip(self._groups, sequence.block_ids, strict=True):
-            commit = group.pool.commit
-            for i in range(first, num_full):
-                if block_ids[i] != NULL_BLOCK:
-                    commit(block_ids[i], hashes[i])
+            group.pool.commit(block_ids[first:num_full], new)
         sequence.num_committed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
@@ -214,7 +215,7 @@ class PrefixCache:
         if num_tokens - known >= size:
             request = sequence.request
             inputs = request.encoder_inputs
-            new = sequence.tokens[known:num_tokens].astype("<u4").tobytes()
+            new = sequence.tokens[known:num_tokens].astype(_ENCODED, copy=False).tobytes()
             spans = [i.hashed for i in inputs]
             extras_of = partial(input_extras, spans, size) if spans else None
             extend_chain(hashes, request.root, new, size, extras_of)
@@ -234,4 +235,4 @@ class PrefixCache:
 
     def drain_events(self) -> CacheEvents:
         """Returns the cache events since the last call, of the group with the largest window."""
-        return [group.pool.drain_events() for group in self._groups][self._furthest]
+        return self._furthest.drain_events()
