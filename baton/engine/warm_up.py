@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from baton.engine.attention.interface import Attention, RaggedBatch
-from baton.engine.attention.static_batch import StaticTritonBatch
+from baton.engine.attention.static_batch import StaticTritonBatch, StepForm
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import uploader
@@ -61,9 +61,9 @@ def warm_up(
     if attention is not recorded:
         _compute(model, attention, RaggedBatch.of_decodes(zeros[:1], zeros[:1], tables), 1, device)
     # Its plan has room for prefixes that sequences share, unlike that of a step without any.
-    padding = StaticTritonBatch(recorded, 1, 1)
+    padding = StaticTritonBatch(recorded, 1, 1).rows(1, StepForm.SHARING)
     token = torch.zeros(1, dtype=torch.int64, device=device)
-    model.forward(token, token, padding.rows(1), token)
+    model.forward(token, token, padding, token)
     _sample(sampler, logits[:1])
     for pool in cache.pools:
         pool.copy_blocks([0], [1], pool)

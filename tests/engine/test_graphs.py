@@ -1,6 +1,6 @@
 """Recorded decode steps: which graph a batch takes, and that only its own rows matter."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -29,21 +29,25 @@ CPU = torch.device("cpu")
 class FakeBatch:
     """Notes what it is filled with; its rows are the slots of a step, -1 where there is padding."""
 
+    forms = ("plain", "sharing")
+
     def __init__(self, max_rows: int) -> None:
         self.batch_slots = torch.full((max_rows,), -1)
         self.positions = torch.zeros(max_rows, dtype=torch.int64)
-        self.has_room = True
+        self.form: str | None = "plain"
+        self.made: list[tuple[int, Hashable]] = []
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        if not self.has_room:
-            return False
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> str | None:
+        if self.form is None:
+            return None
         batch_slots, positions = map(torch.from_numpy, ragged.places())
         self.batch_slots[: len(batch_slots)] = batch_slots
         self.batch_slots[len(batch_slots) : num_rows] = -1
         self.positions[: len(batch_slots)] = positions
-        return True
+        return self.form
 
-    def rows(self, num_rows: int) -> torch.Tensor:
+    def rows(self, num_rows: int, form: Hashable) -> torch.Tensor:
+        self.made.append((num_rows, form))
         return self.batch_slots[:num_rows]
 
 
@@ -76,7 +80,7 @@ def forward(
 def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
     recorder = FakeRecorder()
     graphs = DecodeGraphs(forward, FakeBatch(max_rows), capture_sizes(max_rows), CPU, recorder)
-    assert recorder.num_recorded == len(graphs.sizes)
+    assert recorder.num_recorded == 2 * len(graphs.sizes)
     for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
         batch_slots = np.random.default_rng(number).permutation(max_rows)[:size]
         ragged = RaggedBatch.of_decodes(batch_slots, batch_slots + 7, [])
@@ -130,13 +134,36 @@ def test_decode_graphs_pad_rows_left_by_a_larger_batch():
     for size in (8, 3):
         batch_slots = np.arange(size)
         graphs.run([torch.zeros(size)], RaggedBatch.of_decodes(batch_slots, batch_slots, []))
-    assert batch.rows(4).tolist() == [0, 1, 2, -1]
+    assert batch.rows(4, "plain").tolist() == [0, 1, 2, -1]
+
+
+def test_decode_graphs_run_the_form_of_the_step():
+    batch, batch_slots = FakeBatch(4), np.arange(2)
+    graphs = DecodeGraphs(forward, batch, [2, 4], CPU, FakeRecorder())
+    assert batch.made == [(4, "plain"), (4, "sharing"), (2, "plain"), (2, "sharing")]
+    for form in ("sharing", "plain", "sharing"):
+        batch.form = form
+        graphs.run([torch.zeros(2)], RaggedBatch.of_decodes(batch_slots, batch_slots, []))
+        assert batch.made[-1] == (2, form)
+
+
+def test_decode_graphs_write_logits_to_the_same_memory():
+    batch = FakeBatch(8)
+    graphs = DecodeGraphs(forward, batch, capture_sizes(8), CPU, FakeRecorder())
+    places = set()
+    for size in (8, 3, 1):
+        batch_slots = np.arange(size)
+        ragged = RaggedBatch.of_decodes(batch_slots, batch_slots, [])
+        got = graphs.run([torch.zeros(size)], ragged)
+        assert got is not None
+        places.add(got.data_ptr())
+    assert len(places) == 1
 
 
 def test_decode_graphs_decline_a_batch_without_room():
     batch, recorder, batch_slots = FakeBatch(2), FakeRecorder(), np.arange(2)
     graphs = DecodeGraphs(forward, batch, [1, 2], CPU, recorder)
-    batch.has_room = False
+    batch.form = None
     ragged = RaggedBatch.of_decodes(batch_slots, batch_slots, [])
     assert graphs.run([torch.zeros(2)], ragged) is None
     assert recorder.num_repeated == 0
@@ -193,15 +220,16 @@ def test_triton_backend_records_all_on_one_stream(monkeypatch: pytest.MonkeyPatc
     assert used == ["pool", recorders[0], "pool", recorders[0]]
 
 
-def test_recorded_bytes_are_those_of_largest_and_all_logits() -> None:
-    taken = [1000]  # by torch, in bytes
+def test_recorded_bytes_are_those_of_the_largest() -> None:
+    taken, recorded = [1000], []  # by torch, in bytes
 
     def record(sizes: Sequence[int]) -> DecodeGraphs | None:
         taken[0] += 500
+        recorded.extend(sizes)
         return record_decodes(forward, FakeBatch(8), sizes, CPU, FakeRecorder())
 
-    row = 4 * 8  # four int64 for each row of this forward
-    assert recorded_bytes(record, [1, 2, 4, 8], lambda: taken[0]) == 500 + (1 + 2 + 4) * row
+    assert recorded_bytes(record, [1, 2, 4, 8], lambda: taken[0]) == 500
+    assert recorded == [8]
     assert recorded_bytes(lambda _sizes: None, [1, 2], lambda: taken[0]) == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from baton.engine.attention.device_tables import DeviceTables
 from baton.engine.attention.interface import Attention, RaggedBatch
-from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch
+from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch, StepForm
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs
@@ -20,6 +20,7 @@ from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from baton.sampling import SamplingParams
+from baton_kernels import cascade
 from baton_kernels.attention_plan import Ranges
 from baton_kernels.attention_plan_arrays import pack
 from baton_kernels.cpu.decode_inputs import CompiledDecodeInputs
@@ -71,13 +72,15 @@ def test_device_tables_send_rows_of_unknown_versions_again() -> None:
 class CheckedBatch(StaticTritonBatch):
     """Static batch that compares the inputs of each step with those made from nothing."""
 
-    num_checked = num_with_drafts = 0
+    num_checked = num_with_drafts = num_sharing = 0
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        assert super().fill(ragged, num_rows)
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> StepForm | None:
+        form = super().fill(ragged, num_rows)
+        assert form is not None
         CheckedBatch.num_checked += 1
         CheckedBatch.num_with_drafts += len(ragged.batch_slots) > ragged.num_decodes
-        batch, size = self.rows(num_rows), host.BLOCK_SIZE
+        CheckedBatch.num_sharing += form is StepForm.SHARING
+        batch, size = self.rows(num_rows, StepForm.SHARING), host.BLOCK_SIZE
         slots, positions = ragged.places()
         padding = num_rows - len(slots)
         assert self.positions[:num_rows].tolist() == [*positions.tolist(), *[0] * padding]
@@ -90,7 +93,8 @@ class CheckedBatch(StaticTritonBatch):
             assert not len(plan.tiles)
             assert plan.splits.num_slots <= len(batch.work[kind].workspace.acc)
             self._check_plan(batch.work[kind].arrays.splits, plan.splits)
-        return True
+            assert form is StepForm.SHARING or not len(plan.splits.shared_items)
+        return form
 
     def _check_plan(self, arrays, plan) -> None:  # type: ignore[no-untyped-def]
         capacity = arrays.capacity
@@ -137,13 +141,19 @@ class RandomDrafter:
 )
 @pytest.mark.parametrize("max_drafts", [0, 5])
 @pytest.mark.parametrize("windows", [[None], [None, 40]])
-@pytest.mark.parametrize("num_blocks", [80, 300])
+@pytest.mark.parametrize("num_blocks", [70, 300])
 def test_static_batch_equals_one_made_from_nothing(
-    windows: host.Windows, num_blocks: int, max_drafts: int, make_inputs: MakeInputs
+    windows: host.Windows,
+    num_blocks: int,
+    max_drafts: int,
+    make_inputs: MakeInputs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
+    monkeypatch.setattr(cascade, "_LAUNCH_BYTES", 2**16)  # shared by a few short sequences
     backend = CheckedBackend(make_inputs)
     before, with_drafts = CheckedBatch.num_checked, CheckedBatch.num_with_drafts
+    sharing = CheckedBatch.num_sharing
     random = np.random.default_rng(num_blocks)
     prefix = tuple(random.integers(8, 64, 300).tolist())
     num_preempted = 0
@@ -165,5 +175,6 @@ def test_static_batch_equals_one_made_from_nothing(
             num_preempted += len(engine.step().preempted)
         engine.check_integrity()
     assert CheckedBatch.num_checked - before > 50
+    assert 10 < CheckedBatch.num_sharing - sharing < CheckedBatch.num_checked - before - 10
     assert (CheckedBatch.num_with_drafts - with_drafts > 10) == (max_drafts > 0)
-    assert bool(num_preempted) == (num_blocks == 80)
+    assert bool(num_preempted) == (num_blocks == 70)

@@ -5,8 +5,9 @@ A step fills a pinned array, `DecodeInputs`, which one transfer copies to the sa
 device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import numpy as np
 import torch
@@ -32,6 +33,14 @@ _NO_SLOTS: Int64Array = np.zeros(0, np.int64)
 MakeInputs = Callable[[int, int, int, Sequence[KindInputs]], DecodeInputs]
 
 
+class StepForm(Enum):
+    """Form of a recorded step. `SHARING`: its decodes share prefixes, which one more kernel attends
+    once (cascade)."""
+
+    PLAIN = auto()
+    SHARING = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """Work of one kind of layer: views of its packed plan."""
@@ -47,6 +56,7 @@ class StaticTritonBatch:
 
     Attributes:
         positions: `[max_rows]`, of the tokens; 0 in padded rows.
+        forms: forms of steps that the model's layers may have.
     """
 
     def __init__(
@@ -59,6 +69,8 @@ class StaticTritonBatch:
         """Allocates the batch; batch slots are below `max_rows`, and the longest sequence has
         `max_blocks` blocks."""
         self._attention = attention
+        sees_all = any(kind.window is None for kind in attention.tilings)
+        self.forms = tuple(StepForm) if sees_all else (StepForm.PLAIN,)
         device, num_groups = attention.device, attention.num_groups
         self._tables = DeviceTables(num_groups, max_rows, max_blocks, device)
         kinds = {kind: attention.kind_inputs(kind, max_rows) for kind in attention.tilings}
@@ -81,10 +93,10 @@ class StaticTritonBatch:
         header = self._inputs[: 2 * num_rows * num_words].view(torch.int64)
         self.positions, *self._slots = header.view(num_rows, num_words)[:, :max_rows]
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> StepForm | None:
         """Copies a step's decodes; rows from their tokens to `num_rows` become padding.
 
-        Returns False, and must not be replayed, if the plan exceeds its capacity: contexts that
+        Returns None, and must not be replayed, if the plan exceeds its capacity: contexts that
         share most of their blocks may add up to more than the pool, and a sequence may have more
         drafts than are attended as decodes.
         """
@@ -95,23 +107,25 @@ class StaticTritonBatch:
         pinned = torch.empty_like(self._inputs, device="cpu", pin_memory=self._inputs.is_cuda)
         end = self._layout.write(pinned.numpy(), ranges, tables, num_rows, shared)
         if end is None:
-            return False
+            return None
         self._tables.update(ragged)
         self._inputs[:end].copy_(pinned[:end], non_blocking=True)
-        return True
+        return StepForm.SHARING if any(shared) else StepForm.PLAIN
 
-    def rows(self, num_rows: int) -> TritonBatch:
+    def rows(self, num_rows: int, form: Hashable) -> TritonBatch:
         """Returns the first `num_rows` rows as the model's attention batch."""
         return TritonBatch(
             _NO_SLOTS,
             _NO_SLOTS,
             tuple(slots[:num_rows] for slots in self._slots),
             self._tables.tensors,
-            {kind: self._work_of(kind, num_rows) for kind in self._work},
+            {kind: self._work_of(kind, num_rows, form) for kind in self._work},
         )
 
-    def _work_of(self, kind: LayerKind, num_rows: int) -> KindWork:
+    def _work_of(self, kind: LayerKind, num_rows: int, form: Hashable) -> KindWork:
         work, capacity = self._work[kind], self._attention.capacity(kind, num_rows)
+        if form is StepForm.PLAIN or kind.window is not None:
+            capacity = replace(capacity, shared_items=0)
         splits = replace(work.splits, capacity=capacity)
         tiles = self._inputs.new_empty(0, TILE_FIELDS)
         return KindWork(AttentionArrays(splits, tiles), work.workspace)

@@ -8,7 +8,8 @@ padding, which attends to nothing and writes nothing.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -42,13 +43,18 @@ class StaticBatch(Protocol):
 
     positions: torch.Tensor
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        """Writes a step's tokens; the following rows, up to `num_rows`, become padding. Returns
-        False if they do not fit: then this must not be used."""
+    @property
+    def forms(self) -> Sequence[Hashable]:
+        """Forms of steps, each of which launches other kernels."""
         ...
 
-    def rows(self, num_rows: int) -> Any:
-        """Returns the first rows, in the form that the model takes."""
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> Hashable | None:
+        """Writes a step's tokens; the following rows, up to `num_rows`, become padding. Returns the
+        step's form; None if they do not fit: then this must not be used."""
+        ...
+
+    def rows(self, num_rows: int, form: Hashable) -> Any:
+        """Returns the first rows of a step of this form, as the model takes them."""
         ...
 
 
@@ -109,21 +115,28 @@ class DecodeGraphs:
         self._num_offsets = 0
         self.sizes = sizes
 
-        def step(size: int) -> Step:
-            token_ids, positions = self._token_ids[:size], batch.positions[:size]
-            if self._offsets is None:
-                return lambda: forward(token_ids, positions, batch.rows(size), rows[:size])
-            offsets = self._offsets[:size]
-            return lambda: forward(token_ids, positions + offsets, batch.rows(size), rows[:size])
+        self._logits: torch.Tensor | None = None
+
+        def step(size: int, form: Hashable) -> torch.Tensor:
+            positions = batch.positions[:size]
+            if self._offsets is not None:
+                positions = positions + self._offsets[:size]
+            token_ids = self._token_ids[:size]
+            return self._kept(forward(token_ids, positions, batch.rows(size, form), rows[:size]))
 
         # The largest first, so that the others reuse its memory in the pool.
-        self._steps = {size: recorder.record(step(size)) for size in reversed(self.sizes)}
+        self._steps = {
+            (size, form): recorder.record(partial(step, size, form))
+            for size in reversed(self.sizes)
+            for form in batch.forms
+        }
 
-    @property
-    def logit_bytes(self) -> int:
-        """Bytes of the logits of one row."""
-        (step, *_) = self._steps.values()
-        return step()[0].nbytes
+    def _kept(self, logits: torch.Tensor) -> torch.Tensor:
+        """Copies a step's logits to the memory of all steps, which the first one, the largest,
+        allocates: in memory of its own each graph would take as much."""
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits[: len(logits)].copy_(logits)
 
     def run(
         self,
@@ -148,9 +161,8 @@ class DecodeGraphs:
             self._token_ids[begin:end].copy_(part, non_blocking=True)
             begin = end
         self._set_offsets(offsets)
-        if not self._batch.fill(ragged, size):
-            return None
-        return self._steps[size]()[:num_tokens]
+        form = self._batch.fill(ragged, size)
+        return None if form is None else self._steps[size, form]()[:num_tokens]
 
     def _set_offsets(self, offsets: torch.Tensor | None) -> None:
         """Writes a step's offsets. Those of padding are 0, as its positions are valid without."""
@@ -189,8 +201,8 @@ def recorded_bytes(
     sizes: Sequence[int],
     reserved: Callable[[], int],
 ) -> int:
-    """Returns the memory in bytes that graphs of `sizes` take. Records the largest, and drops it:
-    the others reuse its memory, but for logits of their own.
+    """Returns the memory in bytes that graphs of `sizes` take. Records the largest, and drops them:
+    the others reuse their memory.
 
     Args:
         record: records graphs of some sizes.
@@ -198,9 +210,7 @@ def recorded_bytes(
     """
     before = reserved()
     graphs = record(sizes[-1:])
-    if graphs is None:
-        return 0
-    return reserved() - before + sum(sizes[:-1]) * graphs.logit_bytes
+    return 0 if graphs is None else reserved() - before
 
 
 def capture_sizes(max_num_seqs: int, max_decode_tokens: int = 1) -> list[int]:

@@ -1,6 +1,6 @@
 """Recorded decode steps on a CPU, replayed by computing them again, with any attention."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -22,19 +22,21 @@ class Rerun:
 class PreparedBatch:
     """Static batch of any attention: what it prepares of a step, which has no padding."""
 
+    forms = ("any",)
+
     def __init__(self, attention: Attention, max_rows: int) -> None:
         self.positions = torch.zeros(max_rows, dtype=torch.int64)
         self.step: StepBatch | None = None
         self._attention = attention
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> str:
         self.step = self._attention.prepare(ragged)
         num_tokens = len(self.step.positions)
         self.positions[:num_tokens] = torch.from_numpy(self.step.positions)
         self.positions[num_tokens:num_rows] = 0
-        return True
+        return self.forms[0]
 
-    def rows(self, _num_rows: int) -> "PreparedBatch":
+    def rows(self, _num_rows: int, _form: Hashable) -> "PreparedBatch":
         return self
 
 
