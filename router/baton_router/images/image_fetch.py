@@ -20,6 +20,7 @@ MAX_REDIRECTS: Final = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _OK = 200
 _SHOWN_CHARS = 100
+_MAX_REASON_CHARS = 200
 _MAX_URL_CHARS = 8192
 _PORTS = {"http": 80, "https": 443}
 
@@ -94,10 +95,11 @@ class AllowedHosts:
 class ImageFetcher:
     """Fetcher of images. Sends no cookies, credentials or headers of clients.
 
+    Trusts the certificate authorities of the system, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+
     Args:
         max_bytes: maximum bytes of one answer.
         timeout: seconds for one image, with all redirects.
-        certificates: file of the authorities that https is checked by; None: those of the system.
     """
 
     def __init__(
@@ -105,14 +107,13 @@ class ImageFetcher:
         hosts: AllowedHosts,
         max_bytes: int,
         timeout: float,
-        certificates: str | None = None,
         resolve: Resolve = resolve,
     ) -> None:
         self._hosts = hosts
         self._resolve = resolve
         self._max_bytes = max_bytes
         self._timeout = timeout
-        self._tls = ssl.create_default_context(cafile=certificates)
+        self._tls = ssl.create_default_context()
 
     async def fetch(self, url: str) -> bytes:
         """Returns the body of the answer. Raises `FetchError`."""
@@ -122,8 +123,7 @@ class ImageFetcher:
         except TimeoutError:
             raise FetchError(f"was not fetched within {self._timeout:g} s") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError, ssl.SSLError) as error:
-            reason = str(error)[:_SHOWN_CHARS] or type(error).__name__
-            raise FetchError(f"cannot be fetched: {reason}") from None
+            raise FetchError(_reason(error)) from None
 
     async def _follow(self, url: str) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -206,6 +206,13 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
                     f"has a host, {host!r}, at an address that is not public; expected a public one"
                 )
         return addresses
+
+
+def _reason(error: Exception) -> str:
+    mapped = error.__context__  # httpcore2 wraps it in an error of its own
+    if isinstance(mapped, ssl.SSLCertVerificationError):
+        return f"has a certificate that is not valid: {mapped.verify_message}"[:_MAX_REASON_CHARS]
+    return f"cannot be fetched: {str(error) or type(error).__name__}"[:_MAX_REASON_CHARS]
 
 
 def _checked(url: str, hosts: AllowedHosts) -> SplitResult:
