@@ -3,16 +3,18 @@ import sys
 
 SCRIPT = """
 import sys
+sys.modules["PIL"] = None
 import baton_router.process
 from baton.models import locate
 from baton_router.intake.model_card import read_model_card
 
 read_model_card(locate("tiny")).render([{"role": "user", "content": "hi"}])
-print(sorted(name for name in ("torch", "triton", "baton.engine") if name in sys.modules))
+absent = ("torch", "triton", "baton.engine", "baton_router.images.image_reader")
+print(sorted(name for name in absent if name in sys.modules))
 """
 
 
-def test_router_imports_no_torch():
+def test_router_imports_neither_torch_nor_images():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60
     )
