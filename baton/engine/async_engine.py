@@ -8,13 +8,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any, NoReturn, Protocol, Self, cast
 
 import torch
 
 from baton.cluster.prefix import BlockHash
-from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core import commands, reports
@@ -28,6 +28,7 @@ from baton.engine.metering.work_meter import WorkDone
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption
@@ -348,41 +349,39 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def encoded(
-        self, name: str, encoder_input: EncoderInput, *, only_cached: bool = False
+        self, name: str, job: EncodeJob, *, only_cached: bool = False
     ) -> AsyncIterator[EncodedOutput]:
         """Holds the output of an encoder input during the `with` block, and computes it before,
         unless it is cached.
 
         Args:
             name: name of what is held; no other output may have it meanwhile.
-            encoder_input: `start` is ignored, and `tensors` with `only_cached`.
+            job: its input needs no tensors with `only_cached`.
 
         Raises the errors of `Engine.encode`, and `AlreadyExistsError` for a name that is taken.
         """
-        self.core.check_encoder_input(encoder_input, has_tensors=not only_cached)
+        self.core.check_encoder_input(job.encoder_input, has_tensors=not only_cached)
         number = next(self._numbers)
-        with self._output(name, commands.Encode(number, encoder_input, only_cached)) as answer:
+        with self._output(name, commands.Encode(number, job, only_cached)) as answer:
             yield await answer
 
     @asynccontextmanager
-    async def arriving(
-        self, name: str, content_hash: bytes, num_tokens: int
-    ) -> AsyncIterator[ArrivingOutput]:
+    async def arriving(self, name: str, job: EncodeJob) -> AsyncIterator[ArrivingOutput]:
         """Expects another worker's output of an encoder input during the `with` block. Meanwhile no
         input of this content is computed here: sequences wait before it. If the block ends without
         a commit, they compute it.
 
         Args:
             name: name of what is expected; no other output may have it meanwhile.
-            num_tokens: rows of the output.
+            job: the tensors of its input are ignored.
 
         Raises the errors of `Engine.expect_output`, and `AlreadyExistsError` for a name that is
         taken.
         """
-        expected = EncoderInput(content_hash, 0, num_tokens)
-        self.core.check_encoder_input(expected, has_tensors=False)
+        expected = replace(job, encoder_input=replace(job.encoder_input, tensors={}))
+        self.core.check_encoder_input(expected.encoder_input, has_tensors=False)
         number = next(self._numbers)
-        with self._output(name, commands.ExpectOutput(number, content_hash, num_tokens)) as answer:
+        with self._output(name, commands.ExpectOutput(number, expected)) as answer:
             yield ArrivingOutput(answer, lambda: self.submit(commands.CommitOutput(number)))
 
     @contextmanager

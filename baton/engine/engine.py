@@ -50,6 +50,7 @@ from baton.engine.request_check import RequestCheck, check_grammar, why_no_image
 from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import Float32Array, NotAhead, StepPlan
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
@@ -428,36 +429,34 @@ class Engine:
         """Releases pinned blocks. Idempotent."""
         self._scheduler.unpin(name)
 
-    def encode(
-        self, number: int, encoder_input: EncoderInput, *, only_cached: bool = False
-    ) -> None:
+    def encode(self, number: int, job: EncodeJob, *, only_cached: bool = False) -> None:
         """Holds the output of an input until `release_output`, and computes it unless it is cached.
         The answer, a `HeldOutput`, comes from the step after which the output is there.
 
         Args:
             number: names the output; new.
-            encoder_input: `start` is ignored, and `tensors` with `only_cached`.
+            job: its input needs no tensors with `only_cached`.
 
         Raises the errors of `check_encoder_input`, and `NotFoundError` with `only_cached` if the
         output is not cached.
         """
+        jobs, encoder_input = self._scheduler.encode_jobs, job.encoder_input
         self.check_encoder_input(encoder_input, has_tensors=not only_cached)
-        self._scheduler.encode_jobs.check_length(encoder_input.content_hash, encoder_input.length)
-        if only_cached and encoder_input.content_hash not in self._scheduler.encode_jobs.cache:
+        jobs.check_length(encoder_input)
+        if only_cached and encoder_input.content_hash not in jobs.cache:
             raise NotFoundError("the output of this encoder input is not cached here")
-        self._scheduler.encode_jobs.encode(number, replace(encoder_input, start=0))
+        jobs.encode(number, job)
 
-    def expect_output(self, number: int, content_hash: bytes, num_tokens: int) -> None:
+    def expect_output(self, number: int, job: EncodeJob) -> None:
         """Expects an output of another worker, until `commit_output` or `release_output`: meanwhile
         no input of this content is computed here. The answer, a `HeldOutput`, has the blocks to
         fill; none if the output is cached, and then nothing is expected any more.
 
         Raises as `encode` for an input that could not be computed here.
         """
-        arriving = EncoderInput(content_hash, 0, num_tokens)
-        self.check_encoder_input(arriving, has_tensors=False)
-        self._scheduler.encode_jobs.check_length(content_hash, num_tokens)
-        self._scheduler.encode_jobs.expect(number, content_hash, num_tokens)
+        self.check_encoder_input(job.encoder_input, has_tensors=False)
+        self._scheduler.encode_jobs.check_length(job.encoder_input)
+        self._scheduler.encode_jobs.expect(number, job)
 
     def commit_output(self, number: int) -> None:
         """Caches an expected output, whose blocks have been filled, without a holder. Does nothing

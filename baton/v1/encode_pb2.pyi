@@ -42,7 +42,9 @@ class EncodeRequest(_message.Message):
     tenant: _builtins.str
     """Tenant, as `PrefillRequest.tenant`: only a claim with the same one finds the lease."""
     priority: _builtins.int
-    """Priority, as `GenerateRequest.priority`."""
+    """Priority, as `GenerateRequest.priority`: inputs wait for the encoder in the order in which the
+    worker's policy would serve their requests.
+    """
     only_cached: _builtins.bool
     """Compute nothing: share the output if it is cached."""
     @_builtins.property

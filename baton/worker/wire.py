@@ -9,13 +9,14 @@ from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.engine.messages import EngineRequest
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.scheduling.policy import DEFAULT_DEADLINE_SECONDS
 from baton.engine.scheduler.sequences.config import ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto
-from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import decode_pb2, encode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 
 _FINISH_REASONS = {
@@ -80,6 +81,18 @@ def engine_request(
     )
 
 
+def encode_job(message: encode_pb2.EncodeRequest, time_remaining: float | None) -> EncodeJob:
+    """Returns the job in a message, ranked as `engine_request` ranks the request that needs it.
+    Raises `InvalidArgumentError` for a malformed input."""
+    arrival = time.monotonic()
+    return EncodeJob(
+        encoder_input_wire.from_proto(message.encoder_input, "encoder_input"),
+        priority=message.priority,
+        arrival_time=arrival,
+        first_token_deadline=arrival + first_token_due(message, time_remaining),
+    )
+
+
 def hashes_of(joined: bytes, field: str) -> tuple[BlockHash, ...]:
     """Splits joined chain hashes. Raises `InvalidArgumentError` for a partial hash."""
     if len(joined) % HASH_BYTES:
@@ -91,7 +104,7 @@ def hashes_of(joined: bytes, field: str) -> tuple[BlockHash, ...]:
 
 def first_token_due(
     message: "prefill_pb2.PrefillRequest | prefill_pb2.PoolRequest | "
-    "decode_pb2.DecodeGenerateRequest",
+    "decode_pb2.DecodeGenerateRequest | encode_pb2.EncodeRequest",
     time_remaining: float | None,
 ) -> float:
     """Returns the seconds until the first token is due; negative if it is late."""

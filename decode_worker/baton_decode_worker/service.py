@@ -105,7 +105,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         async with AsyncExitStack() as held:
             held.enter_context(capacity.promise(num_blocks))
             if handle is None:
-                fetching = self._encoder_fetch.outputs_of(request, wanted.encoder_inputs, remaining)
+                fetching = self._encoder_fetch.outputs_of(request, wanted, remaining)
                 await held.enter_async_context(fetching)
             stream = held.enter_context(engine.open(wanted, grammar))
             held.enter_context(request_spans(self._worker.id, wanted, stream))

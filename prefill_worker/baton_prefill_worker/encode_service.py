@@ -8,7 +8,6 @@ from typing import Any
 
 from opentelemetry.trace import SpanKind
 
-from baton.encoder_input_wire import from_proto
 from baton.engine.encoder_outputs import EncodedOutput
 from baton.engine.metering.work_meter import WorkDone
 from baton.serving.attempt_id import request_id_of
@@ -17,7 +16,7 @@ from baton.serving.telemetry.stages import stage
 from baton.v1 import encode_pb2 as pb
 from baton.v1 import encode_pb2_grpc as pb_grpc
 from baton.v1.prefill_pb2 import LeaseReleased
-from baton.worker.wire import work_done_to_message
+from baton.worker.wire import encode_job, work_done_to_message
 from baton.worker.worker import Worker
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.exchange.exchange import EncoderExchange
@@ -38,14 +37,13 @@ class EncodeService(pb_grpc.EncodeServicer):
         self._names = count(1)
 
     async def Encode(  # noqa: N802
-        self, request: pb.EncodeRequest, _context: Any
+        self, request: pb.EncodeRequest, context: Any
     ) -> AsyncIterator[pb.EncodeResponse]:
         name_request(request_id_of(request.request_id))
-        arrival = time.monotonic()
         claim = claim_of(request)
         worker, only_cached = self._worker, request.only_cached
-        wanted = from_proto(request.encoder_input, "encoder_input")
-        blocks = BlockRange(wanted.length, worker.engine.block_size)
+        job = encode_job(request, context.time_remaining())
+        blocks = BlockRange(job.num_tokens, worker.engine.block_size)
         told = {"baton.worker": worker.id, "baton.attempt.id": request.request_id}
         # The output is released after the lease has ended, however this call ends.
         async with AsyncExitStack() as held:
@@ -55,17 +53,17 @@ class EncodeService(pb_grpc.EncodeServicer):
                 engine = (
                     worker.engine_for_new_work() if only_cached else worker.engine_for("encode")
                 )
-                engine.core.check_encoder_input(wanted, has_tensors=not only_cached)
+                engine.core.check_encoder_input(job.encoder_input, has_tensors=not only_cached)
                 if not only_cached:
                     yield _admitted()
                 name = f"lease {next(self._names)}"
-                encoding = engine.encoded(name, wanted, only_cached=only_cached)
+                encoding = engine.encoded(name, job, only_cached=only_cached)
                 output = await held.enter_async_context(encoding)
                 if only_cached:  # NOT_FOUND would come in its place
                     yield _admitted()
                 lease.advance((output.block_ids,), blocks.num_blocks)
                 lease.complete(None, lambda: None)
-                yield _encoded(output, arrival, engine.work_done)
+                yield _encoded(output, job.arrival_time, engine.work_done)
                 await lease.over()
                 yield pb.EncodeResponse(released=LeaseReleased())
 

@@ -73,7 +73,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         blocks = BlockRange(len(wanted.token_ids), engine.block_size)
         # The blocks are freed after the lease has ended, however this call ends.
         async with AsyncExitStack() as held:
-            fetching = self._encoder_fetch.outputs_of(request, wanted.encoder_inputs, remaining)
+            fetching = self._encoder_fetch.outputs_of(request, wanted, remaining)
             await held.enter_async_context(fetching)
             stream = held.enter_context(engine.open(wanted, grammar))
             held.enter_context(request_spans(self._worker.id, wanted, stream))

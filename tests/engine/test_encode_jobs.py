@@ -16,6 +16,7 @@ from baton.engine.engine import Engine
 from baton.engine.messages import MultimodalPrompt
 from baton.engine.process.engine_process import EngineProcess
 from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -105,8 +106,8 @@ async def test_arrived_output_changes_no_token(serve, path, when):
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(running(load(path, **SIZES)))
         target = await stack.enter_async_context(serve(path, **SIZES))
-        output = await stack.enter_async_context(source.encoded("lease", wanted))
-        async with target.arriving("a", wanted.content_hash, wanted.length) as arrival:
+        output = await stack.enter_async_context(source.encoded("lease", EncodeJob(wanted)))
+        async with target.arriving("a", EncodeJob(wanted)) as arrival:
             if when == "before":
                 copy(source, output.block_ids, target, await arrival.block_ids())
                 arrival.commit()
@@ -128,7 +129,7 @@ async def test_arrived_output_changes_no_token(serve, path, when):
 async def test_output_that_is_given_up_is_computed_here(serve, path):
     first, second = prompt_of(path).encoder_inputs
     async with serve(path, **SIZES) as engine:
-        async with engine.arriving("a", first.content_hash, first.length) as arrival:
+        async with engine.arriving("a", EncodeJob(first)) as arrival:
             reading = asyncio.create_task(answer(engine, path))
             assert await arrival.block_ids()
             await until(lambda: engine.stats().num_running == 1)
@@ -145,14 +146,14 @@ async def test_output_evicted_after_its_commit_is_computed_here(serve, path):
     sizes = SIZES | {"encoder_cache_tokens": max(most.max_tokens, first.length, second.length)}
     async with serve(path, **sizes, encoder_budget=sizes["encoder_cache_tokens"]) as engine:
         room = engine.stats().num_encoder_blocks
-        async with engine.arriving("a", first.content_hash, first.length) as arrival:
+        async with engine.arriving("a", EncodeJob(first)) as arrival:
             assert await arrival.block_ids()  # with rows that are wrong
             arrival.commit()
         for number in range(3, 3 + room):  # of other images, until none is left of it
-            async with engine.encoded("b", input_of(path, number)):
+            async with engine.encoded("b", EncodeJob(input_of(path, number))):
                 pass
         with pytest.raises(NotFoundError):
-            async with engine.encoded("c", first, only_cached=True):
+            async with engine.encoded("c", EncodeJob(first), only_cached=True):
                 pass
         assert await answer(engine, path) == expected(path)
         await assert_empty(engine)
@@ -163,7 +164,7 @@ async def test_text_goes_on_while_a_prompt_awaits_its_image(serve, llava):
     prompt = prompt_of(llava, f"{IMAGE_TOKEN} {words(4, 3)}", 1)
     (wanted,) = prompt.encoder_inputs
     async with serve(llava, **SIZES) as engine:
-        async with engine.arriving("a", wanted.content_hash, wanted.length) as arrival:
+        async with engine.arriving("a", EncodeJob(wanted)) as arrival:
             added = request("r", prompt.token_ids, GREEDY, encoder_inputs=prompt.encoder_inputs)
             with engine.open(added):
                 await arrival.block_ids()
@@ -179,14 +180,14 @@ async def test_text_goes_on_while_a_prompt_awaits_its_image(serve, llava):
 async def test_engine_used_for_encoding_alone_shares_outputs(serve, path):
     wanted = input_of(path, 4)
     async with serve(path, **SIZES) as engine:
-        async with engine.encoded("a", replace(wanted, start=77)) as first:
+        async with engine.encoded("a", EncodeJob(replace(wanted, start=77))) as first:
             assert not first.was_cached
             assert len(first.block_ids) == -(-wanted.length // SIZES["block_size"])
-            async with engine.encoded("b", wanted) as second:
+            async with engine.encoded("b", EncodeJob(wanted)) as second:
                 assert second.was_cached
                 assert second.block_ids == first.block_ids
             bare = EncoderInput(wanted.content_hash, 0, wanted.length)
-            async with engine.encoded("b", bare, only_cached=True) as third:
+            async with engine.encoded("b", EncodeJob(bare), only_cached=True) as third:
                 assert third.block_ids == first.block_ids
             assert engine.stats().num_held_encoder_blocks == len(first.block_ids)
             assert engine.idle_since is None
@@ -202,14 +203,18 @@ async def test_encode_jobs_wait_for_blocks_that_others_hold(serve, llava):
     first, second = input_of(llava, 1), input_of(llava, 2)
     sizes = SIZES | {"encoder_cache_tokens": first.length, "encoder_budget": first.length}
     async with serve(llava, **sizes) as engine, AsyncExitStack() as later:
-        async with engine.encoded("a", first) as held:
-            other = asyncio.create_task(later.enter_async_context(engine.encoded("b", second)))
-            gone = asyncio.create_task(later.enter_async_context(engine.encoded("c", second)))
+        async with engine.encoded("a", EncodeJob(first)) as held:
+            other = asyncio.create_task(
+                later.enter_async_context(engine.encoded("b", EncodeJob(second)))
+            )
+            gone = asyncio.create_task(
+                later.enter_async_context(engine.encoded("c", EncodeJob(second)))
+            )
             await until(lambda: engine.stats().num_waiting_encode_jobs == 2)
             assert engine.stats().num_waiting_encoder_tokens == 2 * second.length
             gone.cancel()
             await until(lambda: engine.stats().num_waiting_encode_jobs == 1)
-            async with engine.encoded("d", first) as again:
+            async with engine.encoded("d", EncodeJob(first)) as again:
                 assert again.block_ids == held.block_ids
         output = await asyncio.wait_for(other, 30)
         assert not output.was_cached
@@ -221,14 +226,12 @@ async def test_encode_jobs_wait_for_blocks_that_others_hold(serve, llava):
 async def test_second_arrival_waits_for_the_end_of_the_first(serve, llava, is_committed):
     wanted = input_of(llava, 1)
     async with serve(llava, **SIZES) as engine:
-        async with engine.arriving("b", wanted.content_hash, wanted.length) as one:
+        async with engine.arriving("b", EncodeJob(wanted)) as one:
             filled = await one.block_ids()
             async with AsyncExitStack() as stack:
-                two = await stack.enter_async_context(
-                    engine.arriving("c", wanted.content_hash, wanted.length)
-                )
+                two = await stack.enter_async_context(engine.arriving("c", EncodeJob(wanted)))
                 encoding = asyncio.create_task(
-                    stack.enter_async_context(engine.encoded("a", wanted))
+                    stack.enter_async_context(engine.encoded("a", EncodeJob(wanted)))
                 )
                 await settled(engine)
                 assert engine.stats().num_waiting_encode_jobs == 2
@@ -240,7 +243,7 @@ async def test_second_arrival_waits_for_the_end_of_the_first(serve, llava, is_co
                     encoding.cancel()  # before the arrivals end, or its job would begin
                     await asyncio.gather(encoding, return_exceptions=True)
         if not is_committed:
-            async with engine.arriving("c", wanted.content_hash, wanted.length) as two:
+            async with engine.arriving("c", EncodeJob(wanted)) as two:
                 assert await two.block_ids()
         assert engine.work_done.num_encoder_tokens == 0
         await assert_empty(engine)
@@ -250,13 +253,13 @@ async def test_flush_of_content_hash_drops_its_output_alone(serve, llava):
     first, second = input_of(llava, 1), input_of(llava, 2)
     async with serve(llava, **SIZES) as engine:
         for each in first, second:
-            async with engine.encoded("a", each):
+            async with engine.encoded("a", EncodeJob(each)):
                 pass
         await engine.flush_cache([first.content_hash])
-        async with engine.encoded("b", second, only_cached=True) as output:
+        async with engine.encoded("b", EncodeJob(second), only_cached=True) as output:
             assert output.was_cached
         with pytest.raises(NotFoundError):
-            async with engine.encoded("c", first, only_cached=True):
+            async with engine.encoded("c", EncodeJob(first), only_cached=True):
                 pass
         await assert_empty(engine)
 
@@ -266,10 +269,10 @@ async def test_cache_events_have_the_hashes_of_outputs(serve, llava):
     events: list[CacheEvents] = []
     sizes = SIZES | {"encoder_cache_tokens": first.length, "encoder_budget": first.length}
     async with serve(llava, **sizes, on_cache_events=events.append) as engine:
-        async with engine.encoded("a", first):
+        async with engine.encoded("a", EncodeJob(first)):
             await engine.flush_cache()  # does not drop what is held
             await until(lambda: any(event.cleared for event in events))
-        async with engine.arriving("b", second.content_hash, second.length) as arrival:
+        async with engine.arriving("b", EncodeJob(second)) as arrival:
             await arrival.block_ids()
             assert events[-1].removed == (first.content_hash,)
             arrival.commit()
@@ -299,28 +302,32 @@ async def test_encoded_refuses_what_could_not_be_computed(serve, llava, checkpoi
     async with serve(llava, **SIZES) as engine:
         for encoder_input, only_cached, kind, problem in refused:
             with pytest.raises(kind, match=problem):
-                async with engine.encoded("a", encoder_input, only_cached=only_cached):
+                async with engine.encoded("a", EncodeJob(encoder_input), only_cached=only_cached):
                     pass
-        async with engine.encoded("a", wanted):
+        async with engine.encoded("a", EncodeJob(wanted)):
             with pytest.raises(AlreadyExistsError, match="'a'"):
-                async with engine.encoded("a", wanted):
+                async with engine.encoded("a", EncodeJob(wanted)):
                     pass
             with pytest.raises(InvalidArgumentError, match="has 16 rows"):
-                async with engine.encoded("b", replace(bare, length=5), only_cached=True):
+                async with engine.encoded(
+                    "b", EncodeJob(replace(bare, length=5)), only_cached=True
+                ):
                     pass
         await assert_empty(engine)
     async with serve(checkpoints["llama"], num_blocks=8) as text:
         assert text.encoder_pool is None
         with pytest.raises(FailedPreconditionError, match="takes no images"):
-            async with text.encoded("a", wanted):
+            async with text.encoded("a", EncodeJob(wanted)):
                 pass
 
 
 async def test_stop_ends_encode_jobs_that_wait(serve, llava):
     wanted = input_of(llava, 1)
     async with serve(llava, **SIZES) as engine, AsyncExitStack() as stack:
-        await stack.enter_async_context(engine.arriving("a", wanted.content_hash, wanted.length))
-        waiting = asyncio.create_task(stack.enter_async_context(engine.encoded("b", wanted)))
+        await stack.enter_async_context(engine.arriving("a", EncodeJob(wanted)))
+        waiting = asyncio.create_task(
+            stack.enter_async_context(engine.encoded("b", EncodeJob(wanted)))
+        )
         await settled(engine)
         await engine.stop()
         with pytest.raises(UnavailableError):
@@ -331,7 +338,9 @@ async def test_pause_computes_nothing_for_waiting_jobs(serve, llava):
     wanted = input_of(llava, 1)
     async with serve(llava, **SIZES) as engine, AsyncExitStack() as stack:
         engine.pause()
-        waiting = asyncio.create_task(stack.enter_async_context(engine.encoded("a", wanted)))
+        waiting = asyncio.create_task(
+            stack.enter_async_context(engine.encoded("a", EncodeJob(wanted)))
+        )
         await settled(engine)
         assert engine.work_done.num_encoder_tokens == 0
         engine.resume()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -19,6 +20,7 @@ from baton.engine import Engine, EngineConfig
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
@@ -194,6 +196,58 @@ async def test_encode_worker_computes_equal_images_once(prompt):
                 assert all([(await call.read()).HasField("released") for call in calls])
             assert prefill.num_encoded_tokens == 0
             assert encode.num_encoded_tokens == prompt.num_tokens_of_images
+
+
+@pytest.mark.parametrize(
+    ("policy", "usual", "urgent"),
+    [
+        ("priority", {"priority": 1}, {"priority": -1}),
+        ("deadline", {"first_token_due": Duration(seconds=9)}, {"first_token_due": Duration()}),
+    ],
+)
+async def test_encode_worker_encodes_in_the_order_of_its_policy(prompt, policy, usual, urgent):
+    async with crew_of(prompt.path, "encode", policy=policy, **room_for_one(prompt)) as crew:
+        (encode,) = crew.members
+        first, second = prompt.inputs
+        third = replace(first, content_hash=bytes(16))
+        held, _ = encode.to_encode(first, "other")
+        await encoded(held)
+        waiting, _ = encode.to_encode(second, "other", **usual)
+        await until(lambda: waiting_of(encode) == 1)
+        last, _ = encode.to_encode(third, "other", **urgent)
+        await until(lambda: waiting_of(encode) == 2)
+        held.cancel()
+        for call in last, waiting:  # each has the only room until it is cancelled
+            await encoded(call)
+            call.cancel()
+        assert encode.num_encoded_tokens == 2 * first.length + second.length
+
+
+async def test_encode_call_ends_at_its_deadline_in_the_queue(prompt):
+    async with crew_of(prompt.path, "encode", **room_for_one(prompt)) as crew:
+        (encode,) = crew.members
+        first, second = prompt.inputs
+        held, _ = encode.to_encode(first, "other")
+        await encoded(held)
+        late = encode_pb2.EncodeRequest(
+            lease_id=new_lease_id(), encoder_input=to_proto(second), claimant="other"
+        )
+        failure = await failure_of(encode.encode.Encode(late, timeout=0.5))
+        assert isinstance(failure, DeadlineExceededError)
+        await until(lambda: encode.worker.engine.stats().num_encode_jobs == 1)
+        held.cancel()
+        await crew.nothing_held()
+        assert encode.num_encoded_tokens == first.length
+
+
+def room_for_one(prompt: Prompt) -> dict[str, Any]:
+    """Settings of a worker that holds one output at a time."""
+    length = max(each.length for each in prompt.inputs)
+    return {"encoder_cache_tokens": length, "encoder_budget": length}
+
+
+def waiting_of(member: Member) -> int:
+    return member.worker.engine.stats().num_waiting_encode_jobs
 
 
 async def test_prefill_worker_fetches_only_outputs_that_it_lacks(prompt):

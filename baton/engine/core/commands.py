@@ -6,8 +6,8 @@ A query is a command that is answered, under the number that it carries.
 from dataclasses import dataclass
 
 from baton.cluster.prefix import BlockHash
-from baton.encoder_input import EncoderInput
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.sequences.sequence import FinishReason
 
 
@@ -84,22 +84,21 @@ class Unpin:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Holds the output of an encoder input, under a new number, until `ReleaseOutput`. The step
-    after which it is there answers; a `QueryFailed` of the number says that none will."""
+    """Holds an encoder output, under a new number, until `ReleaseOutput`. The step after which it
+    is there answers; a `QueryFailed` of the number says that none will."""
 
     number: int
-    encoder_input: EncoderInput
+    job: EncodeJob
     only_cached: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectOutput:
-    """Expects another worker's output of an encoder input, under a new number, until `CommitOutput`
-    or `ReleaseOutput`. Answered as `Encode`."""
+    """Expects another worker's encoder output, under a new number, until `CommitOutput` or
+    `ReleaseOutput`. Answered as `Encode`."""
 
     number: int
-    content_hash: bytes
-    num_tokens: int
+    job: EncodeJob
 
 
 @dataclass(frozen=True, slots=True)

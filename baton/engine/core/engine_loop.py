@@ -170,10 +170,10 @@ class EngineLoop:
         """Begins an encode job. An error ends the job and not the engine."""
         try:
             match command:
-                case commands.Encode(number, encoder_input, only_cached):
-                    self._engine.encode(number, encoder_input, only_cached=only_cached)
-                case commands.ExpectOutput(number, content_hash, num_tokens):
-                    self._engine.expect_output(number, content_hash, num_tokens)
+                case commands.Encode(number, job, only_cached):
+                    self._engine.encode(number, job, only_cached=only_cached)
+                case commands.ExpectOutput(number, job):
+                    self._engine.expect_output(number, job)
         except Exception as error:
             problem = _as_baton_error(error, "an encode job was not begun")
             self._report(QueryFailed(command.number, problem))

@@ -3,11 +3,12 @@ that need them, by the encode jobs of their schedulers. Knows nothing of request
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton_simulator.clock import Clock
 from baton_simulator.engine import SimulatedEngine
@@ -53,15 +54,15 @@ class EncoderTransfers:
         """
         number = next(self._numbers)
         self._transfers[number] = _Transfer(source, claimant, encoder_input, on_encoded)
-        content_hash, length = encoder_input.content_hash, encoder_input.length
-        claimant.submit(lambda s: s.encode_jobs.expect(number, content_hash, length))
+        job = EncodeJob(encoder_input)
+        claimant.submit(lambda s: s.encode_jobs.expect(number, job))
 
         def ask(scheduler: Scheduler) -> None:
             jobs = scheduler.encode_jobs
-            if only_cached and content_hash not in jobs.cache:
+            if only_cached and encoder_input.content_hash not in jobs.cache:
                 self._clock.at(self._clock.now, lambda: self._end(number))
             else:
-                jobs.encode(number, replace(encoder_input, start=0))
+                jobs.encode(number, job)
 
         source.submit(ask)
 

@@ -8,6 +8,8 @@ from itertools import count
 
 from baton.encoder_input import EncoderInput
 from baton.engine.encoder_outputs import ArrivingOutput
+from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.worker.worker import Worker
@@ -34,25 +36,27 @@ class EncoderFetch:
 
     @asynccontextmanager
     async def outputs_of(
-        self, request: _Request, inputs: Sequence[EncoderInput], time_remaining: float | None
+        self, request: _Request, wanted: EngineRequest, time_remaining: float | None
     ) -> AsyncIterator[None]:
-        """Fetches the outputs of `inputs` that `request` has sources of, all at once, during the
-        `async with` block, in which the request's stream is opened: its sequences compute what is
-        before an input meanwhile, and the input itself only after its fetch has failed.
+        """Fetches the outputs of inputs of `wanted` that `request` has sources of, all at once,
+        during the `async with` block, in which the request's stream is opened: its sequences
+        compute what is before an input meanwhile, and the input itself only after its fetch has
+        failed.
 
         `time_remaining`: seconds of the call; None: it has no deadline.
         """
         timeout = FETCH_TIMEOUT if time_remaining is None else min(FETCH_TIMEOUT, time_remaining)
         # A fetch has ended before its blocks are given up, however the call ends.
         async with AsyncExitStack() as stack:
-            for source, wanted in _sources(request, inputs):
+            for source, encoder_input in _sources(request, wanted.encoder_inputs):
                 name, engine = f"fetch {next(self._names)}", self._worker.engine
                 arriving = await stack.enter_async_context(AsyncExitStack())
-                arrival = await arriving.enter_async_context(
-                    engine.arriving(name, wanted.content_hash, wanted.length)
+                job = EncodeJob(
+                    encoder_input, wanted.priority, wanted.arrival_time, wanted.first_token_deadline
                 )
+                arrival = await arriving.enter_async_context(engine.arriving(name, job))
                 pairing = self._exchange.pairing
-                handle = handle_of_source(source, pairing, wanted.length, request.tenant)
+                handle = handle_of_source(source, pairing, encoder_input.length, request.tenant)
                 fetch = _fetch(arriving, arrival, self._exchange.fetcher, handle, timeout)
                 stack.push_async_callback(_end, asyncio.create_task(fetch))
             yield

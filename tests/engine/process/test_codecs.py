@@ -21,6 +21,7 @@ from baton.engine.process.report_codec import decode_report, encode_report
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
@@ -107,6 +108,7 @@ REQUEST = EngineRequest(
     first_token_deadline=2.5,
     return_cost=ReturnCost(0.1, 0.2, 0.3),
 )
+JOB = EncodeJob(EncoderInput(bytes(16), 0, 4), -1, 0.5, 2.5)
 COMMANDS: list[commands.Command] = [
     commands.Add(1, REQUEST),
     commands.Add(2, replace(REQUEST, token_ids=(1,), outputs=()), 1),
@@ -119,8 +121,8 @@ COMMANDS: list[commands.Command] = [
     commands.Pause(),
     commands.Resume(),
     commands.Unpin("name"),
-    commands.Encode(8, EncoderInput(bytes(16), 0, 4), only_cached=True),
-    commands.ExpectOutput(9, bytes(16), 4),
+    commands.Encode(8, JOB, only_cached=True),
+    commands.ExpectOutput(9, JOB),
     commands.CommitOutput(9),
     commands.ReleaseOutput(8),
     commands.FlushCache(3, None),

@@ -9,8 +9,9 @@ from hypothesis import event, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache, EncoderOutput, HeldOutput, Holder
-from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob, EncodeJobs
 from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule, limit_chunk
+from baton.engine.scheduler.scheduling.policy import POLICIES, Ranker
 from baton.engine.scheduler.sequences.encoder_inputs import (
     EncoderInput,
     check_encoder_inputs,
@@ -270,6 +271,7 @@ class Job:
     is_arrival: bool
     begin: int
     num_steps: int
+    priority: int
     is_committed: bool
     cancelled: int | None
     number: int = 0
@@ -282,6 +284,7 @@ JOBS = st.builds(
     is_arrival=st.booleans(),
     begin=st.integers(0, 8),
     num_steps=st.integers(0, 5),
+    priority=st.integers(0, 2),
     is_committed=st.booleans(),
     cancelled=st.none() | st.integers(0, 20),
 )
@@ -301,10 +304,8 @@ class JobCaller:
             self.waiting.remove(job)
             job.number = len(self.open) + 1000 * (step + 1)
             self.open[job.number] = job
-            if job.is_arrival:
-                self.jobs.expect(job.number, job.content, LENGTHS[job.content])
-            else:
-                self.jobs.encode(job.number, item(job.content, 0))
+            add = self.jobs.expect if job.is_arrival else self.jobs.encode
+            add(job.number, EncodeJob(item(job.content, 0), job.priority))
         for number, job in tuple(self.open.items()):
             is_cancelled = job.cancelled is not None and job.cancelled <= step
             if not is_cancelled and (job.end is None or job.end > step):
@@ -349,7 +350,7 @@ def test_encoder_cache_lets_every_prompt_and_job_finish(
     for stream in waiting:
         check_encoder_inputs(stream.inputs, stream.num_tokens, capacity, budget)
     cache = EncoderCache(num_blocks, block_size)
-    runner, jobs = Runner(cache), EncodeJobs(cache, budget)
+    runner, jobs = Runner(cache), EncodeJobs(cache, budget, Ranker(POLICIES["priority"]))
     caller = JobCaller(jobs, runner, [job for job in calls if job.content in admissible])
     max_chunk = data.draw(st.integers(1, 9), "max_chunk")
     step = num_idle = num_disturbances = 0
@@ -511,9 +512,9 @@ def test_encode_job_holds_a_cached_output_at_once():
     cache.allocate("s", item(b"e", 0))
     cache.note_computed(cache.drain())
     cache.release_all("s")
-    jobs = EncodeJobs(cache, 10)
-    jobs.encode(1, item(b"d", 0))
-    jobs.encode(2, item(b"e", 0))
+    jobs = EncodeJobs(cache, 10, Ranker(POLICIES["fcfs"]))
+    jobs.encode(1, EncodeJob(item(b"d", 0)))
+    jobs.encode(2, EncodeJob(item(b"e", 0)))
     jobs.schedule()
     assert jobs.take_answers() == (HeldOutput(2, cache.blocks_of(b"e"), was_cached=True),)
     assert not jobs.has_answers
@@ -524,9 +525,9 @@ def test_encode_job_holds_a_cached_output_at_once():
 
 
 def test_encode_job_waits_for_an_arrival_that_comes_later():
-    jobs = EncodeJobs(EncoderCache(5, 1), 10)
-    jobs.encode(1, item(b"e", 0))
-    jobs.expect(2, b"e", LENGTHS[b"e"])
+    jobs = EncodeJobs(EncoderCache(5, 1), 10, Ranker(POLICIES["fcfs"]))
+    jobs.encode(1, EncodeJob(item(b"e", 0)))
+    jobs.expect(2, EncodeJob(item(b"e", 0)))
     jobs.schedule()
     (arrival,) = jobs.take_answers()
     assert arrival.number == 2

@@ -6,6 +6,7 @@ from itertools import count
 
 from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput, HeldOutput
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from tests.support.scheduler.fakes import FakeRunner
 
@@ -36,9 +37,9 @@ class JobCommands:
         number, wanted = next(self._numbers), EncoderInput(content_hash, 0, length)
         self.open[number] = Job(wanted, is_arrival)
         if is_arrival:
-            self._scheduler.encode_jobs.expect(number, content_hash, length)
+            self._scheduler.encode_jobs.expect(number, EncodeJob(wanted))
         else:
-            self._scheduler.encode_jobs.encode(number, wanted)
+            self._scheduler.encode_jobs.encode(number, EncodeJob(wanted))
 
     def end(self, number: int, *, commits: bool) -> None:
         """Ends a job; `commits`: if its output arrives, all of it has."""

@@ -6,23 +6,44 @@ A job belongs to no sequence. It is either of:
     arrival   holds blocks that its caller fills with another worker's output; from the beginning to
               the commit or release, no sequence and no other job computes this content
 
-Jobs wait in order of arrival for blocks and for the encoder's budget, of which they take their part
-before the sequences of a step do.
+Jobs wait in the policy's order for blocks and for the encoder's budget, of which they take their
+part before the sequences of a step do.
 """
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache, HeldOutput
+from baton.engine.scheduler.scheduling.policy import Ranker
 from baton.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeJob:
+    """Encoder input whose output a job holds or expects.
+
+    Attributes:
+        encoder_input: `start` is ignored; `tensors` may be missing if nothing is to be computed.
+        priority, arrival_time, first_token_deadline: as of the `Request` that needs the output.
+    """
+
+    encoder_input: EncoderInput
+    priority: int = 0
+    arrival_time: float = 0.0
+    first_token_deadline: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.encoder_input.length
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     encoder_input: EncoderInput
     is_arrival: bool
+    rank: tuple[float, int]
 
 
 class EncodeJobs:
@@ -33,11 +54,13 @@ class EncodeJobs:
         is_paused: nothing is computed for a job that waits; others continue.
     """
 
-    def __init__(self, cache: EncoderCache, encoder_budget: int) -> None:
-        """`encoder_budget`: tokens that the encoder may compute in a step."""
+    def __init__(self, cache: EncoderCache, encoder_budget: int, ranker: Ranker) -> None:
+        """`encoder_budget`: tokens that the encoder may compute in a step. `ranker`: that of the
+        requests."""
         self.cache = cache
         self.is_paused = False
         self._budget = encoder_budget
+        self._ranker = ranker
         self._waiting: dict[int, _Job] = {}
         self._active: dict[int, _Job] = {}
         self._awaited: Counter[bytes] = Counter()
@@ -45,27 +68,27 @@ class EncodeJobs:
 
     # Commands, between steps.
 
-    def check_length(self, content_hash: bytes, num_tokens: int) -> None:
+    def check_length(self, encoder_input: EncoderInput) -> None:
         """Raises `InvalidArgumentError` for the content hash of an output of another length."""
-        known = self.cache.num_tokens_of(content_hash)
-        if known is not None and known != num_tokens:
+        known = self.cache.num_tokens_of(encoder_input.content_hash)
+        if known is not None and known != encoder_input.length:
             raise InvalidArgumentError(
                 "encoder_input.length",
-                f"is {num_tokens}; the output of this content hash has {known} rows",
+                f"is {encoder_input.length}; the output of this content hash has {known} rows",
             )
 
-    def encode(self, number: int, encoder_input: EncoderInput) -> None:
+    def encode(self, number: int, wanted: EncodeJob) -> None:
         """Adds a job for an output that is to be held: from now on if it is cached."""
-        job = _Job(encoder_input, is_arrival=False)
-        if encoder_input.content_hash in self.cache:
+        job = self._ranked(wanted, is_arrival=False)
+        if job.encoder_input.content_hash in self.cache:
             self._start(number, job)
         else:
             self._waiting[number] = job
 
-    def expect(self, number: int, content_hash: bytes, num_tokens: int) -> None:
+    def expect(self, number: int, wanted: EncodeJob) -> None:
         """Adds a job for an output of another worker."""
-        self._waiting[number] = _Job(EncoderInput(content_hash, 0, num_tokens), is_arrival=True)
-        self._awaited[content_hash] += 1
+        job = self._waiting[number] = self._ranked(wanted, is_arrival=True)
+        self._awaited[job.encoder_input.content_hash] += 1
 
     def commit(self, number: int) -> bool:
         """Caches the output whose blocks an arrival has filled, and ends the job. Returns False,
@@ -93,11 +116,11 @@ class EncodeJobs:
     # The step.
 
     def schedule(self) -> None:
-        """Allocates the outputs of waiting jobs, in their order, as far as blocks and the encoder's
-        budget suffice. Call before sequences are scheduled, with no step in flight: the blocks of
-        an arrival have no other writer then."""
-        is_short = False  # of blocks or budget, for a job that came earlier
-        for number, job in tuple(self._waiting.items()):
+        """Allocates the outputs of waiting jobs, in the policy's order, as far as blocks and the
+        encoder's budget suffice. Call before sequences are scheduled, with no step in flight: the
+        blocks of an arrival have no other writer then."""
+        is_short = False  # of blocks or budget, for a job that ranks before
+        for number, job in sorted(self._waiting.items(), key=_rank_of):
             content_hash = job.encoder_input.content_hash
             if job.is_arrival and content_hash in self.cache:
                 del self._waiting[number]
@@ -162,6 +185,10 @@ class EncodeJobs:
         awaited = Counter(job.encoder_input.content_hash for job in arrivals)
         assert awaited == self._awaited, "what is awaited differs from the arrivals"
 
+    def _ranked(self, wanted: EncodeJob, *, is_arrival: bool) -> _Job:
+        encoder_input = replace(wanted.encoder_input, start=0)
+        return _Job(encoder_input, is_arrival, self._ranker.rank(wanted))
+
     def _awaits_content(self, job: _Job) -> bool:
         """Returns True for a job that could not begin, whatever is free: its output arrives for
         another one, or may not be computed now."""
@@ -194,3 +221,8 @@ class EncodeJobs:
             self._awaited[content_hash] -= 1
             if not self._awaited[content_hash]:
                 del self._awaited[content_hash]
+
+
+def _rank_of(waiting: tuple[int, _Job]) -> tuple[float, int]:
+    _, job = waiting
+    return job.rank

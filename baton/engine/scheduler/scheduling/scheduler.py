@@ -30,7 +30,7 @@ from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
 from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
-from baton.engine.scheduler.scheduling.policy import POLICIES, Policy
+from baton.engine.scheduler.scheduling.policy import POLICIES, Policy, Ranker
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
@@ -78,9 +78,10 @@ class Scheduler:
             free_block_margin=config.free_block_margin,
         )
         self._policy = policy or POLICIES[config.policy]
+        self._ranker = Ranker(self._policy)
         encoder_blocks = -(-config.encoder_cache_tokens // config.block_size)
         self.encode_jobs = EncodeJobs(
-            EncoderCache(encoder_blocks, config.block_size), config.encoder_budget
+            EncoderCache(encoder_blocks, config.block_size), config.encoder_budget, self._ranker
         )
         self._states = RequestStates(self.batch_slots, self._kv, self.encode_jobs)
         self._chunker = Chunker(config, self._states)
@@ -93,8 +94,6 @@ class Scheduler:
             self._policy, self._states, self._chunker, self._admission, self._planner
         )
         self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
-        self._num_arrived = 0
-        self._num_steps = 0
         self._num_step_tokens = 0
         self._num_computed_tokens = 0
         self._num_pulled_tokens = 0
@@ -116,9 +115,7 @@ class Scheduler:
                     self.config.encoder_budget,
                 )
             assert request.request_id not in self._states.requests, "a request id twice"
-            request.arrival = self._num_arrived
-            request.rank = self._policy.rank(request, self._num_arrived, self._num_steps)
-            self._num_arrived += 1
+            request.rank, request.arrival = self._ranker.rank(request)
             self._output_processor.watch(request.stop_token_ids | request.eos_token_ids)
             self._states.add(request)
 
@@ -300,7 +297,7 @@ class Scheduler:
         return self._finished(step)
 
     def _finished(self, step: Step) -> StepPlan:
-        self._num_steps += 1
+        self._ranker.num_steps += 1
         self.batch_slots.note_planned()
         plan = step.plan(
             self._kv.operations,

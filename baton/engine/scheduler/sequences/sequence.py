@@ -149,6 +149,11 @@ class Request:
         self.next_index = self.sequence_index
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that it arrives with."""
+        return len(self.token_ids)
+
+    @property
     def awaits_fork(self) -> bool:
         """True until its only sequence has forked into all that were requested."""
         return self.num_unforked > 0 or bool(self.outputs)
