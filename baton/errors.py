@@ -49,6 +49,10 @@ class NotFoundError(BatonError):
     """Missing object: the named one is not here, or no longer."""
 
 
+class LeaseNotOpenedError(NotFoundError):
+    """Lease that has not opened in time: the call that opens it has not reached the source."""
+
+
 class AlreadyExistsError(BatonError):
     """Duplicate object: the named one is here already and may exist only once."""
 

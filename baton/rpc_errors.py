@@ -19,6 +19,7 @@ from baton.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
+    LeaseNotOpenedError,
     NotFoundError,
     OverloadedError,
     PermissionDeniedError,
@@ -29,7 +30,13 @@ from baton.errors import (
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "baton"
-UNSUPPORTED_MODEL = "UNSUPPORTED_MODEL"
+
+REASONS: dict[type[BatonError], str] = {
+    LeaseNotOpenedError: "LEASE_NOT_OPENED",
+    UnsupportedModelError: "UNSUPPORTED_MODEL",
+}
+"""Reasons, in an ErrorInfo, of errors that share their code with others."""
+_TYPES_BY_REASON = {reason: kind for kind, reason in REASONS.items()}
 
 _Detail = TypeVar("_Detail", bound=Message)
 
@@ -97,8 +104,9 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
         return _invalid_argument(message, status)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _resource_exhausted(message, status)
-    if code is grpc.StatusCode.FAILED_PRECONDITION and _is_unsupported_model(status):
-        return UnsupportedModelError(message)
+    info = _detail(status, error_details_pb2.ErrorInfo)
+    if info is not None and info.domain == DOMAIN and info.reason in _TYPES_BY_REASON:
+        return _TYPES_BY_REASON[info.reason](message)
     if code is grpc.StatusCode.UNIMPLEMENTED and message == _UNKNOWN_METHOD:
         return FailedPreconditionError(_ANOTHER_PORT)
     if code in _TYPES:
@@ -181,8 +189,3 @@ def _resource_exhausted(message: str, status: status_pb2.Status) -> BatonError:
     if "larger than max" in message:
         return InvalidArgumentError("request", message)
     return OverloadedError(message)
-
-
-def _is_unsupported_model(status: status_pb2.Status) -> bool:
-    info = _detail(status, error_details_pb2.ErrorInfo)
-    return info is not None and (info.domain, info.reason) == (DOMAIN, UNSUPPORTED_MODEL)

@@ -29,7 +29,8 @@ LARGE_FRAMES = [("grpc.http2.max_frame_size", 2**24 - 1)]
 _CALL_START_SECONDS = 2.0
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
-# A silent peer is detected within the silence bound of 2 s: ping after 1 s, wait 0.8 s.
+# Silence bound: seconds within which a silent peer is detected. Ping after 1 s, wait 0.8 s.
+SILENCE_SECONDS = 2.0
 # Of the two timeouts the second is effective; its default is one minute.
 _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 1000),

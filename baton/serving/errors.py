@@ -8,6 +8,7 @@ UnsupportedModelError     FAILED_PRECONDITION + ErrorInfo
 UnauthenticatedError      UNAUTHENTICATED
 PermissionDeniedError     PERMISSION_DENIED
 NotFoundError             NOT_FOUND
+LeaseNotOpenedError       NOT_FOUND + ErrorInfo
 AlreadyExistsError        ALREADY_EXISTS
 DeadlineExceededError     DEADLINE_EXCEEDED, and so is TimeoutError
 CancelledError            CANCELLED, and so is asyncio's
@@ -25,7 +26,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from baton import errors
-from baton.rpc_errors import DOMAIN, UNSUPPORTED_MODEL, error_of
+from baton.rpc_errors import DOMAIN, REASONS, error_of
 
 __all__ = ["error_of", "status_of"]
 
@@ -104,8 +105,9 @@ def _details_of(error: BaseException) -> list[Message]:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromTimedelta(timedelta(seconds=error.retry_after))
         return [retry]
-    if isinstance(error, errors.UnsupportedModelError):
-        return [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=UNSUPPORTED_MODEL)]
+    reason = next((REASONS[kind] for kind in type(error).__mro__ if kind in REASONS), None)
+    if reason is not None:
+        return [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=reason)]
     return []
 
 

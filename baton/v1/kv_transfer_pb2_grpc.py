@@ -80,7 +80,7 @@ class KvTransferServicer:
         `result`; it then stays open until the lease is confirmed, as the lease's heartbeat: if it
         breaks, the lease is over. A Fetch that arrives before its Prefill waits for it: at most 30 s,
         and not beyond its deadline. NOT_FOUND: the lease is over, was claimed before, or did not open
-        in time. FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
+        in time (ErrorInfo with the reason LEASE_NOT_OPENED). FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
         epoch, or does not offer the connector or the integrity check; nothing has moved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -257,7 +257,9 @@ class EncoderTransferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Streams the blocks of one output, as `KvTransfer.Fetch`.
+        """Streams the blocks of one output, as `KvTransfer.Fetch`, except that a Fetch waits at most 2 s
+        for its lease to open: the router calls `Encode` as it calls the claimant, and counts a source
+        that it does not reach within that time as lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

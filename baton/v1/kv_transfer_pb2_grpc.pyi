@@ -48,7 +48,7 @@ class KvTransferStub:
     `result`; it then stays open until the lease is confirmed, as the lease's heartbeat: if it
     breaks, the lease is over. A Fetch that arrives before its Prefill waits for it: at most 30 s,
     and not beyond its deadline. NOT_FOUND: the lease is over, was claimed before, or did not open
-    in time. FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
+    in time (ErrorInfo with the reason LEASE_NOT_OPENED). FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
     epoch, or does not offer the connector or the integrity check; nothing has moved.
     """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]
@@ -78,7 +78,7 @@ class KvTransferAsyncStub(KvTransferStub):
     `result`; it then stays open until the lease is confirmed, as the lease's heartbeat: if it
     breaks, the lease is over. A Fetch that arrives before its Prefill waits for it: at most 30 s,
     and not beyond its deadline. NOT_FOUND: the lease is over, was claimed before, or did not open
-    in time. FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
+    in time (ErrorInfo with the reason LEASE_NOT_OPENED). FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
     epoch, or does not offer the connector or the integrity check; nothing has moved.
     """
     Confirm: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]  # type: ignore[assignment]
@@ -117,7 +117,7 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
         `result`; it then stays open until the lease is confirmed, as the lease's heartbeat: if it
         breaks, the lease is over. A Fetch that arrives before its Prefill waits for it: at most 30 s,
         and not beyond its deadline. NOT_FOUND: the lease is over, was claimed before, or did not open
-        in time. FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
+        in time (ErrorInfo with the reason LEASE_NOT_OPENED). FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
         epoch, or does not offer the connector or the integrity check; nothing has moved.
         """
 
@@ -148,7 +148,10 @@ class EncoderTransferStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.DescribeRequest, _kv_transfer_pb2.DescribeResponse]
     """Returns the transports of this worker's encoder outputs, as `KvTransfer.Describe`."""
     Fetch: _grpc.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]
-    """Streams the blocks of one output, as `KvTransfer.Fetch`."""
+    """Streams the blocks of one output, as `KvTransfer.Fetch`, except that a Fetch waits at most 2 s
+    for its lease to open: the router calls `Encode` as it calls the claimant, and counts a source
+    that it does not reach within that time as lost.
+    """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]
     """Confirms that all blocks of a lease arrived intact, and releases it, as `KvTransfer.Confirm`."""
 
@@ -163,7 +166,10 @@ class EncoderTransferAsyncStub(EncoderTransferStub):
     Describe: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.DescribeRequest, _kv_transfer_pb2.DescribeResponse]  # type: ignore[assignment]
     """Returns the transports of this worker's encoder outputs, as `KvTransfer.Describe`."""
     Fetch: _aio.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]  # type: ignore[assignment]
-    """Streams the blocks of one output, as `KvTransfer.Fetch`."""
+    """Streams the blocks of one output, as `KvTransfer.Fetch`, except that a Fetch waits at most 2 s
+    for its lease to open: the router calls `Encode` as it calls the claimant, and counts a source
+    that it does not reach within that time as lost.
+    """
     Confirm: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]  # type: ignore[assignment]
     """Confirms that all blocks of a lease arrived intact, and releases it, as `KvTransfer.Confirm`."""
 
@@ -187,7 +193,10 @@ class EncoderTransferServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_transfer_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_transfer_pb2.FetchResponse], _abc.AsyncIterator[_kv_transfer_pb2.FetchResponse]]:
-        """Streams the blocks of one output, as `KvTransfer.Fetch`."""
+        """Streams the blocks of one output, as `KvTransfer.Fetch`, except that a Fetch waits at most 2 s
+        for its lease to open: the router calls `Encode` as it calls the claimant, and counts a source
+        that it does not reach within that time as lost.
+        """
 
     @_abc_1.abstractmethod
     def Confirm(

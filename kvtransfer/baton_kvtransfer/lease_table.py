@@ -6,7 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 
-from baton.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from baton.errors import (
+    AlreadyExistsError,
+    LeaseNotOpenedError,
+    NotFoundError,
+    UnavailableError,
+)
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.clock import Clock
 from baton_kvtransfer.lease import Claim, Lease, no_such_lease
@@ -15,10 +20,14 @@ from baton_kvtransfer.lease_machine import LeaseState
 # Number of ids remembered after their leases are over, to reject a reused id.
 NUM_REMEMBERED = 16_384
 _DEFAULT_TIME_LIMIT = 60.0
+DEFAULT_OPEN_TIMEOUT = 30.0
 
 
 class LeaseTable:
     """Table of open leases, and of ids of past ones. A claim may arrive before its lease opens.
+
+    Attributes:
+        open_timeout: seconds for which a claim waits for its lease to open.
 
     Leases are looked up by the whole claim: a claim with the id of another tenant or worker gets
     the same error, after the same delay, as one with an id that does not exist.
@@ -28,9 +37,12 @@ class LeaseTable:
         self,
         time_limit: float = _DEFAULT_TIME_LIMIT,
         clock: Callable[[], Clock] = asyncio.get_running_loop,
+        *,
+        open_timeout: float = DEFAULT_OPEN_TIMEOUT,
     ) -> None:
         """`time_limit`: seconds from a lease's completion to its confirmation. `clock` returns the
-        clock; it is called when a lease opens."""
+        clock; it is called when a lease opens. `open_timeout`: as the attribute."""
+        self.open_timeout = open_timeout
         self._time_limit = time_limit
         self._clock = clock
         self._leases: dict[Claim, Lease] = {}
@@ -83,7 +95,8 @@ class LeaseTable:
         """Claims a lease for the duration of the `with` block; waits up to `timeout` seconds for it
         to open. If the `with` block ends first, the lease breaks: its claimant is gone.
 
-        Raises `NotFoundError` if it does not open in time, is over, or was claimed before.
+        Raises `NotFoundError` if it is over or was claimed before, and `LeaseNotOpenedError` if it
+        does not open in time.
         """
         lease = self._leases.get(claim) or await self._wait_for(claim, timeout)
         lease.take()
@@ -107,7 +120,9 @@ class LeaseTable:
         try:
             return await asyncio.wait_for(self._awaited[claim], timeout)
         except TimeoutError as error:
-            raise NotFoundError(f"nothing came for this lease within {timeout:g} s") from error
+            raise LeaseNotOpenedError(
+                f"nothing came for this lease within {timeout:g} s"
+            ) from error
         finally:
             del self._awaited[claim]
 

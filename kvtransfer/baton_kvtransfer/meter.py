@@ -14,6 +14,7 @@ from baton.errors import (
     DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
+    LeaseNotOpenedError,
     NotFoundError,
     UnavailableError,
 )
@@ -23,11 +24,14 @@ from baton.serving.telemetry.distribution import Distributions
 from baton_kvtransfer.connector import GRPC
 from baton_kvtransfer.handle import TransferReport
 
-Reason = Literal["lease_over", "damaged", "late", "unpaired", "source_lost", "called_off", "other"]
+Reason = Literal[
+    "lease_over", "not_opened", "damaged", "late", "unpaired", "source_lost", "called_off", "other"
+]
 
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 
 _REASONS: dict[type[BaseException], Reason] = {
+    LeaseNotOpenedError: "not_opened",
     NotFoundError: "lease_over",
     DataLossError: "damaged",
     DeadlineExceededError: "late",

@@ -32,9 +32,6 @@ from baton_kvtransfer.transfer_spans import sending_span
 from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
 
-# Seconds for which a Fetch waits for its Prefill to open the lease.
-CLAIM_TIMEOUT = 30.0
-
 Event = pb.FetchResponse | BlockBatch
 
 
@@ -98,8 +95,9 @@ class KvTransferService:
         served = self._served()
         _check(request, served)
         sender = _sender(request, served, self._stream)
-        remaining = context.time_remaining()
-        timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
+        remaining, timeout = context.time_remaining(), self._leases.open_timeout
+        if remaining is not None:
+            timeout = min(timeout, remaining)
         with sending_span(self.service, request.claimant, served.connector_of(request)):
             async with self._leases.claim(claim, timeout) as lease:
                 events = _stream(lease, served.pools, sender, request.num_held_blocks)

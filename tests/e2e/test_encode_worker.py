@@ -190,8 +190,8 @@ async def test_encode_worker_holds_nothing_after_claimant_is_killed(workers, pat
     answering = asyncio.create_task(workers.answer("prefill", question, source))
     await workers.until_text_is_computed("prefill-0", question, before)
     cluster.kill("prefill-0")
-    with pytest.raises(grpc.aio.AioRpcError):
-        await answering
+    # Answered if its fetch was given up before: the lease had not opened.
+    await asyncio.gather(answering, return_exceptions=True)
     call = workers.encode(question, "prefill-0")
     assert (await call.read()).HasField("admitted")
     assert (await call.read()).HasField("encoded")

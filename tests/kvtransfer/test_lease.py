@@ -3,7 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
+from baton.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    LeaseNotOpenedError,
+    NotFoundError,
+    UnavailableError,
+)
 from baton_kvtransfer import lease_table
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.handle import FirstToken
@@ -81,7 +87,7 @@ async def test_claim_may_precede_its_lease():
 
 async def test_claim_times_out_when_lease_never_opens():
     table = LeaseTable()
-    with pytest.raises(NotFoundError, match=r"within 0\.01 s"):
+    with pytest.raises(LeaseNotOpenedError, match=r"within 0\.01 s"):
         async with table.claim(CLAIM, timeout=0.01):
             pass
     with table.open(CLAIM, EXTENT) as lease:

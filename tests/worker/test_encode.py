@@ -28,11 +28,14 @@ from baton.errors import (
 )
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
+from baton.serving.channels import channel_options
 from baton.serving.telemetry import propagation, stages
 from baton.v1 import admin_pb2, encode_pb2, inference_pb2
+from baton.v1.encode_pb2_grpc import EncodeStub
 from baton.v1.kv_transfer_pb2_grpc import EncoderTransferStub
 from baton.worker.metrics import WorkerMetrics
 from baton_kvtransfer.exchange.exchange import EncoderExchange
+from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.wire import fetch_request, handle_of_source
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words
 from tests.support.failures import failure_of
@@ -111,6 +114,10 @@ async def encoded(call: Any) -> encode_pb2.Encoded:
     event = await call.read()
     assert event.HasField("encoded")
     return event.encoded
+
+
+def leases_of(member: Member) -> LeaseTable:
+    return member.worker.component(EncoderExchange).leases
 
 
 def failures_of(member: Member) -> dict[str, int]:
@@ -279,6 +286,7 @@ async def test_prefill_worker_shares_cached_outputs_and_computes_none(prompt):
 async def test_text_before_image_is_computed_while_image_is_encoded(prompt):
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
+        leases_of(encode).open_timeout = TIMEOUT
         sources = [encode.encoder_source(new_lease_id())]  # its lease comes later
         computing = asyncio.create_task(prompt.check(prefill, sources))
         await until(lambda: prefill.num_computed_tokens == prompt.inputs[0].start)
@@ -315,24 +323,48 @@ async def check_encodes_itself(prompt: Prompt, member: Member, sources: Sequence
     ],
     ids=str,
 )
-async def test_prefill_worker_encodes_when_source_is_invalid(prompt, changes, monkeypatch):
-    monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 0.5)
+async def test_prefill_worker_encodes_when_source_is_invalid(prompt, changes):
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
+        leases_of(encode).open_timeout = 0.1
         async with encoding(encode, prefill, prompt.inputs[:1]) as (calls, _):
             await encoded(calls[0])
             source = encode.encoder_source(**{"lease_id": new_lease_id(), **changes})
             await check_encodes_itself(prompt, prefill, [source])
 
 
-async def test_encoder_lease_serves_one_worker_and_tenant(prompt, monkeypatch):
-    monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 0.5)
+async def test_encoder_lease_serves_one_worker_and_tenant(prompt):
     async with crew_of(prompt.path, "encode", "prefill", "prefill") as crew:
         encode, prefill, other = crew.members
+        leases_of(encode).open_timeout = 0.1
         async with encoding(encode, other, prompt.inputs) as (_, sources):
             await check_encodes_itself(prompt, prefill, sources)
         async with encoding(encode, other, prompt.inputs, tenant="acme") as (_, sources):
             await check_encodes_itself(prompt, other, sources)
+        assert failures_of(prefill) == failures_of(other) == {"not_opened": 2}
+
+
+async def test_prefill_worker_encodes_when_router_is_cut_off_source(prompt, monkeypatch):
+    """The call that would open the lease does not arrive; the prefill worker's fetch does."""
+    monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 2 * TIMEOUT)
+    async with crew_of(prompt.path, "encode", "prefill") as crew:
+        encode, prefill = crew.members
+        request, link = request_for(prompt, prefill), Link()
+        async with (
+            Proxy.on(link, encode.worker.server.port) as proxy,
+            grpc.aio.insecure_channel(
+                f"127.0.0.1:{proxy.port}", options=channel_options()
+            ) as channel,
+        ):
+            await channel.channel_ready()
+            link.there.is_cut = True
+            stub: Any = EncodeStub(channel)
+            calling = asyncio.create_task(failure_of(stub.Encode(request, timeout=TIMEOUT)))
+            source = encode.encoder_source(request.lease_id)
+            await check_encodes_itself(prompt, prefill, [source])
+            assert isinstance(await calling, UnavailableError)
+        assert failures_of(prefill) == {"not_opened": 1}
+        assert encode.num_encoded_tokens == 0
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "expired"])
@@ -384,6 +416,7 @@ async def test_refused_encode_call_ends_wait_for_its_lease(prompt, is_early, mon
     monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 2 * TIMEOUT)
     async with crew_of(prompt.path, "prefill", "prefill") as crew:
         source, prefill = crew.members  # the role of the first has changed
+        leases_of(source).open_timeout = 2 * TIMEOUT
         request = request_for(prompt, prefill)
         sources = [source.encoder_source(request.lease_id)]
         if is_early:
@@ -399,6 +432,7 @@ async def test_refused_encode_call_ends_wait_for_its_lease(prompt, is_early, mon
 async def test_cancelled_prefill_call_ends_its_fetches(prompt):
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
+        leases_of(encode).open_timeout = TIMEOUT
         sources = [encode.encoder_source(new_lease_id(), index) for index in (0, 1)]
         computing = asyncio.create_task(prompt.check(prefill, sources))
         await until(lambda: encode.worker.num_calls == 2)  # which wait for the leases

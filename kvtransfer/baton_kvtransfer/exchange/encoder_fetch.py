@@ -18,7 +18,8 @@ from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
 from baton_kvtransfer.wire import handle_of_source
 
-# Seconds after which the input is encoded instead.
+# Seconds after which the input is encoded instead: of a lease that is open, or the way to its
+# source. The source itself waits less for a lease that is not (`EncoderExchange`).
 FETCH_TIMEOUT = 10.0
 
 logger = logging.getLogger(__name__)

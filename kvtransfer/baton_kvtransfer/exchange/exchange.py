@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.serving.channels import SILENCE_SECONDS
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
 from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker
@@ -23,7 +24,7 @@ from baton_kvtransfer.connectors.nixl.transport import check_rdma, find_transpor
 from baton_kvtransfer.exchange.metrics import exchange_metrics
 from baton_kvtransfer.exchange.pool_server import PoolServer
 from baton_kvtransfer.exchange.sharing import SharingService
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease_table import DEFAULT_OPEN_TIMEOUT, LeaseTable
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.plugins import connector_plugin
 from baton_kvtransfer.service import KvTransferService, add_to_server
@@ -47,9 +48,11 @@ class Exchange:
         worker: Worker,
         service: TransferService,
         pools_of: Callable[[AsyncEngine], Sequence[KvPool]],
+        open_timeout: float = DEFAULT_OPEN_TIMEOUT,
     ) -> None:
-        """`pools_of` returns the pools of a loaded model; empty if it has none of this content."""
-        self.leases = LeaseTable(worker.settings.lease_timeout_s)
+        """`pools_of` returns the pools of a loaded model; empty if it has none of this content.
+        `open_timeout`: as of `LeaseTable`."""
+        self.leases = LeaseTable(worker.settings.lease_timeout_s, open_timeout=open_timeout)
         self._worker = worker
         self._service = service
         self._pools_of = pools_of
@@ -150,7 +153,9 @@ class EncoderExchange(Exchange):
     """Exchange of encoder outputs. A model without an encoder has none."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__(worker, ENCODER, encoder_pools)
+        # The router calls the source as it calls the claimant. A call that has not reached the
+        # source within the silence bound has failed for the router, and opens no lease.
+        super().__init__(worker, ENCODER, encoder_pools, open_timeout=SILENCE_SECONDS)
 
 
 def encoder_pools(engine: AsyncEngine) -> Sequence[KvPool]:

@@ -57,8 +57,8 @@ def exchange_metrics(
     )
     yield counter(
         f"{transfer}_failures_total",
-        f"Failed transfers of {noun}: lease over, data damaged or late, workers that cannot pair, "
-        "source lost, or request cancelled (called_off).",
+        f"Failed transfers of {noun}: lease over or not opened, data damaged or late, workers that "
+        "cannot pair, source lost, or request cancelled (called_off).",
         {(reason,): transfers.num_failures[reason] for reason in REASONS},
         ("reason",),
     )
