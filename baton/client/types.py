@@ -600,3 +600,9 @@ class Load:
     idle_since_unix_ms: int = 0
     num_loaded_bytes: int = 0
     num_weight_bytes: int = 0
+    num_encode_jobs: int = 0
+    num_waiting_encode_jobs: int = 0
+    num_waiting_encoder_tokens: int = 0
+    num_encoder_blocks: int = 0
+    num_held_encoder_blocks: int = 0
+    num_cached_encoder_blocks: int = 0

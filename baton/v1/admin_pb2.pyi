@@ -449,6 +449,12 @@ class GetLoadResponse(_message.Message):
     IDLE_SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     NUM_LOADED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_ENCODE_JOBS_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_ENCODE_JOBS_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_ENCODER_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ENCODER_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HELD_ENCODER_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_ENCODER_BLOCKS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     """State: starting, ready or draining."""
     phase: _builtins.str
@@ -505,6 +511,18 @@ class GetLoadResponse(_message.Message):
     """Bytes of the checkpoint's weights that a worker has loaded, during its start."""
     num_weight_bytes: _builtins.int
     """Bytes of all weights of the checkpoint, during the start. Zero before loading begins."""
+    num_encode_jobs: _builtins.int
+    """Encode jobs: encoder outputs that the worker holds for others, or expects from them."""
+    num_waiting_encode_jobs: _builtins.int
+    """Encode jobs that wait for the encoder or for blocks of the encoder cache."""
+    num_waiting_encoder_tokens: _builtins.int
+    """Tokens of encoder inputs that waiting encode jobs have yet to encode."""
+    num_encoder_blocks: _builtins.int
+    """Blocks of the encoder cache. Zero for a model without an encoder."""
+    num_held_encoder_blocks: _builtins.int
+    """Encoder cache blocks held by requests or encode jobs."""
+    num_cached_encoder_blocks: _builtins.int
+    """Encoder cache blocks with outputs that no request and no encode job holds."""
     def __init__(
         self,
         *,
@@ -534,10 +552,16 @@ class GetLoadResponse(_message.Message):
         idle_since_unix_ms: _builtins.int = ...,
         num_loaded_bytes: _builtins.int = ...,
         num_weight_bytes: _builtins.int = ...,
+        num_encode_jobs: _builtins.int = ...,
+        num_waiting_encode_jobs: _builtins.int = ...,
+        num_waiting_encoder_tokens: _builtins.int = ...,
+        num_encoder_blocks: _builtins.int = ...,
+        num_held_encoder_blocks: _builtins.int = ...,
+        num_cached_encoder_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_since_unix_ms", b"idle_since_unix_ms", "is_paused", b"is_paused", "num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_loaded_bytes", b"num_loaded_bytes", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "num_weight_bytes", b"num_weight_bytes", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_since_unix_ms", b"idle_since_unix_ms", "is_paused", b"is_paused", "num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_cached_encoder_blocks", b"num_cached_encoder_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_encode_jobs", b"num_encode_jobs", "num_encoder_blocks", b"num_encoder_blocks", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_held_encoder_blocks", b"num_held_encoder_blocks", "num_leases", b"num_leases", "num_loaded_bytes", b"num_loaded_bytes", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "num_waiting_encode_jobs", b"num_waiting_encode_jobs", "num_waiting_encoder_tokens", b"num_waiting_encoder_tokens", "num_weight_bytes", b"num_weight_bytes", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,12 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_pulled_tokens=stats.num_pulled_tokens,
             is_paused=worker.engine.is_paused,
             idle_since_unix_ms=build_info.unix_ms(worker.idle_since),
+            num_encode_jobs=stats.num_encode_jobs,
+            num_waiting_encode_jobs=stats.num_waiting_encode_jobs,
+            num_waiting_encoder_tokens=stats.num_waiting_encoder_tokens,
+            num_encoder_blocks=stats.num_encoder_blocks,
+            num_held_encoder_blocks=stats.num_held_encoder_blocks,
+            num_cached_encoder_blocks=stats.num_cached_encoder_blocks,
             **worker.load_report(),  # type: ignore[arg-type] # fields by name
         )
 

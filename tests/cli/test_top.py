@@ -124,12 +124,16 @@ class LateReader(SnapshotReader):
 
 
 def test_top_shows_encode_workers_and_their_pressure() -> None:
-    load = Load("ready", "", 1.0, *[0] * 9)
+    used = {"num_waiting_encoder_tokens": 576, "num_encoder_blocks": 8}
+    load = Load("ready", "", 1.0, *[0] * 9, **used, num_held_encoder_blocks=2)
     worker = Worker("w", "encode", "a:2", 1, "ready", 0, 0, "a:3", "1.0")
     balance = RoleBalance(0.5, 0.25, None, "", False, encode_pressure=1.25)
     shown = Snapshot(0.0, load, balance, (WorkerSnapshot(worker, load),), ())
     assert "pressure: encode 1.25 prefill 0.50 decode 0.25" in str(top_line(shown, "a:1"))
-    assert [str(row[1]) for row in worker_rows(shown)] == ["encode"]
+    (row,) = (dict(zip(WORKER_COLUMNS, row, strict=True)) for row in worker_rows(shown))
+    assert str(row["role"]) == "encode"
+    assert str(row["to encode"]) == "576"
+    assert str(row["encoder in use"]).endswith(" 25%")
 
 
 def test_headline_names_versions_while_workers_differ() -> None:

@@ -534,10 +534,33 @@ async def test_encode_call_and_transfer_are_spans_of_one_trace(prompt, monkeypat
     assert spans["encoder.transfer"].attributes["baton.transfer.num_blocks"] == 1
 
 
-async def test_load_counts_encoder_leases_and_transfers(prompt):
-    async def load_of(member: Member) -> admin_pb2.GetLoadResponse:
-        return await member.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
+async def load_of(member: Member) -> admin_pb2.GetLoadResponse:
+    return await member.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
 
+
+async def test_load_counts_encode_jobs_and_encoder_blocks(prompt):
+    async with crew_of(prompt.path, "encode", **room_for_one(prompt)) as crew:
+        (encode,) = crew.members
+        first, second = prompt.inputs
+        held, _ = encode.to_encode(first, "other")
+        await encoded(held)
+        waiting, _ = encode.to_encode(second, "other")
+        await until(lambda: waiting_of(encode) == 1)
+        load = await load_of(encode)
+        assert (load.num_encode_jobs, load.num_waiting_encode_jobs) == (2, 1)
+        assert load.num_waiting_encoder_tokens == second.length
+        num_blocks = load.num_encoder_blocks
+        assert load.num_held_encoder_blocks == num_blocks > 0
+        held.cancel()
+        await encoded(waiting)
+        waiting.cancel()
+        await crew.nothing_held()
+        load = await load_of(encode)
+        assert (load.num_encode_jobs, load.num_waiting_encoder_tokens) == (0, 0)
+        assert (load.num_held_encoder_blocks, load.num_cached_encoder_blocks) == (0, num_blocks)
+
+
+async def test_load_counts_encoder_leases_and_transfers(prompt):
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
         async with encoding(encode, prefill, prompt.inputs) as (calls, sources):

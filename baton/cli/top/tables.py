@@ -60,6 +60,10 @@ def _state(shown: WorkerSnapshot) -> Text:
     return Text(worker.state, _STYLES.get(worker.state, ""))
 
 
+def _waiting(number: int) -> Text:
+    return Text(str(number), "yellow" if number else "")
+
+
 _OF_WORKER: Mapping[str, Callable[[WorkerSnapshot], Text]] = {
     "worker": lambda shown: Text(shown.worker.id),
     "role": lambda shown: Text(shown.worker.role),
@@ -67,9 +71,13 @@ _OF_WORKER: Mapping[str, Callable[[WorkerSnapshot], Text]] = {
 }
 _OF_LOAD: Mapping[str, Callable[[Load, Rates], Text]] = {
     "running": lambda load, _: Text(str(load.num_running)),
-    "waiting": lambda load, _: Text(str(load.num_waiting), "yellow" if load.num_waiting else ""),
+    "waiting": lambda load, _: _waiting(load.num_waiting),
     "KV in use": lambda load, _: bar(load.num_held_blocks, load.num_blocks),
     "cached": lambda load, _: Text(str(load.num_cached_blocks)),
+    "to encode": lambda load, _: _waiting(load.num_waiting_encoder_tokens),
+    "encoder in use": lambda load, _: bar(
+        load.num_held_encoder_blocks, load.num_encoder_blocks, width=8
+    ),
     "leases": lambda load, _: Text(str(load.num_leases)),
     "tokens/s": lambda _, rates: Text(f"{rates.tokens:,.0f}"),
     "KV in/s": lambda _, rates: Text(in_bytes(rates.transferred_bytes)),
