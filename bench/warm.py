@@ -101,7 +101,7 @@ async def _seconds_to_warm(url: str, held: dict[str, set[BlockHash]]) -> float:
 
 def knows(index: LocalityIndex, held: dict[str, set[BlockHash]]) -> bool:
     """Returns whether the index has the right number of blocks of each worker."""
-    return all(index.num_blocks(worker) == len(blocks) for worker, blocks in held.items())
+    return all(index.num_hashes(worker) == len(blocks) for worker, blocks in held.items())
 
 
 def holds_exactly(index: LocalityIndex, held: dict[str, set[BlockHash]]) -> bool:

@@ -29,7 +29,7 @@ def print_table(workers: list[Worker], console: Console) -> None:
     models = ("model",) if has_models else ()
     table = Table("worker", *models, "role", "version", "endpoint", "state", box=None)
     table.add_column("requests", justify="right")
-    table.add_column("indexed blocks", justify="right")
+    table.add_column("indexed hashes", justify="right")
     for worker in workers:
         style = _STYLES.get(worker.state, "")
         table.add_row(
@@ -40,7 +40,7 @@ def print_table(workers: list[Worker], console: Console) -> None:
             worker.endpoint,
             f"[{style}]{worker.state}[/]" if style else worker.state,
             str(worker.num_requests),
-            str(worker.num_indexed_blocks),
+            str(worker.num_indexed_hashes),
         )
     console.print(table)
 

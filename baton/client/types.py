@@ -462,7 +462,7 @@ class Worker:
     epoch: int
     state: str
     num_requests: int
-    num_indexed_blocks: int
+    num_indexed_hashes: int
     admin_endpoint: str
     version: str
     model: str = ""

@@ -1,7 +1,8 @@
-"""Locality index: maps each block's chain hash to the workers that have the block cached.
+"""Locality index: maps hashes to the workers that have cached what they stand for: KV blocks by
+their chain hashes, encoder outputs by their content hashes, which are never equal.
 
 Stores a bitmap of worker slots per hash. Pure; independent of the source of the events. Advisory: a
-worker may have evicted a block by the time it is requested.
+worker may have evicted a block or output by the time it is requested.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,11 +28,11 @@ class _Slot:
     epoch: int
     position: int
     bit: int
-    num_blocks: int = 0
+    num_hashes: int = 0
 
 
 class LocalityIndex:
-    """Locality index: the leading blocks of a sequence that each worker has cached.
+    """Locality index: leading blocks of sequences and outputs of encoders that workers have cached.
 
     Each operation's time is bounded by its input. Memory is bounded, too: beyond `max_entries`, the
     hashes least recently added or matched are evicted, for all workers.
@@ -72,7 +73,7 @@ class LocalityIndex:
         slot = self._slot(worker, epoch)
         if slot is None:
             return
-        if events.cleared and slot.num_blocks:
+        if events.cleared and slot.num_hashes:
             slot = self._renew(worker, epoch)
         self._remove(slot, events.removed)
         self._store(slot, events.stored)
@@ -119,10 +120,10 @@ class LocalityIndex:
             self._note_seen(hashes[:num_blocks])
         return matches
 
-    def num_blocks(self, worker: str) -> int:
-        """Returns the number of blocks that the worker is known to hold."""
+    def num_hashes(self, worker: str) -> int:
+        """Returns the number of hashes that the worker is known to hold."""
         slot = self._slots.get(worker)
-        return slot.num_blocks if slot is not None else 0
+        return slot.num_hashes if slot is not None else 0
 
     def _count(self, bits: int, num_blocks: int) -> dict[str, int]:
         """Returns a new dict with `num_blocks` for each worker of a bitmap. Copies a cached one,
@@ -165,7 +166,7 @@ class LocalityIndex:
         if entries.keys().isdisjoint(blocks):  # the common case, and that of all bulk updates
             num_known = len(entries)
             entries.update(dict.fromkeys(blocks, bit))
-            slot.num_blocks += len(entries) - num_known
+            slot.num_hashes += len(entries) - num_known
         else:
             self._store_known(slot, blocks)
         while len(entries) > self._max_entries:
@@ -178,10 +179,10 @@ class LocalityIndex:
             holders = entries.get(block)
             if holders is None:
                 entries[block] = bit
-                slot.num_blocks += 1
+                slot.num_hashes += 1
             elif not holders & bit:
                 entries[block] = holders & self._live | bit
-                slot.num_blocks += 1
+                slot.num_hashes += 1
 
     def _remove(self, slot: _Slot, blocks: Iterable[BlockHash]) -> None:
         entries, bit = self._entries, slot.bit
@@ -189,7 +190,7 @@ class LocalityIndex:
             holders = entries.get(block, 0) & self._live
             if not holders & bit:
                 continue
-            slot.num_blocks -= 1
+            slot.num_hashes -= 1
             if holders != bit:
                 entries[block] = holders ^ bit
             else:
@@ -223,7 +224,7 @@ class LocalityIndex:
                 break
         for block in oldest:
             for slot in self._slots_of(self._entries.pop(block) & self._live):
-                slot.num_blocks -= 1
+                slot.num_hashes -= 1
 
     def _sweep(self, num_changes: int) -> None:
         """Clears bits of dropped slots in some entries; the slots are free after the last one.

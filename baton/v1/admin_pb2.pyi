@@ -162,7 +162,7 @@ class WorkerInfo(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
-    NUM_INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_INDEXED_HASHES_FIELD_NUMBER: _builtins.int
     ADMIN_ENDPOINT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
@@ -179,8 +179,8 @@ class WorkerInfo(_message.Message):
     """State; only a READY worker takes requests."""
     num_requests: _builtins.int
     """Unfinished sequences that this router has placed on it."""
-    num_indexed_blocks: _builtins.int
-    """Cached blocks of the worker in the router's index."""
+    num_indexed_hashes: _builtins.int
+    """Hashes of the worker in the router's locality index: of its cached KV blocks and encoder outputs."""
     admin_endpoint: _builtins.str
     """Address of its Admin service, "host:port"."""
     version: _builtins.str
@@ -200,7 +200,7 @@ class WorkerInfo(_message.Message):
         epoch: _builtins.int = ...,
         state: Global___WorkerState.ValueType = ...,
         num_requests: _builtins.int = ...,
-        num_indexed_blocks: _builtins.int = ...,
+        num_indexed_hashes: _builtins.int = ...,
         admin_endpoint: _builtins.str = ...,
         version: _builtins.str = ...,
         model: _builtins.str = ...,
@@ -208,7 +208,7 @@ class WorkerInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "pooled_output", b"pooled_output", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_hashes", b"num_indexed_hashes", "num_requests", b"num_requests", "pooled_output", b"pooled_output", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -166,14 +166,14 @@ BOARD = Board(
                     text="Changes of prefix caches that routers do not know yet.",
                 ),
                 Panel(
-                    "Indexed KV blocks",
+                    "Indexed hashes",
                     [
                         Query(
-                            'sum by (instance) (baton_indexed_blocks{model=~"$model"})',
+                            'sum by (instance) (baton_indexed_hashes{model=~"$model"})',
                             "{{instance}}",
                         )
                     ],
-                    text="Cached blocks that each router knows.",
+                    text="Cached KV blocks and encoder outputs that each router knows.",
                 ),
                 Panel(
                     "Routers with a cold locality index",

@@ -263,7 +263,7 @@ def _info(member: Member, served: ServedModel) -> admin_pb2.WorkerInfo:
         epoch=record.epoch,
         state=_STATES[member.state],
         num_requests=member.load.num_sequences,
-        num_indexed_blocks=served.services.fleet.index.num_blocks(record.id),
+        num_indexed_hashes=served.services.fleet.index.num_hashes(record.id),
         version=record.version,
         model=served.name,
         pooled_output=pooled_output_to_message(record.pooled_output),

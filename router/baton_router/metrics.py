@@ -232,8 +232,9 @@ class RouterMetrics:
             ("model", "role"),
         )
         yield gauge(
-            "baton_indexed_blocks",
-            "Cached KV blocks in this router's locality index, counted once per worker.",
+            "baton_indexed_hashes",
+            "Hashes of cached KV blocks and encoder outputs in this router's locality index, "
+            "counted once per worker.",
             {(one.card.name,): _num_indexed(one.fleet) for one in self._services},
             _MODEL,
         )
@@ -246,7 +247,7 @@ class RouterMetrics:
 
 
 def _num_indexed(fleet: Fleet) -> int:
-    return sum(fleet.index.num_blocks(member.record.id) for member in fleet.members)
+    return sum(fleet.index.num_hashes(member.record.id) for member in fleet.members)
 
 
 class RateLimitMetrics:

@@ -134,7 +134,7 @@ async def serve(settings: RouterSettings) -> None:
             redis,
             channels,
             {card.name: card.tokenizer_hash for card in cards},
-            settings.max_indexed_blocks,
+            settings.max_indexed_hashes,
             settings.max_workers,
             {card.name: card.pooling.kind for card in cards if card.pooling is not None},
         )

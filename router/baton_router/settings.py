@@ -444,11 +444,12 @@ class RouterSettings(PickerSettings):
     record_files: int = Field(
         4, ge=1, description="Maximum files of --record, including the current one."
     )
-    max_indexed_blocks: int = Field(
+    max_indexed_hashes: int = Field(
         2_000_000,
         ge=1,
-        description="Maximum blocks in the index of cached prefixes, of all workers together: "
-        "about 110 bytes each. Beyond it the least recently used are evicted.",
+        description="Maximum hashes in the locality index, of the KV blocks and encoder outputs "
+        "that all workers together have cached: about 110 bytes each. Beyond it the least recently "
+        "used are evicted.",
     )
     max_workers: int = Field(
         1024,

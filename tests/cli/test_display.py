@@ -63,12 +63,12 @@ def test_status_display_draws_a_bar_per_process_on_terminal() -> None:
     assert re.search("prefill-0.*ready.*decode-0.*starting", output.getvalue(), re.DOTALL)
 
 
-def test_workers_table_calls_indexed_blocks_by_their_name() -> None:
+def test_workers_table_calls_indexed_hashes_by_their_name() -> None:
     worker = Worker("d0", "decode", "h:1", 1, "ready", 0, 13, "h:2", "1.0")
     output = io.StringIO()
     print_table([worker], Console(file=output, width=120))
     header, row = output.getvalue().splitlines()
-    assert header.split("  ")[-1].strip() == "indexed blocks"
+    assert header.split("  ")[-1].strip() == "indexed hashes"
     assert row.split()[-1] == "13"
 
 

@@ -270,7 +270,7 @@ async def test_subscriber_reads_a_long_snapshot_of_an_active_worker(kv: Events) 
     await until(lambda: subscriber._follows["w"].applied == publisher.published, within=20.0)
     held = [bool(subscriber._index.match([block])) for block in many[:6_000]]
     assert held == [number % 2 == 1 or number >= 5_000 for number in range(6_000)]
-    assert subscriber._index.num_blocks("w") == len(many) - 2_500
+    assert subscriber._index.num_hashes("w") == len(many) - 2_500
 
 
 async def test_subscriber_reloads_the_snapshot_after_a_gap(kv: Events) -> None:

@@ -65,7 +65,7 @@ class IndexAgainstSets(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         for worker in WORKERS:
-            assert self.index.num_blocks(worker) == len(self.held.get(worker, ()))
+            assert self.index.num_hashes(worker) == len(self.held.get(worker, ()))
 
 
 TestIndexAgainstSets = IndexAgainstSets.TestCase
@@ -88,7 +88,7 @@ def test_bounded_index_keeps_its_bound_and_invents_no_block(
         for name in WORKERS:
             found = {block for block in BLOCKS if name in index.match([block])}
             assert found <= held[name]
-            assert index.num_blocks(name) == len(found)
+            assert index.num_hashes(name) == len(found)
 
 
 def test_bounded_index_evicts_the_oldest_entry_first() -> None:
@@ -109,7 +109,7 @@ def test_bounded_index_keeps_recently_matched_blocks() -> None:
         assert len(index) <= 1_000
         assert len(index._seen) <= 500
     assert index.match([(20).to_bytes(16, "little")]) == {}
-    assert index.num_blocks("a") == len(index)
+    assert index.num_hashes("a") == len(index)
 
 
 def test_bounded_index_keeps_its_bound_when_all_is_matched() -> None:
@@ -127,7 +127,7 @@ def test_drop_hides_a_worker_at_once_and_frees_entries_later() -> None:
     hashes = [number.to_bytes(16, "little") for number in range(5_000)]
     index.replace("a", 1, hashes)
     index.drop("a")
-    assert (index.match(hashes), index.num_blocks("a")) == ({}, 0)
+    assert (index.match(hashes), index.num_hashes("a")) == ({}, 0)
     for _ in range(10):
         index.apply("b", 1, KvEvents(stored=(hashes[0],)))
     assert (len(index), index.match(hashes)) == (1, {"b": 1})

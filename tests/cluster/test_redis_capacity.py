@@ -85,7 +85,7 @@ async def test_blocks_cost_redis_at_most_what_the_page_says(supported_server):
         subscriber.start()
         subscriber.follow("w", 1)
         full = NUM_BLOCKS - BLOCKS_PER_BATCH
-        await until(lambda: index.num_blocks("w") >= full, _TIMEOUT, "the router's start")
+        await until(lambda: index.num_hashes("w") >= full, _TIMEOUT, "the router's start")
         sent = figure(server, "stats", "total_net_output_bytes") - sent
         check(sent / NUM_BLOCKS, bounds, "sent to each starting router")
         await subscriber.stop()

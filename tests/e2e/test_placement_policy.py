@@ -35,7 +35,7 @@ def prefill_workers(cluster: LocalCluster, placement: str) -> list[str]:
 
 def wait_until_indexed(client: Client, worker: str) -> None:
     deadline = time.monotonic() + 10.0
-    while not {w.id: w.num_indexed_blocks for w in client.list_workers()}[worker]:
+    while not {w.id: w.num_indexed_hashes for w in client.list_workers()}[worker]:
         assert time.monotonic() < deadline, "the router never heard what the worker holds"
         time.sleep(0.05)
 

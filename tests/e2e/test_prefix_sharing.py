@@ -29,7 +29,7 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
 async def until_known(cluster: LocalCluster, name: str, num_blocks: int) -> None:
     """The router has heard of what a worker has cached."""
     await until_observed(
-        lambda: listed(cluster)[name].num_indexed_blocks >= num_blocks, what="the news"
+        lambda: listed(cluster)[name].num_indexed_hashes >= num_blocks, what="the news"
     )
 
 
@@ -44,7 +44,7 @@ async def conversation(
         if not shares:
             await client.flush_cache()
             await until_observed(
-                lambda: not any(w.num_indexed_blocks for w in listed(cluster).values()),
+                lambda: not any(w.num_indexed_hashes for w in listed(cluster).values()),
                 what="the news",
             )
         generation = client.generate(prompt, TURN)
@@ -74,7 +74,7 @@ async def test_prefill_computes_only_new_tokens_of_the_next_turn(client, pair):
     assert all_tokens == 321 + 542
     await client.flush_cache()
     await until_observed(
-        lambda: not any(w.num_indexed_blocks for w in listed(pair).values()), what="the news"
+        lambda: not any(w.num_indexed_hashes for w in listed(pair).values()), what="the news"
     )
     answers, num_computed, num_pulled = await conversation(client, pair, shares=True)
     assert answers == undisturbed
@@ -108,7 +108,7 @@ async def test_prefix_is_fetched_from_a_busy_worker_or_recomputed(client, pair, 
     undisturbed = await client.generate(prompt, TURN).token_ids()
     await client.flush_cache()
     await until_observed(
-        lambda: not any(w.num_indexed_blocks for w in listed(pair).values()), what="the news"
+        lambda: not any(w.num_indexed_hashes for w in listed(pair).values()), what="the news"
     )
     holder = await busy_with(client, pair, prefix)
     before = totals(pair)

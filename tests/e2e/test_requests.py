@@ -233,7 +233,7 @@ async def test_locality_index_learns_blocks_of_all_workers(client, cluster):
 
     def is_indexed() -> bool:
         with Client(cluster.admin_address) as asking:
-            return all(worker.num_indexed_blocks > 0 for worker in asking.list_workers())
+            return all(worker.num_indexed_hashes > 0 for worker in asking.list_workers())
 
     await until_observed(is_indexed, within=3.0, what="an event of every worker")
 

@@ -444,7 +444,7 @@ async def test_picker_forgets_the_oldest_prefixes_of_an_endpoint(servers):
         for name in range(5):
             await picked_for(stub, f"{name}" + LONG, servers[:1])
         endpoint = running.endpoints.get(servers[0])
-        assert len(endpoint.blocks) == running.endpoints.index.num_blocks(servers[0]) == 10
+        assert len(endpoint.blocks) == running.endpoints.index.num_hashes(servers[0]) == 10
 
 
 async def test_picker_keeps_other_requests_going_beside_hostile_ones(servers):

@@ -179,9 +179,9 @@ def test_encode_pool_without_images_is_given_up_where_allowed():
 def test_role_balance_picks_least_busy_then_least_cached():
     workers = [
         *pools(1, 0),
-        WorkerState("d0", "decode", 1, num_sequences=1, num_cached_blocks=0),
-        WorkerState("d1", "decode", 1, num_sequences=0, num_cached_blocks=50),
-        WorkerState("d2", "decode", 7, num_sequences=0, num_cached_blocks=20),
+        WorkerState("d0", "decode", 1, num_sequences=1, num_indexed_hashes=0),
+        WorkerState("d1", "decode", 1, num_sequences=0, num_indexed_hashes=50),
+        WorkerState("d2", "decode", 7, num_sequences=0, num_indexed_hashes=20),
         WorkerState("d3", "decode", 1, is_ready=False),
     ]
     balance = seen(RoleBalance(MARKS), workers, PRESSED, IDLE, *range(12))[-1]

@@ -118,7 +118,7 @@ async def test_role_change_publishes_new_epoch_and_cached_blocks(checkpoint):
                 record = watcher.records["w"]
                 assert (record.id, record.role, record.draining) == ("w", "decode", False)
                 subscriber.follow("w", epoch)
-                await until(lambda: index.num_blocks("w") >= len(prompt) // 16)
+                await until(lambda: index.num_hashes("w") >= len(prompt) // 16)
             server.stop()
             await until(lambda: not member.worker.redis_answers)
             unheard = await failure_of(member.set_role(PREFILL))

@@ -40,7 +40,7 @@ class EndpointPickerServer:
                 settings.picker_kv_metric,
             ),
             settings.picker_probe_s,
-            LocalityIndex(settings.max_indexed_blocks),
+            LocalityIndex(settings.max_indexed_hashes),
             block_size=settings.picker_block_size,
             capacity=settings.picker_cache_tokens,
             max_in_flight=settings.picker_max_in_flight,

@@ -19,7 +19,7 @@ class Fleets:
 
     Args:
         tokenizer_hashes: hash of the tokenizer of each model, by its name.
-        max_indexed_blocks: maximum blocks in the index of each model.
+        max_indexed_hashes: maximum hashes in the locality index of each model.
         max_workers: maximum workers of each model.
         pooled_outputs: `WorkerRecord.pooled_output` of the models that do not generate, by name.
 
@@ -32,7 +32,7 @@ class Fleets:
         redis: Redis,
         channels: Channels,
         tokenizer_hashes: Mapping[str, bytes],
-        max_indexed_blocks: int,
+        max_indexed_hashes: int,
         max_workers: int,
         pooled_outputs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -42,7 +42,7 @@ class Fleets:
                 redis,
                 channels,
                 tokenizer_hash,
-                LocalityIndex(max_indexed_blocks),
+                LocalityIndex(max_indexed_hashes),
                 max_workers,
                 self._registry,
                 pooled_outputs.get(model, ""),

@@ -157,7 +157,7 @@ class Rebalancer:
             is_ready=not worker.excluded,
             is_draining=record.draining,
             num_sequences=worker.num_sequences,
-            num_cached_blocks=self._fleet.index.num_blocks(record.id),
+            num_indexed_hashes=self._fleet.index.num_hashes(record.id),
         )
 
     def _demand(self, workers: list[Candidate]) -> PoolDemand:

@@ -25,7 +25,7 @@ class WorkerState:
         is_ready: it takes requests.
         is_draining: it is about to leave or to change its role.
         num_sequences: sequences assigned to it and not finished.
-        num_cached_blocks: blocks that it has cached.
+        num_indexed_hashes: KV blocks and encoder outputs that it has cached.
     """
 
     worker: str
@@ -35,7 +35,7 @@ class WorkerState:
     is_ready: bool = True
     is_draining: bool = False
     num_sequences: int = 0
-    num_cached_blocks: int = 0
+    num_indexed_hashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,4 +229,4 @@ class RoleBalance:
 
 
 def _load_of(one: WorkerState) -> tuple[int, int, str]:
-    return one.num_sequences, one.num_cached_blocks, one.worker
+    return one.num_sequences, one.num_indexed_hashes, one.worker
