@@ -20,17 +20,18 @@ from baton_kvtransfer.lease_machine import LeaseState
 # Number of ids remembered after their leases are over, to reject a reused id.
 NUM_REMEMBERED = 16_384
 _DEFAULT_TIME_LIMIT = 60.0
+# A decode worker claims before the router calls the prefill worker, and is cancelled if that fails.
 DEFAULT_OPEN_TIMEOUT = 30.0
 
 
 class LeaseTable:
     """Table of open leases, and of ids of past ones. A claim may arrive before its lease opens.
 
-    Attributes:
-        open_timeout: seconds for which a claim waits for its lease to open.
-
     Leases are looked up by the whole claim: a claim with the id of another tenant or worker gets
     the same error, after the same delay, as one with an id that does not exist.
+
+    Attributes:
+        open_timeout: seconds for which a claim waits for its lease to open.
     """
 
     def __init__(
