@@ -127,7 +127,7 @@ def _engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[En
     model = _model(hook.name, shape)
     embedding = model.model.embed_tokens.weight.numel()
     num_weights = sum(p.numel() for p in model.parameters()) - embedding
-    engine = Engine(config, assemble(model, hook, config, "", "random weights"))
+    engine = Engine(config, assemble(model, hook, config, "", "random weights", b""))
     del model
     try:
         yield engine, num_weights * 2

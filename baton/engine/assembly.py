@@ -41,6 +41,7 @@ from baton.engine.vision.encoder_limits import (
     tokens_with_decodes,
 )
 from baton.engine.vision.vision_encoder import VisionEncoder
+from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.images import read_image_processor
 from baton.models.pooling import read_pooling
@@ -88,9 +89,15 @@ def load(
 
     folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS), on_fetched_bytes))
     hf_config = loader.load_config(folder)
+    if config.encoder_only and not is_vision_language(hf_config):
+        raise InvalidArgumentError(
+            "encoder_only",
+            f"is set, and {Path(path).name!r} has no encoder; choose a vision-language model",
+        )
     pooling = read_pooling(Path(folder))
     hook = AttentionHook(loader.max_model_len(hf_config, config))
-    num_bytes = weight_bytes(Path(folder))
+    # How many of them are the encoder's, transformers does not tell.
+    num_bytes = 0 if config.encoder_only else weight_bytes(Path(folder))
     on_progress("loading weights", 0.1)
     on_loaded_bytes(0, num_bytes)
     with reporting_progress(lambda part: on_loaded_bytes(round(part * num_bytes), num_bytes)):
@@ -99,7 +106,8 @@ def load(
     if pooling is not None:
         scores = pooling.kind == "score"
         pooler = Pooler(pooling, loader.score_head(folder, hf_model) if scores else None)
-    return assemble(hf_model, hook, config, folder, Path(path).name, on_progress, pooler)
+    weights = loader.fingerprint(hf_config, hf_model.dtype, folder)
+    return assemble(hf_model, hook, config, folder, Path(path).name, weights, on_progress, pooler)
 
 
 def assemble(
@@ -108,14 +116,16 @@ def assemble(
     config: EngineConfig,
     folder: str,
     name: str,
+    weights: bytes,
     on_progress: LoadProgress = lambda _phase, _fraction: None,
     pooler: Pooler | None = None,
 ) -> LoadedModel:
     """Prepares a transformers model that is on its device, with `hook` as its attention, to run.
-    `folder` contains its tokenizer."""
+    `folder` contains its tokenizer; `weights` is the fingerprint of its weights. With
+    `encoder_only` its language model is described on the meta device, as `loader.load_model` leaves
+    it: so all that other workers compare is the same, and nothing of it runs."""
     max_len, device, dtype = hook.max_len, hf_model.device, hf_model.dtype
     hf_config, architecture = hf_model.config, type(hf_model).__name__
-    weights = loader.fingerprint(hf_config, hf_model)
     eos_token_ids = loader.eos_token_ids(hf_config, hf_model)
     vision, limits = None, NO_ENCODER
     if is_vision_language(hf_config):
@@ -123,20 +133,23 @@ def assemble(
         gpu_bytes = memory_of(device) if device.type == "cuda" else 0
         row_bytes = vision.row_bytes
         limits = encoder_limits(config, vision.images, device.type, row_bytes, gpu_bytes)
+    if config.encoder_only:
+        hf_model = hf_model.to("meta")  # without its embeddings, too
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
-    backend = choose_backend(config, hf_model, layers, max_len)
+    backend = choose_backend(config, hf_model, layers, max_len, device)
     model = backend.decoder(hf_model, hook)
     plan = _cache_plan(config, layers, dtype, device, folder)
     if vision is not None:
         plan = replace(plan, encoder=_encoder_plan(config, vision, limits))
     execution = model.execution + describe(plan.scales or [])
     fingerprint = loader.bound_to(weights, execution, version())
-    on_progress("checking numerics", 0.8)
     vocab_size = hf_config.get_text_config().vocab_size
-    check = SelfCheck(model, backend.attention, plan, vocab_size, max_len, dtype, device)
-    check.run(architecture)
-    check_state(hf_model)
+    if not config.encoder_only:
+        on_progress("checking numerics", 0.8)
+        check = SelfCheck(model, backend.attention, plan, vocab_size, max_len, dtype, device)
+        check.run(architecture)
+        check_state(hf_model)
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)
     attention = backend.attention(cache)

@@ -126,24 +126,28 @@ class TorchBackend:
 
 
 def choose_backend(
-    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], max_len: int
+    config: EngineConfig,
+    model: PreTrainedModel,
+    layers: list[ProbedLayer],
+    max_len: int,
+    device: torch.device,
 ) -> Backend:
-    """Chooses the backend. Raises `InvalidArgumentError`, with the setting to change, if the config
-    requires Triton kernels that cannot run."""
+    """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
+    to change, if the config requires Triton kernels that cannot run."""
     wanted = _named(config)
-    if config.kernels != "torch" and (wanted is not None or model.device.type == "cuda"):
-        why_not = _why_no_kernels(config, model, layers)
+    if config.kernels != "torch" and (wanted is not None or device.type == "cuda"):
+        why_not = _why_no_kernels(config, model, layers, device)
         if why_not is None:
             from baton.engine.triton_backend import TritonBackend
 
-            library = _library(config, model, layers)
+            library = _library(config, model, layers, device)
             return TritonBackend(config, layers, model.dtype, max_len, library)
         if wanted is not None:
             raise InvalidArgumentError(
                 wanted, f"is {getattr(config, wanted)!r}, which needs Triton's kernels; {why_not}"
             )
         logger.warning("torch computes attention, which is slower: %s", why_not)
-    uses_c_kernels = config.kernels == "auto" and model.device.type == "cpu"
+    uses_c_kernels = config.kernels == "auto" and device.type == "cpu"
     return TorchBackend([layer.attention for layer in layers], uses_c_kernels=uses_c_kernels)
 
 
@@ -163,7 +167,7 @@ def _named(config: EngineConfig) -> str | None:
 
 
 def _library(
-    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer]
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
 ) -> Library | None:
     """Returns the library that attends; None: Triton's kernels do. Raises `InvalidArgumentError` if
     the config names one that cannot."""
@@ -179,7 +183,7 @@ def _library(
         layers=[layer.attention for layer in layers],
         deterministic=config.deterministic,
     )
-    why_not = LIBRARIES[name].why_not(described, model.device)
+    why_not = LIBRARIES[name].why_not(described, device)
     if why_not is not None:
         raise InvalidArgumentError("attention_backend", f"is {name!r}, but {why_not}")
     recorded = "; in decode steps replayed from CUDA graphs Triton's do" * config.cuda_graphs
@@ -188,13 +192,13 @@ def _library(
 
 
 def _why_no_kernels(
-    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer]
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
 ) -> str | None:
     import triton
 
     from baton_kernels.attention_inputs import check_model
 
-    if model.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
         return "they run on a GPU and the device is a CPU: unset it there"
     if config.deterministic and (reason := why_unknown(model)) is not None:
         return reason

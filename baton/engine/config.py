@@ -147,6 +147,11 @@ class EngineConfig:
         "is more, but at least four times encoder_budget.",
         ge=1,
     )
+    encoder_only: bool = _setting(
+        False,
+        "Load the encoder of a vision-language model alone, without its language model and without "
+        "room for KV: for encode workers, which then keep their role.",
+    )
     speculate: bool = _setting(
         True, "Speculate, up to max_drafts, for requests that do not set it themselves."
     )

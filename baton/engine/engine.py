@@ -104,14 +104,17 @@ class Engine:
         self._path = loaded.path
         self._tokenizer: Any = None
         self._prompt_processor: PromptProcessor | None = None
-        self._grammars = _grammar_compiler(loaded)
+        self._grammars = None if config.encoder_only else _grammar_compiler(loaded)
         self.device = device = loaded.device
         self.facts = _facts(config, loaded)
         self._check = RequestCheck(self.facts)
         self._scheduler = make_scheduler(config, loaded)
         self._backend = backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
-        backend.warm_up(loaded.model, loaded.attention, sampler, loaded.cache)
+        graphs = None
+        if not config.encoder_only:
+            backend.warm_up(loaded.model, loaded.attention, sampler, loaded.cache)
+            graphs = backend.graphs(loaded.model, loaded.attention)
         stream = stream or stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
         self._runner = ModelRunner(
@@ -122,7 +125,7 @@ class Engine:
             sampler,
             info.vocab_size,
             device,
-            graphs=backend.graphs(loaded.model, loaded.attention),
+            graphs=graphs,
             clock=self._clock,
             stream=stream,
             pooler=loaded.pooler,
@@ -694,6 +697,7 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
         uncut_image_tokens=limits.uncut_tokens,
         encoder_layout=None if cache.encoder_pool is None else cache.encoder_pool.layout,
         num_encoder_blocks=limits.num_blocks,
+        encoder_only=config.encoder_only,
     )
 
 

@@ -24,6 +24,7 @@ class EngineFacts:
             images.
         encoder_layout: layout of the pool of encoder outputs; None without an encoder.
         num_encoder_blocks: blocks of that pool.
+        encoder_only: it runs an encoder alone, and no request.
     """
 
     info: ModelInfo
@@ -39,6 +40,7 @@ class EngineFacts:
     uncut_image_tokens: int | None = None
     encoder_layout: KvLayout | None = None
     num_encoder_blocks: int = 0
+    encoder_only: bool = False
 
     @property
     def pool_bytes(self) -> int:

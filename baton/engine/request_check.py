@@ -31,6 +31,11 @@ class RequestCheck:
         self._info = facts.info
 
     def __call__(self, request: EngineRequest) -> None:
+        if self._facts.encoder_only:
+            raise FailedPreconditionError(
+                f"this engine has loaded the encoder of model {self._info.name!r} alone; load it "
+                "without encoder_only to run requests"
+            )
         pooling = self._info.pooling
         if request.is_pooled != (pooling is not None):
             reason = why_not(self._info.name, pooling, "embedding" if request.is_pooled else None)

@@ -105,14 +105,19 @@ def _is_path(model: str) -> bool:
     return looks_like_one or is_below or len(parts) > _HUB_ID_PARTS
 
 
-def weight_bytes(folder: Path) -> int:
-    """Returns the size of a checkpoint's weights: the files that its index names, else all."""
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files of a checkpoint's weights, sorted: those that its index names, else all."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = {folder / str(name) for name in read_json(index).get("weight_map", {}).values()}
     else:
         files = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sorted(filter(Path.is_file, files))
+
+
+def weight_bytes(folder: Path) -> int:
+    """Returns the size of a checkpoint's weights."""
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def read_json(file: Path) -> dict[str, Any]:

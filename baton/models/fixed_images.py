@@ -51,7 +51,8 @@ class FixedImages(msgspec.Struct, frozen=True, tag=True):
         return (self.placeholder_id,) * self.max_tokens
 
     def blank(self) -> dict[str, TensorData]:
-        """Returns the tensors of a small image, for a trial of the encoder."""
+        """Returns the tensors of a small image, for a trial of the encoder. Its span has all tokens
+        that spans may have."""
         return {PIXEL_VALUES: blank_pixels(self.shape)}
 
 

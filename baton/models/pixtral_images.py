@@ -83,7 +83,7 @@ class PixtralImages(msgspec.Struct, frozen=True, tag=True):
         return (*(row * (height // self.square))[:-1], self.end_id)
 
     def blank(self) -> dict[str, TensorData]:
-        height, width = self.square, 2 * self.square
+        height = width = 2 * self.square  # two rows, of which the first has a break
         return {
             PIXEL_VALUES: blank_pixels((1, self.channels, height, width)),
             IMAGE_SIZES: TensorData("int64", (1, 2), struct.pack("<2q", height, width)),

@@ -31,7 +31,7 @@ def allocate(
     max_len: int,
 ) -> KvCache:
     """Allocates as many blocks as memory permits beside those of the encoder, and host blocks of up
-    to `swap_bytes` bytes.
+    to `swap_bytes` bytes; with `encoder_only` one block of each cache group, for its layout.
 
     Raises `InvalidArgumentError` if that is too little, or more than there can be.
     """
@@ -51,13 +51,16 @@ def _allocate(
     chunk = config.tokens_per_step(device.type)
     shared = config.shared_pools and device.type == "cpu"
     encoder_pool = _encoder_pool(plan.encoder, device, shared=shared)  # before the measurement
-    gpu = _measured(config, plan, model, backend, device, max_len)
-    counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
+    if config.encoder_only:
+        counts = [1] * len(plan.layouts)
+    else:
+        gpu = _measured(config, plan, model, backend, device, max_len)
+        counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
     needed = sum(map(pool_bytes, plan.layouts, counts))
     if encoder_pool is not None:
         needed += encoder_pool.content.nbytes
     check_fits("num_blocks" if config.num_blocks else "kv_cache_bytes", needed, memory_of(device))
-    if device.type == "cuda":
+    if device.type == "cuda" and not config.encoder_only:
         check_holds_longest(counts, plan.layouts, max_len, chunk)
     hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
     pools = plan.shared_pools(counts) if shared else plan.pools(counts, device)

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import (
     AttentionInterface,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
@@ -22,6 +23,7 @@ __all__ = [
     "AttentionInterface",
     "AttentionMaskInterface",
     "AutoConfig",
+    "AutoModel",
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
     "AutoTokenizer",

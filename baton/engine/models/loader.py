@@ -5,7 +5,7 @@ It reads only safetensors and runs no code from a checkpoint.
 
 import hashlib
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from baton.engine.device import resolve_device, use_device
 from baton.engine.models.hf import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PretrainedConfig,
@@ -26,9 +27,9 @@ from baton.engine.models.hf import (
     without_load_report,
 )
 from baton.engine.models.transformers_model import without_head
-from baton.engine.models.vision_model import is_vision_language
+from baton.engine.models.vision_model import around, is_vision_language, without_layers
 from baton.errors import InvalidArgumentError, UnsupportedModelError
-from baton.models import support
+from baton.models import support, weight_files
 from baton.models.pixtral_images import text_tokens
 from baton.models.pooling import Pooling
 
@@ -36,6 +37,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
 # Weights of the classification head of transformers' decoders.
 _SCORE = "score.weight"
+# Runs of a tensor that its fingerprint samples, and the values of a run.
+_NUM_RUNS, _RUN = 4, 64
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
@@ -65,25 +68,30 @@ def load_model(
 ) -> PreTrainedModel:
     """Returns the model in evaluation mode on its device, with `attention` as its attention
     implementation, of a vision-language model that of its language model; without its head if it
-    has a pooled output. Raises `UnsupportedModelError` for weights that are missing or
+    has a pooled output. With `encoder_only` the language model is on the meta device, and its
+    layers and head are not read. Raises `UnsupportedModelError` for weights that are missing or
     unreadable."""
     device = resolve_device(engine.device)
     use_device(device)
     dtype = resolve_dtype(engine.dtype, config, device)
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
     auto_class: Any = AutoModelForCausalLM
-    attentions: str | dict[str, str] = attention
-    if is_vision_language(config):
-        auto_class, attentions = AutoModelForImageTextToText, {"text_config": attention}
-    # Of a model that pools, the language model's head is missing, and that of scores unexpected.
-    report_of = nullcontext() if pooling is None else without_load_report()
+    of_parts, wanted = {"text_config": attention}, config
+    if engine.encoder_only:
+        auto_class, wanted = AutoModel, without_layers(config)
+    elif is_vision_language(config):
+        auto_class = AutoModelForImageTextToText
+    # Of a model that pools, the language model's head is missing, and that of scores unexpected;
+    # so are the layers that an encoder is loaded without.
+    is_reported = pooling is None and not engine.encoder_only
+    report_of = nullcontext() if is_reported else without_load_report()
     try:
         with report_of:
             loaded: tuple[PreTrainedModel, dict[str, Any]] = auto_class.from_pretrained(
                 path,
-                config=config,
+                config=wanted,
                 dtype=dtype,
-                attn_implementation=attentions,
+                attn_implementation=of_parts if is_vision_language(config) else attention,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -99,7 +107,7 @@ def load_model(
     model, report = loaded
     # transformers initializes missing weights at random instead of failing.
     missing = set(report["missing_keys"])
-    if pooling is not None:
+    if pooling is not None and not engine.encoder_only:
         head = model.get_output_embeddings()
         missing -= {f"{name}.weight" for name, module in model.named_modules() if module is head}
         _check_head(pooling, set(report["unexpected_keys"]))
@@ -108,7 +116,8 @@ def load_model(
         raise UnsupportedModelError(
             f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them"
         )
-    return model.to(device).eval().requires_grad_(False)
+    model = model.to(device).eval().requires_grad_(False)
+    return around(model, config, of_parts) if engine.encoder_only else model
 
 
 def score_head(path: str, model: PreTrainedModel) -> torch.Tensor:
@@ -178,19 +187,28 @@ def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     return wanted or own or 1
 
 
-def fingerprint(config: PretrainedConfig, model: PreTrainedModel) -> bytes:
-    """Returns 16 bytes that hash configuration and dtype, and the weights' names, shapes and a
-    sample of their values."""
+def fingerprint(config: PretrainedConfig, dtype: torch.dtype, path: str) -> bytes:
+    """Returns 16 bytes that hash configuration and dtype of a model, and the names, shapes and a
+    sample of the values of all its weights in the checkpoint at `path`, loaded or not."""
     digest = hashlib.sha256()
     described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-    digest.update(str(model.dtype).encode())
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        step = max(1, weight.numel() // 256)
-        sample = weight.flatten()[::step].float().cpu().contiguous()
-        digest.update(sample.numpy().tobytes())
+    digest.update(str(dtype).encode())
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(f, "pt")) for f in weight_files(Path(path))]
+        named = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        for name, file in sorted(named.items()):
+            weight = file.get_tensor(name)  # mapped, not read
+            digest.update(f"{name}{tuple(weight.shape)}".encode())
+            digest.update(_sample(weight.flatten()).float().numpy().tobytes())
     return digest.digest()[:16]
+
+
+def _sample(values: torch.Tensor) -> torch.Tensor:
+    """Returns a few runs of `values` at equal distances. As many single values would be in so many
+    pages of the file that reading them, and ahead, would read most of it."""
+    step = max(_RUN, len(values) // _NUM_RUNS)
+    return torch.cat([run[:_RUN] for run in values.split(step)])
 
 
 def bound_to(model: bytes, execution: str, version: str) -> bytes:

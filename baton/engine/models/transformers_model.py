@@ -219,8 +219,11 @@ def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
     Raises `UnsupportedModelError` if the probe misses a layer: it would silently have no cache.
     """
     name, ids = type(model).__name__, torch.arange(_PROBE_TOKENS, device=model.device)[None]
+    # Without a mask, transformers looks for packed sequences in the positions; on the meta device
+    # they have no values.
+    mask = {"attention_mask": torch.ones_like(ids)} if model.device.type == "meta" else {}
     with refusing(name), torch.inference_mode():
-        model(input_ids=ids, position_ids=ids, use_cache=False)
+        model(input_ids=ids, position_ids=ids, use_cache=False, **mask)
     expected = set(range(num_layers(model.config)))
     if missing := sorted(expected - hook.probed.keys()):
         raise UnsupportedModelError(

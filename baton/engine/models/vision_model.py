@@ -4,6 +4,7 @@ any other, and the vision model, whose features it takes in place of embeddings.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from baton.engine.device import is_out_of_memory
 from baton.engine.models.hf import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -37,12 +39,12 @@ class VisionModel:
     def __init__(
         self, model: PreTrainedModel, embeddings: torch.nn.Module, processor: Mapping[str, Any]
     ) -> None:
-        """Takes the base of a vision-language model, without its language model, of which it needs
-        the embeddings alone, and the settings of its image processor. Raises
-        `UnsupportedModelError` if its features do not have the shape that the configuration tells.
+        """Takes the base of a vision-language model, without its language model, and the settings
+        of its image processor. Keeps none of the language model's `embeddings` but those of the
+        tokens of text within images. Raises `UnsupportedModelError` if its features do not have the
+        shape that the configuration tells.
         """
         self._model = model
-        self._embeddings = embeddings
         self.device: torch.device = model.device
         text_config = model.config.get_text_config()
         self.hidden_size: int = text_config.hidden_size
@@ -59,7 +61,8 @@ class VisionModel:
                 f"the encoder of {type(model).__name__} fails for an image as the configuration "
                 f"describes it: {error}"
             ) from error
-        if len(features) != (expected := images.span(blank).count(images.placeholder_id)):
+        span = images.span(blank)
+        if len(features) != (expected := span.count(images.placeholder_id)):
             raise UnsupportedModelError(
                 f"the encoder returns {len(features)} features for an image; expected "
                 f"{expected} by the configuration"
@@ -70,6 +73,9 @@ class VisionModel:
                 f"the encoder returns features for {num_parts - 1} layers; expected fewer than the "
                 f"{text_config.num_hidden_layers} of the language model"
             )
+        ids = sorted(set(span) - {images.placeholder_id})
+        self._text_ids = torch.tensor(ids, dtype=torch.int64, device=self.device)
+        self._text_rows: torch.Tensor = embeddings(self._text_ids)
         self.images = images
         self.shape = KvShape(num_kv_heads=1, key_head_dim=features.shape[1], value_head_dim=0)
         self.dtype: torch.dtype = features.dtype
@@ -104,7 +110,8 @@ class VisionModel:
         if len(features) == len(token_ids):
             return features
         ids = torch.tensor(token_ids, device=self.device)
-        rows: torch.Tensor = self._embeddings(ids)
+        places = torch.searchsorted(self._text_ids, ids) % len(self._text_ids)
+        rows = self._text_rows[places]
         rows[ids == self.images.placeholder_id] = features
         return rows
 
@@ -131,6 +138,42 @@ def is_vision_language(config: PretrainedConfig) -> bool:
     Raises `UnsupportedModelError` for one of these whose vision tower is not.
     """
     return read_image_format(config.to_dict()) is not None
+
+
+def without_layers(config: PretrainedConfig) -> PretrainedConfig:
+    """Returns the configuration of a vision-language model whose language model has no layers, so
+    that transformers reads no weights of theirs."""
+    config = deepcopy(config)
+    text_config: Any = config.get_text_config()
+    text_config.num_hidden_layers = 0
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = []
+    return config
+
+
+def around(
+    encoder: PreTrainedModel, config: PretrainedConfig, attention: Mapping[str, str]
+) -> PreTrainedModel:
+    """Returns the vision-language model of `config`, of which `encoder`, loaded `without_layers`,
+    becomes the base. Its language model is on the meta device, but for its embeddings: it has
+    shapes and no memory.
+
+    Args:
+        attention: attention implementations by the names of the configurations.
+    """
+    with torch.device("meta"):
+        model: Any = AutoModelForImageTextToText.from_config(
+            deepcopy(config),  # on which transformers notes the dtype
+            dtype=encoder.dtype,
+            attn_implementation=attention,
+            trust_remote_code=False,
+        )
+    decoder = model.get_decoder()
+    decoder.set_input_embeddings(encoder.get_input_embeddings())
+    encoder.config = model.config
+    encoder.set_decoder(decoder)
+    setattr(model, model.base_model_prefix, encoder)
+    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
 def split(
