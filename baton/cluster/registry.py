@@ -27,6 +27,7 @@ _OPTIONAL = {
     b"admin_endpoint",
     b"version",
     b"pooled_output",
+    b"keeps_role",
 }
 
 MAX_ID_BYTES = 256
@@ -79,6 +80,7 @@ class WorkerRecord:
         version: Baton version; empty: not reported, as by older workers.
         pooled_output: "embedding" or "score" for a model that has such an output in place of text;
             empty: it generates.
+        keeps_role: it cannot change its role.
     """
 
     id: str
@@ -100,6 +102,7 @@ class WorkerRecord:
     admin_endpoint: str = ""
     version: str = ""
     pooled_output: str = ""
+    keeps_role: bool = False
 
     @property
     def pairing(self) -> bytes:
@@ -135,6 +138,7 @@ class WorkerRecord:
             "admin_endpoint": self.admin_endpoint,
             "version": self.version,
             "pooled_output": self.pooled_output,
+            "keeps_role": int(self.keeps_role),
         }
 
     @classmethod
@@ -167,6 +171,7 @@ class WorkerRecord:
             admin_endpoint=_text(fields.get(b"admin_endpoint", b"")),
             version=_text(fields.get(b"version", b"")),
             pooled_output=_text(fields.get(b"pooled_output", b"")),
+            keeps_role=_number(fields.get(b"keeps_role", b"0")) != 0,
         )
 
 

@@ -182,10 +182,11 @@ class AdminServicer:
         the worker takes work in that role: at once if it has the role already. The change continues if
         the caller cancels. The router forwards the call to the named worker. NOT_FOUND: unknown
         worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to
-        another role, has a certificate for one role, or, from the router, is the last prefill or decode
-        worker that can take work, or is to encode for a model that takes no images. UNAVAILABLE: the
-        worker is loading its model, drains for good, or cannot reach Redis. DEADLINE_EXCEEDED: calls in
-        flight did not end within its drain_timeout_s; it keeps its role and takes work.
+        another role, has a certificate for one role or the encoder of its model alone, or, from the
+        router, is the last prefill or decode worker that can take work, or is to encode for a model that
+        takes no images. UNAVAILABLE: the worker is loading its model, drains for good, or cannot reach
+        Redis. DEADLINE_EXCEEDED: calls in flight did not end within its drain_timeout_s; it keeps its
+        role and takes work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -28,8 +28,8 @@ class RoleChanges:
 
         Raises:
             FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows an
-                earlier incarnation; or it is changing to another role, its certificate is for one
-                role alone, or its model has no encoder for the encode role.
+                earlier incarnation; or it is changing to another role, keeps the one that it has
+                (`Worker.why_keeps_role`), or its model has no encoder for the encode role.
             UnavailableError: it is loading its model, or draining for good; or Redis does not
                 answer, so that no router would learn of another role.
             DeadlineExceededError: calls in flight did not end within `drain_timeout_s`. They
@@ -38,10 +38,9 @@ class RoleChanges:
         worker = self._worker
         if self._change is None and role == worker.role:
             return worker.epoch
-        if worker.keeps_role:
+        if worker.why_keeps_role:
             raise FailedPreconditionError(
-                f"this worker's certificate is for {worker.role} alone; one for worker may change "
-                "its role"
+                f"worker {worker.id} stays in the {worker.role} role: {worker.why_keeps_role}"
             )
         if epoch not in (0, worker.epoch):
             raise FailedPreconditionError(

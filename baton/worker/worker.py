@@ -31,7 +31,7 @@ from baton.engine.process.engine_child import EngineChild
 from baton.engine.process.engine_process import EngineProcess
 from baton.engine.request_check import why_no_images
 from baton.engine.scheduler.kv.block_pool import CacheEvents
-from baton.errors import FailedPreconditionError, UnavailableError
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.serving.access import WORKER_NAME
 from baton.serving.certificates import check_role
 from baton.serving.channels import LARGE_FRAMES, Channels
@@ -67,7 +67,7 @@ class Worker:
 
     Attributes:
         role: its present pool.
-        keeps_role: it cannot change its role, since its certificate is for this one.
+        why_keeps_role: reason why it cannot change its role, and the remedy; empty if it can.
         kv_server: server for blocks with a port and limits of its own, or `server`.
         epoch: number of the incarnation; grows with each start and each role change.
         channels: to other workers, for their blocks.
@@ -79,9 +79,24 @@ class Worker:
     def __init__(
         self, role: Role, settings: WorkerSettings, child: EngineChild | None = None
     ) -> None:
-        """`child`: the process for the engine; None: a thread of this one."""
-        certified = check_role(settings.tls, (role, "worker"), WORKER_NAME)
-        self.keeps_role = certified not in (None, "worker")
+        """`child`: the process for the engine; None: a thread of this one. Raises
+        `InvalidArgumentError` if the settings are for another role."""
+        self.why_keeps_role = ""
+        if check_role(settings.tls, (role, "worker"), WORKER_NAME) not in (None, "worker"):
+            self.why_keeps_role = (
+                f"its certificate is for {role} alone; one for worker may change its role"
+            )
+        if settings.encoder_only:
+            if role != "encode":
+                raise InvalidArgumentError(
+                    "encoder_only",
+                    f"is set for a {role} worker, which runs the language model; expected an "
+                    "encode worker",
+                )
+            self.why_keeps_role = (
+                "it has loaded the encoder alone; start it without --encoder-only to change its "
+                "role"
+            )
         self.role = role
         self.settings = settings
         self._child = child
@@ -186,9 +201,9 @@ class Worker:
         draining, and in another role."""
         engine = self.engine_for_new_work()
         if self.role != role:
-            raise UnavailableError(
-                f"worker {self.id} is in the {self.role} role now; another one will serve this"
-            )
+            kept = f"in the {self.role} role for good: {self.why_keeps_role}"
+            now = f"in the {self.role} role now; another one will serve this"
+            raise UnavailableError(f"worker {self.id} is {kept if self.why_keeps_role else now}")
         return engine
 
     def check_serves(self, role: Role) -> None:
@@ -407,6 +422,7 @@ class Worker:
             admin_endpoint=self.server.admin_endpoint,
             version=version(),
             pooled_output=pooling.kind if (pooling := engine.info.pooling) else "",
+            keeps_role=bool(self.why_keeps_role),
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:

@@ -150,6 +150,15 @@ def test_role_balance_moves_workers_of_three_pools(workers, encode, prefill, dec
     assert flip.role == ("prefill" if prefill == PRESSED else "encode")
 
 
+@pytest.mark.parametrize(("keep", "expected"), [((), "e0"), (("e0",), "e1"), (("e0", "e1"), None)])
+def test_role_balance_moves_no_worker_that_keeps_its_role(keep, expected):
+    workers = [replace(one, keeps_role=one.worker in keep) for one in pools(1, 1, 2)]
+    balances = seen(RoleBalance(MARKS), workers, PRESSED, BETWEEN, *range(12), encode=IDLE)
+    flip, reason = balances[-1].flip, balances[-1].reason
+    assert (None if flip is None else flip.worker) == expected
+    assert expected or "no encode worker can be spared" in reason
+
+
 def test_role_balance_waits_dwell_of_each_pair_of_pools():
     roles, workers = RoleBalance(MARKS), pools(1, 3, 2)
     seen(roles, workers, PRESSED, BETWEEN, *range(9), encode=BETWEEN)

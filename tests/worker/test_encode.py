@@ -599,6 +599,36 @@ async def test_encode_worker_refuses_invalid_request_by_field(prompt, changes, e
         await check_refused(encode, request_for(prompt, prefill), UnavailableError, "draining")
 
 
+async def test_encoder_only_worker_hands_outputs_over(prompt_of):
+    prompt = prompt_of("mistral3")
+    only = {"encoder_only": True}
+    async with crew_of(prompt.path, "encode", "prefill", encode=only) as crew:
+        encode, prefill = crew.members
+        async with encoding(encode, prefill, prompt.inputs) as (calls, sources):
+            for call in calls:
+                assert not (await encoded(call)).was_cached
+            await prompt.check(prefill, sources)
+        assert encode.num_encoded_tokens == prompt.num_tokens_of_images
+        assert prefill.num_fetched_outputs == len(prompt.inputs)
+        assert prefill.num_encoded_tokens == 0
+
+
+async def test_encoder_only_worker_refuses_other_roles(prompt):
+    async with crew_of(prompt.path, "encode", encoder_only=True) as crew:
+        (member,) = crew.members
+        for role in (inference_pb2.WORKER_ROLE_PREFILL, inference_pb2.WORKER_ROLE_DECODE):
+            failure = await failure_of(member.set_role(role))
+            assert isinstance(failure, FailedPreconditionError)
+            assert "stays in the encode role: it has loaded the encoder alone" in str(failure)
+        await member.set_role(inference_pb2.WORKER_ROLE_ENCODE)  # which it has
+        decoding, _ = member.to_decode(prompt.tokens, GREEDY)
+        prefilling = member.prefill.Prefill(member.prefill_request(prompt.tokens), timeout=TIMEOUT)
+        for call in (decoding, prefilling):
+            failure = await failure_of(call)
+            assert isinstance(failure, UnavailableError)
+            assert "for good: it has loaded the encoder alone" in str(failure)
+
+
 async def test_worker_without_encoder_serves_no_encode_role(prompt, checkpoint):
     async with crew_of(checkpoint("llama"), "prefill") as crew:
         (member,) = crew.members

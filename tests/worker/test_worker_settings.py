@@ -7,7 +7,7 @@ import pytest
 
 from baton.cli.certs import Authority, write
 from baton.engine.backend import TorchBackend
-from baton.errors import FailedPreconditionError, UnavailableError
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.models import locate
 from baton.v1 import admin_pb2 as pb
 from baton.worker.admin import WorkerAdmin
@@ -73,6 +73,12 @@ async def test_worker_refuses_role_that_certificate_does_not_cover(tmp_path):
     # This one may, once it has loaded its model.
     with pytest.raises(UnavailableError, match="not ready yet"):
         await RoleChanges(worker_with("worker")).set_role("decode")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_worker_refuses_encoder_only_in_other_roles(role):
+    with pytest.raises(InvalidArgumentError, match=f"for a {role} worker.* expected an encode"):
+        Worker(role, WorkerSettings(worker_id="w", encoder_only=True))
 
 
 async def test_worker_is_starting_until_all_of_it_is_set_up() -> None:

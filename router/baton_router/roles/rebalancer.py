@@ -156,6 +156,7 @@ class Rebalancer:
             pairing=worker.pairing,
             is_ready=not worker.excluded,
             is_draining=record.draining,
+            keeps_role=record.keeps_role,
             num_sequences=worker.num_sequences,
             num_indexed_hashes=self._fleet.index.num_hashes(record.id),
         )

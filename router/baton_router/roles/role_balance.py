@@ -24,6 +24,7 @@ class WorkerState:
         pairing: workers exchange blocks only if their pairings are equal.
         is_ready: it takes requests.
         is_draining: it is about to leave or to change its role.
+        keeps_role: it cannot change its role.
         num_sequences: sequences assigned to it and not finished.
         num_indexed_hashes: KV blocks and encoder outputs that it has cached.
     """
@@ -34,6 +35,7 @@ class WorkerState:
     pairing: bytes = b""
     is_ready: bool = True
     is_draining: bool = False
+    keeps_role: bool = False
     num_sequences: int = 0
     num_indexed_hashes: int = 0
 
@@ -211,15 +213,17 @@ class RoleBalance:
     def _donors(
         self, workers: Collection[WorkerState], pressed: Role, idle: Role
     ) -> list[WorkerState]:
-        """Returns the ready workers of the idle role that are not the last ones of their pairing
-        and role, and whose pairing has a worker of the pressed role, or may get its first one."""
+        """Returns the ready workers of the idle role that may change it, are not the last ones of
+        their pairing and role, and whose pairing has a worker of the pressed role, or may get its
+        first one."""
         ready = [one for one in workers if one.is_ready]
         least = self._limits.min_encode_workers if idle == "encode" else 1
         donors = []
         for one in ready:
             roles = [other.role for other in ready if other.pairing == one.pairing]
             can_join = pressed in roles or self._may_begin(pressed)
-            if one.role == idle and can_join and roles.count(idle) > least:
+            may_leave = not one.keeps_role and roles.count(idle) > least
+            if one.role == idle and can_join and may_leave:
                 donors.append(one)
         return donors
 

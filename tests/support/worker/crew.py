@@ -237,12 +237,16 @@ def _num_held(member: Member) -> int:
 
 @asynccontextmanager
 async def crew_of(
-    model: str, *roles: Role, prefill: dict[str, Any] | None = None, **settings: Any
+    model: str,
+    *roles: Role,
+    prefill: dict[str, Any] | None = None,
+    encode: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Crew]:
     """Workers of these roles on one checkpoint. Keywords are settings of all, and those of
-    `prefill` of the prefill workers."""
+    `prefill` and `encode` of the workers in these roles."""
     common = {**COMMON, "model": model, **settings}
-    of_role = {"encode": {}, "prefill": prefill or {}, "decode": {}}
+    of_role = {"encode": encode or {}, "prefill": prefill or {}, "decode": {}}
     settings = settings_class()
     workers = [assemble(role, settings(**{**common, **of_role[role]})) for role in roles]
     async with AsyncExitStack() as stack:
