@@ -17,6 +17,7 @@ from baton.serving import build_info
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
+from baton.v1 import inference_pb2 as pb
 from baton_router import admin_wire
 from baton_router.admission.readiness import RouterReadiness
 from baton_router.fleet.fleet import Fleet, Member, State
@@ -172,11 +173,13 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.FlushCacheResponse:
         tenant = self._tenants.of(context)
         prompt, salt = NO_PROMPT, None
-        is_prompt = request.WhichOneof("input") not in (None, "block_hashes")
+        kind = request.WhichOneof("input")
+        is_prompt = kind not in (None, "block_hashes")
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
-        if is_prompt:
+        if kind and is_prompt:
             intake = self._models.of(request.model).services.intake
-            read, salt = await intake.prompt_of(request), tenant.salt
+            given = pb.GenerateRequest(**{kind: getattr(request, kind)})
+            read, salt = await intake.prompt_of(given), tenant.salt
             images = tuple(each.salted(salt).hashed for each in read.encoder_inputs)
             prompt = Prompt(tuple(read.token_ids), salt, images)
 
@@ -194,7 +197,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
 
         if prompt.images or not is_prompt:
             for served in chosen:
-                if (cache := served.services.intake.image_cache) is not None:
+                if (cache := served.services.intake.images.cache) is not None:
                     cache.drop(salt)
         # Draining and unreachable workers too: their caches may be used again.
         members = [

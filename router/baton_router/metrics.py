@@ -105,7 +105,7 @@ class RouterMetrics:
             {(one.card.name,): one.meter.num_output_tokens for one in self._services},
             _MODEL,
         )
-        caches = {(one.card.name,): one.intake.image_cache for one in self._services}
+        caches = {(one.card.name,): one.intake.images.cache for one in self._services}
         yield counter(
             "baton_image_cache_hits_total",
             "Files of images and clips that were preprocessed already for an earlier request.",

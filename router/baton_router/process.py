@@ -48,6 +48,8 @@ from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
 from baton_router.fleet.service_discovery import ServiceDiscovery
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.intake.pooled_intake import PooledIntake
+from baton_router.intake.prompt_images import PromptImages
 from baton_router.intake.request_bounds import message_bounds
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
@@ -67,7 +69,6 @@ from baton_router.telemetry.request_meter import RequestMeter
 
 if TYPE_CHECKING:
     from baton_router.http.server import HttpServer
-    from baton_router.images.image_reader import ImageReader
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +148,10 @@ async def serve(settings: RouterSettings) -> None:
         shared = _Shared(
             settings, redis, tenants, limits, images, quotas, requests, rules, recorder
         )
-        readers = {card.name: await _image_reader(card, settings, stack) for card in cards}
+        prompt_images = [await _prompt_images(card, settings, stack) for card in cards]
         served = [
-            _served(card, fleets.of[card.name], shared, *readers[card.name]) for card in cards
+            _served(card, fleets.of[card.name], shared, of_prompts)
+            for card, of_prompts in zip(cards, prompt_images, strict=True)
         ]
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
@@ -159,7 +161,8 @@ async def serve(settings: RouterSettings) -> None:
         exposition = Exposition()
         exposition.add(RouterMetrics(models, fleets, requests, round_trips))
         exposition.add(RateLimitMetrics(limits, quotas.named, server))
-        pools = {name: None if one is None else one.pool for name, (one, _) in readers.items()}
+        readers = {model.name: model.services.intake.images.reader for model in served}
+        pools = {name: None if one is None else one.pool for name, one in readers.items()}
         exposition.add(ImageMetrics(images, pools))
         admin = RouterAdmin(models, fleets, requests, readiness, tenants)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
@@ -197,13 +200,13 @@ class _Shared:
     recorder: Recorder | None
 
 
-async def _image_reader(
+async def _prompt_images(
     card: ModelCard, settings: RouterSettings, stack: AsyncExitStack
-) -> tuple["ImageReader | None", str]:
-    """Returns the reader of images for a model, or None and the reason why requests with images are
-    refused; empty: the model takes none. Closing the stack ends its processes."""
+) -> PromptImages:
+    """Returns the images of a model's prompts, with a reader if they can be read. Closing the stack
+    ends its processes."""
     if not card.takes_images:
-        return None, ""
+        return PromptImages(card)
     try:
         check_extra("vision", f"images for model {card.name!r}")
         from baton.models.images import VISION_TOWERS
@@ -211,22 +214,17 @@ async def _image_reader(
 
         folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
         if read_json(folder / "config.json").get("model_type") not in VISION_TOWERS:
-            return None, ""
+            return PromptImages(card)
         limits, num_processes = settings.image_limits(), settings.image_processes
         hosts = settings.image_hosts
-        return await start_reader(str(folder), limits, num_processes, hosts, stack), ""
+        reader = await start_reader(str(folder), limits, num_processes, hosts, stack)
+        return PromptImages(card, reader)
     except (FailedPreconditionError, UnsupportedModelError) as error:
         logger.warning("requests with images are refused: %s", error)
-        return None, str(error)
+        return PromptImages(card, why_none=str(error))
 
 
-def _served(
-    card: ModelCard,
-    fleet: Fleet,
-    shared: _Shared,
-    images: "ImageReader | None",
-    why_no_images: str,
-) -> ServedModel:
+def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages) -> ServedModel:
     """Returns a model with all that belongs to it alone."""
     settings = shared.settings
     intake = Intake(
@@ -234,11 +232,8 @@ def _served(
         settings.max_prompt_bytes,
         settings.max_messages,
         settings.http_max_tools,
-        max_inputs=settings.max_inputs,
-        max_input_tokens=settings.max_input_tokens,
         allow_special_tokens=settings.allow_special_tokens_in_chat,
         images=images,
-        why_no_images=why_no_images,
     )
     is_pooled = card.pooling is not None
     placer = Placer(fleet, shared.rules, shared.recorder, prefill_alone=is_pooled)
@@ -283,7 +278,11 @@ def _served(
     inference = Inference(
         services, settings.coalesce_ms / 1000, capture_content=settings.capture_content
     )
-    return ServedModel(services, rebalancer, inference, PooledInference(services))
+    pooled_intake = PooledIntake(
+        card, settings.max_prompt_bytes, settings.max_inputs, settings.max_input_tokens
+    )
+    pooled_inference = PooledInference(services, pooled_intake)
+    return ServedModel(services, rebalancer, inference, pooled_inference)
 
 
 def _pages(fleets: Fleets, endpoint: str) -> dict[str, Render]:

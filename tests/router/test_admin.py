@@ -70,10 +70,10 @@ class _Intake:
     """Intake of prompts with one image each."""
 
     def __init__(self) -> None:
-        self.image_cache = ImageCache(1000)
+        self.images = SimpleNamespace(cache=ImageCache(1000))
         for salt in b"", b"a":
             image = SimpleNamespace(tensors={"pixels": TensorData("uint8", (4,), b"1234")})
-            self.image_cache.put(FileKey(salt, b"file", 1), [image])  # type: ignore[list-item]
+            self.images.cache.put(FileKey(salt, b"file", 1), [image])  # type: ignore[list-item]
 
     async def prompt_of(self, _message: Any) -> PromptTokens:
         return PromptTokens(list(range(9)), (EncoderInput(b"i" * 16, 2, 3),))
@@ -114,7 +114,7 @@ async def test_flush_reaches_draining_workers_too(admin_of):
 async def test_flush_covers_images_of_a_prompt(admin_of):
     worker = _Worker("p0")
     admin = await admin_of(worker)
-    cache = admin._models[0].services.intake.image_cache
+    cache = admin._models[0].services.intake.images.cache
     await admin.FlushCache(pb.FlushCacheRequest(text="a prompt"), None)
     without_image = Prompt(tuple(range(9))).hashes(worker.namespace)
     hashes = [worker.flushed[i : i + 16] for i in range(0, len(worker.flushed), 16)]

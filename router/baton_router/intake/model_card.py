@@ -35,6 +35,8 @@ _IMAGE_TOKENS = (
 # Of a sequence whose configuration tells no maximum.
 _MAX_POSITIONS = 2**20
 
+# Shorter texts are tokenized faster than a thread is dispatched.
+THREAD_FROM_CHARS = 4096
 AUTO = "auto"
 """Name for the format that the chat template and the model type tell."""
 

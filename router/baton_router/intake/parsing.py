@@ -5,7 +5,7 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from baton.sampling import (
 from baton.v1 import inference_pb2 as pb
 from baton_router.images.image_source import GivenClip, GivenImage
 from baton_router.intake.model_card import ModelCard
+from baton_router.intake.prompt_images import given_image
 from baton_router.output_parsing.output_format import Choice, ParsingOptions, Tool
 from baton_router.output_parsing.request_parsing import RequestParsing
 
@@ -148,16 +149,6 @@ def images_of(chat: pb.Chat) -> list[GivenImage]:
             elif kind == "clip":
                 images.append(given_image(part.clip, f"{field}.parts[{part_at}].clip", GivenClip))
     return images
-
-
-def given_image(
-    image: pb.Image, field: str, kind: Callable[[bytes | str, str], GivenImage] = GivenImage
-) -> GivenImage:
-    """Returns an image or clip of a message. Raises `InvalidArgumentError` if it has no source."""
-    source = image.WhichOneof("source")
-    if source is None:
-        raise InvalidArgumentError(field, "is empty; set data or url")
-    return kind(image.data if source == "data" else image.url, f"{field}.{source}")
 
 
 def _template_turn(message: pb.ChatMessage, needs_parts: bool) -> dict[str, Any]:

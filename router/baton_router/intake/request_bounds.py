@@ -1,5 +1,8 @@
 """Bounds of what one request may hold, over gRPC and HTTP."""
 
+import secrets
+
+from baton.errors import InvalidArgumentError
 from baton.sampling import (
     MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     MAX_BAD_TOKEN_SEQUENCES,
@@ -18,6 +21,7 @@ DEFAULT_MAX_TOOLS = 512
 # Of one call for embeddings or scores.
 DEFAULT_MAX_INPUTS = 2048
 DEFAULT_MAX_INPUT_TOKENS = 300_000
+_MAX_REQUEST_ID_BYTES = 128
 
 _MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "parts")
 
@@ -63,3 +67,25 @@ def message_bounds(
             "baton.v1.Tensor.data": max_message_bytes,
         },
     )
+
+
+def check_text(field: str, text: str, max_bytes: int) -> None:
+    """Refuses an empty text and one of more than `max_bytes`."""
+    if not text:
+        raise InvalidArgumentError(field, "is empty; at least 1 character is needed")
+    # A character has at least one byte, so most texts need not be encoded to be refused.
+    size = len(text) if len(text) > max_bytes else len(text.encode())
+    if size > max_bytes:
+        raise InvalidArgumentError(
+            field, f"has {size} bytes or more; at most {max_bytes} are taken"
+        )
+
+
+def request_id_of(given: str) -> str:
+    """Returns the request id that a client gave; a new one if it is empty."""
+    if len(given.encode()) > _MAX_REQUEST_ID_BYTES:
+        raise InvalidArgumentError(
+            "request_id",
+            f"has {len(given.encode())} bytes; at most {_MAX_REQUEST_ID_BYTES} are taken",
+        )
+    return given or secrets.token_hex(8)

@@ -17,6 +17,7 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
+from baton_router.intake.pooled_intake import PooledIntake
 from baton_router.lifecycle.pooled_lifecycle import PooledLifecycle
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.services import Services
@@ -36,8 +37,9 @@ _LEAST_NORM = 1e-12
 class PooledInference:
     """Embeddings and scores of one model."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, intake: PooledIntake) -> None:
         self._services = services
+        self._intake = intake
         self._card = services.card
 
     async def embed(
@@ -52,7 +54,7 @@ class PooledInference:
         await self._services.wait_for_workers(deadline)
         with stage("tokenize"):
             limit = self._services.fleet.max_model_len
-            requests = await self._services.intake.read_inputs(message, limit, tenant)
+            requests = await self._intake.read_inputs(message, limit, tenant)
         vectors = await self._pool_all(requests, arrived, deadline)
         if dimensions is not None:
             vectors = _normalized(vectors[:, :dimensions])
@@ -73,15 +75,15 @@ class PooledInference:
         pooling = self._card.pooling
         assert pooling is not None, "a score of a model without one"
         await self._services.wait_for_workers(deadline)
-        intake, limit = self._services.intake, self._services.fleet.max_model_len
+        limit = self._services.fleet.max_model_len
         if pooling.kind == "score":
             with stage("tokenize"):
-                requests = await intake.read_pairs(message, limit, tenant)
+                requests = await self._intake.read_pairs(message, limit, tenant)
             outputs = await self._pool_all(requests, arrived, deadline)
             scores = (1 + np.tanh(outputs[:, 0] / 2)) / 2  # the sigmoid, without overflows
         else:
             with stage("tokenize"):
-                requests, pairs = await intake.read_texts_of_pairs(message, limit, tenant)
+                requests, pairs = await self._intake.read_texts_of_pairs(message, limit, tenant)
             vectors = _normalized(await self._pool_all(requests, arrived, deadline))
             firsts, seconds = np.array(pairs).T
             scores = (vectors[firsts] * vectors[seconds]).sum(-1)

@@ -19,7 +19,7 @@ from tests.support.router.images import (
     data_url,
     encoded,
     frames_url,
-    running_reader,
+    running_intake,
     save_checkpoint,
 )
 from tests.support.router.written import writing
@@ -40,8 +40,8 @@ def checkpoint(tmp_path_factory) -> str:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def intake(checkpoint) -> AsyncIterator[Intake]:
     limits = ImageLimits(max_images=7, max_clip_frames=3)
-    async with running_reader(checkpoint, limits) as reader:
-        yield Intake(read_model_card(checkpoint), 2**20, images=reader)
+    async with running_intake(checkpoint, limits) as made:
+        yield made
 
 
 Part = str | dict[str, Any]
@@ -126,7 +126,7 @@ async def test_front_takes_clip_as_over_grpc(intake, checkpoint, url):
     model = read_model_card(checkpoint)
     workers = writing("w7 w8", 2, pb.FINISH_REASON_END_OF_SEQUENCE, model)
     body = {"messages": [turn(url)]}
-    async with front_of(*workers, model=model, images=intake._images) as front:
+    async with front_of(*workers, model=model, images=intake.images.reader) as front:
         answer = await front.post("/v1/chat/completions", json=body)
         tokens = await front.post("/tokenize", json=body)
     assert answer.status_code == 200
@@ -155,7 +155,7 @@ async def test_front_names_the_clip_that_it_refuses(intake, checkpoint, name):
     url, reason = REFUSED[name]
     model = read_model_card(checkpoint)
     workers = writing("w7 w8", 2, pb.FINISH_REASON_END_OF_SEQUENCE, model)
-    async with front_of(*workers, model=model, images=intake._images) as front:
+    async with front_of(*workers, model=model, images=intake.images.reader) as front:
         answer = await front.post("/v1/chat/completions", json={"messages": [turn(url)]})
     message = answer.json()["error"]["message"]
     assert answer.status_code == 400
@@ -167,7 +167,7 @@ async def test_front_names_the_clip_that_it_refuses(intake, checkpoint, name):
 async def test_frames_count_as_images_of_the_request(intake, checkpoint, url):
     model = read_model_card(checkpoint)
     workers = writing("w7 w8", 2, pb.FINISH_REASON_END_OF_SEQUENCE, model)
-    async with front_of(*workers, model=model, images=intake._images) as front:
+    async with front_of(*workers, model=model, images=intake.images.reader) as front:
         body = {"messages": [turn(url)] * 3}
         answer = await front.post("/v1/chat/completions", json=body)
     assert answer.json()["error"]["message"] == (
@@ -195,7 +195,7 @@ async def test_other_apis_refuse_clips(intake, checkpoint, name):
     path, named, body = OTHER_APIS[name]
     model = read_model_card(checkpoint)
     workers = writing("w7 w8", 2, pb.FINISH_REASON_END_OF_SEQUENCE, model)
-    async with front_of(*workers, model=model, images=intake._images) as front:
+    async with front_of(*workers, model=model, images=intake.images.reader) as front:
         answer = await front.post(path, json={"model": model.name, **body})
     assert answer.status_code == 400
     assert f"is {named!r}, which is not supported here" in answer.json()["error"]["message"]

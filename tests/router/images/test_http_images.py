@@ -16,6 +16,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.images.image_reader import ImageReader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.intake.prompt_images import PromptImages
 from tests.support.engine.images import PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.images import data_url, encoded, running_reader, save_checkpoint
@@ -47,7 +48,7 @@ async def expected(model: ModelCard, reader: ImageReader) -> list[int]:
     """Returns the prompt of the same conversation over gRPC."""
     parts = [pb.ContentPart(text=TEXT), pb.ContentPart(image=pb.Image(url=URL))]
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", parts=parts)])
-    intake = Intake(model, 2**20, images=reader)
+    intake = Intake(model, 2**20, images=PromptImages(model, reader))
     request = await intake.read(pb.GenerateRequest(chat=chat), model.max_model_len)
     return list(request.token_ids)
 

@@ -16,6 +16,7 @@ from baton_router.images.image_reader import ImageReader
 from baton_router.images.image_source import GivenClip, GivenImage
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
+from baton_router.intake.prompt_images import PromptImages
 from tests.support.engine.images import IMAGE_TOKEN, image
 from tests.support.router.front import front_of
 from tests.support.router.images import (
@@ -77,11 +78,12 @@ async def reader(checkpoint) -> AsyncIterator[ImageReader]:
 def cached(checkpoint: str, reader: ImageReader, cache_bytes: int = 2**20) -> Intake:
     """Returns an intake that has cached nothing."""
     reader.cache = ImageCache(cache_bytes)
-    return Intake(read_model_card(checkpoint), 2**20, images=reader)
+    card = read_model_card(checkpoint)
+    return Intake(card, 2**20, images=PromptImages(card, reader))
 
 
 def counts(intake: Intake) -> tuple[int, int]:
-    cache = intake.image_cache
+    cache = intake.images.cache
     assert cache is not None
     return cache.num_hits, cache.num_misses
 
@@ -120,13 +122,13 @@ async def test_tenants_find_only_their_own_images(checkpoint, reader):
 
 async def test_dropped_images_are_read_again(checkpoint, reader):
     intake = cached(checkpoint, reader)
-    assert intake.image_cache is not None
+    assert intake.images.cache is not None
     for dropped, num_left, total in ((b"a", 1, (0, 2)), (b"c", 2, (1, 3)), (None, 0, (3, 3))):
         for salt in (b"a", b"b"):
             await read(intake, FILES[:1], Tenant("one", salt))
         assert counts(intake) == total
-        intake.image_cache.drop(dropped)
-        assert intake.image_cache.num_bytes == num_left * BYTES
+        intake.images.cache.drop(dropped)
+        assert intake.images.cache.num_bytes == num_left * BYTES
 
 
 async def test_image_and_clip_of_one_file_are_kept_apart(checkpoint, reader):
@@ -147,8 +149,8 @@ async def test_concurrent_requests_get_their_own_images(checkpoint, reader):
     asked *= 4
     found = await asyncio.gather(*(read(intake, [FILES[at]], who) for at, who in asked))
     assert found == alone
-    assert intake.image_cache is not None
-    assert intake.image_cache.num_bytes <= 2 * BYTES
+    assert intake.images.cache is not None
+    assert intake.images.cache.num_bytes <= 2 * BYTES
 
 
 async def test_refused_image_is_not_cached(checkpoint, reader):

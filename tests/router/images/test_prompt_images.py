@@ -17,6 +17,7 @@ from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
+from baton_router.intake.prompt_images import PromptImages
 from baton_router.request import Request
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, TOKENS_PER_IMAGE, image, words
 from tests.support.router.images import encoded, running_intake, save_checkpoint
@@ -78,7 +79,7 @@ async def test_prompt_equals_the_processors(intake, checkpoint):
 
 
 async def test_inputs_equal_those_of_the_engine(intake, checkpoint):
-    reader = intake._images
+    reader = intake.images.reader
     processor = PromptProcessor(checkpoint, reader._format)
     prompt = processor(text_of(2), [image(6), image(7)])
     request = await read(intake, text=text_of(2), images=files(6, 7))
@@ -227,10 +228,11 @@ async def test_data_url_equals_the_file(intake):
 
 
 async def test_model_without_images_refuses_them():
-    intake = Intake(read_model_card(locate("tiny")), 1000)
+    card = read_model_card(locate("tiny"))
+    intake = Intake(card, 1000)
     for fields in ({"text": "abc", "images": files(1)}, {"chat": chat("abc", *files(1))}):
         with pytest.raises(FailedPreconditionError, match="takes no images"):
             await read(intake, **fields)
-    intake = Intake(read_model_card(locate("tiny")), 1000, why_no_images="pip install more")
+    intake = Intake(card, 1000, images=PromptImages(card, why_none="pip install more"))
     with pytest.raises(FailedPreconditionError, match="pip install more"):
         await read(intake, text="abc", images=files(1))

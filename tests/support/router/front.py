@@ -34,6 +34,8 @@ from baton_router.http.unknown_fields import UnknownFields
 from baton_router.images.image_reader import ImageReader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
+from baton_router.intake.pooled_intake import PooledIntake
+from baton_router.intake.prompt_images import PromptImages
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
@@ -160,8 +162,7 @@ def served_model(
 ) -> ServedModel:
     """A model that scripted workers serve."""
     known = _FrontFleet(fleet, model.max_model_len)
-    bounds = {"max_inputs": MAX_INPUTS, "max_input_tokens": MAX_INPUT_TOKENS}
-    intake, tenants = Intake(model, MAX_PROMPT_BYTES, **bounds, images=images), Tenants()
+    intake = Intake(model, MAX_PROMPT_BYTES, images=PromptImages(model, images))
     is_pooled = model.pooling is not None
     placer = Placer(known, HANDOFFS, prefill_alone=is_pooled)  # type: ignore[arg-type]
     forecasts = Forecasts[Request](
@@ -176,7 +177,7 @@ def served_model(
         intake,
         known,  # type: ignore[arg-type]
         requests,
-        tenants,
+        Tenants(),
         limits,
         admission_controller,
         readiness,
@@ -185,7 +186,9 @@ def served_model(
         TTFT_OBJECTIVE,
     )
     inference = Inference(services, coalesce_seconds=0.0)
-    return ServedModel(services, None, inference, PooledInference(services))  # type: ignore[arg-type]
+    pooled_intake = PooledIntake(model, MAX_PROMPT_BYTES, MAX_INPUTS, MAX_INPUT_TOKENS)
+    pooled_inference = PooledInference(services, pooled_intake)
+    return ServedModel(services, None, inference, pooled_inference)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from baton_router.images.image_limits import ImageLimits
 from baton_router.images.image_reader import ImageReader, start_reader
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import read_model_card
+from baton_router.intake.prompt_images import PromptImages
 from tests.support.engine.images import save_vision_language
 
 # As llava-hf's: content is always a list of parts, images come first.
@@ -47,7 +48,8 @@ async def running_reader(
 async def running_intake(folder: str, limits: ImageLimits | None = None) -> AsyncIterator[Intake]:
     """Yields the intake of a vision model, with one process for its images."""
     async with running_reader(folder, limits) as reader:
-        yield Intake(read_model_card(folder), 2**20, images=reader)
+        card = read_model_card(folder)
+        yield Intake(card, 2**20, images=PromptImages(card, reader))
 
 
 def data_url(file: bytes, media_type: str = "image/png") -> str:
