@@ -6,7 +6,9 @@ Independent of the services called.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import grpc
 
@@ -127,6 +129,8 @@ class Channels:
         self._idle_seconds = idle_seconds
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._last_used: dict[str, float] = {}  # in this order
+        self._num_uses: Counter[str] = Counter()
+        self._closing: set[asyncio.Task[None]] = set()
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._on_renewal: list[Callable[[], None]] = []
 
@@ -137,8 +141,8 @@ class Channels:
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
         """Returns the channel to "host:port", which connects on first use. Call on it soon: it is
-        valid until `discard`, `close`, or some seconds after `reconnect` or a certificate
-        renewal."""
+        valid until `close`, until `use` closes it, or some seconds after `reconnect` or a
+        certificate renewal."""
         if self._files is not None and self._files.current() is not self._shown:
             self._renew()
         now = time.monotonic()
@@ -155,20 +159,35 @@ class Channels:
         if endpoint in self._channels:
             self._retire(self._channels.pop(endpoint))
 
-    async def discard(self, endpoint: str) -> None:
-        """Closes the channel to an endpoint that is gone. Its calls end with CANCELLED."""
-        self._last_used.pop(endpoint, None)
-        channel = self._channels.pop(endpoint, None)
-        if channel is not None:
-            await channel.close()
+    @contextmanager
+    def use(self, endpoint: str) -> Iterator[grpc.aio.Channel]:
+        """Returns the channel as `get` does, open for the `with` block. It closes after the last
+        of the blocks for an endpoint, unless one begins at once."""
+        self._num_uses[endpoint] += 1
+        try:
+            yield self.get(endpoint)
+        finally:
+            self._num_uses[endpoint] -= 1
+            if not self._num_uses[endpoint]:
+                closing = asyncio.create_task(self._close_unused(endpoint))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Closes all channels. Their calls end with CANCELLED."""
         channels, self._channels = [*self._channels.values(), *self._retired.values()], {}
         for task in self._retired:
             task.cancel()
-        await asyncio.gather(*self._retired, return_exceptions=True)
+        await asyncio.gather(*self._retired, *self._closing, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def _close_unused(self, endpoint: str) -> None:
+        if not self._num_uses[endpoint]:
+            del self._num_uses[endpoint]
+            self._last_used.pop(endpoint, None)
+            channel = self._channels.pop(endpoint, None)
+            if channel is not None:
+                await channel.close()
 
     def _renew(self) -> None:
         """Opens new connections for new calls; calls in flight stay on theirs."""

@@ -20,8 +20,9 @@ from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton_router import admin_wire
 from baton_router.admission.readiness import RouterReadiness
-from baton_router.fleet.fleet import Fleet, Member, State
+from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.fleets import Fleets
+from baton_router.fleet.member import Member, State
 from baton_router.lifecycle.client_wire import pooled_output_to_message
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.models.models import Models, ServedModel

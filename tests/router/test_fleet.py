@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
@@ -23,7 +24,8 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 from baton_router.fleet.worker_model import PoolModel, WorkDone, WorkerModel
 from baton_router.prompt import Prompt
 from tests.support.router.records import RECORD, TOKENIZER
@@ -104,7 +106,7 @@ async def test_fleet_pairs_no_mixed_versions_but_shares_their_rates():
             assert newer.namespace != older.namespace
             before = newer.model.rates
             done = WorkDone(num_steps=100, num_prompt_tokens=10**5, seconds=1000.0)
-            prefill = fleet._pool_of(replace(old, role="prefill"))
+            prefill = fleet._pools.of("prefill", old.pairing)
             WorkerModel(prefill).observe_work(done)
             learned = older.model.rates.prefill_seconds_per_token
             assert learned > before.prefill_seconds_per_token
@@ -352,6 +354,12 @@ async def test_fleet_uses_lost_worker_again_once_it_is_healthy():
         await until(lambda: reason(fleet) == "", within=2.0)
 
 
+def channel_to(fleet: Fleet, member: Member) -> grpc.aio.Channel:
+    """Returns the channel to a worker; a new one if its channel has closed."""
+    with fleet.channel_to(member) as channel:
+        return channel
+
+
 async def test_fleet_closes_idle_channel_of_worker_that_left():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis):
@@ -360,16 +368,16 @@ async def test_fleet_closes_idle_channel_of_worker_that_left():
             await server.stop(0.0)
             await until(lambda: reason(fleet) is None, within=5.0)
             await asyncio.sleep(0.05)
-            assert fleet._channels.get(server.endpoint) is channel
-        await until(lambda: server.endpoint not in fleet._channels._channels, within=5.0)
+            assert channel_to(fleet, member) is channel
+        await until(lambda: channel_to(fleet, member) is not channel, within=5.0)
 
 
 async def test_fleet_keeps_channel_of_worker_restarted_in_place():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis):
             before = fleet.members[0]
-            channel = fleet._channels.get(server.endpoint)
+            channel = channel_to(fleet, before)
         async with registered(redis, record_of(server, epoch=2)):
             await until(lambda: reason(fleet) == "" and fleet.members[0] is not before, within=5.0)
             await asyncio.sleep(0.05)
-            assert fleet._channels.get(server.endpoint) is channel
+            assert channel_to(fleet, fleet.members[0]) is channel

@@ -15,7 +15,7 @@ from baton.models.pooling import Pooling
 from baton.v1 import prefill_pb2
 from baton_router.admission.quotas import Quota
 from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.fleet import Member
+from baton_router.fleet.member import Member
 from baton_router.fleet.worker_model import PoolModel
 from baton_router.intake.model_card import ModelCard
 from baton_router.placement.decision import DEFAULT_RULES, PlacementInputs

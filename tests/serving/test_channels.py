@@ -4,20 +4,24 @@ from baton.serving.channels import Channels
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.serving.fakes import serving
+from tests.support.waiting import until
+
+ENDPOINT = "127.0.0.1:1"
 
 
 async def answer(request, context):
     return pb.GetModelResponse(name="x" * (5 * 2**20))
 
 
-async def test_channels_keep_one_channel_per_endpoint_until_discarded():
+async def test_channels_keep_one_channel_per_endpoint_while_used():
     channels = Channels()
-    first = channels.get("127.0.0.1:1")
-    assert channels.get("127.0.0.1:1") is first
-    assert channels.get("127.0.0.1:2") is not first
-    await channels.discard("127.0.0.1:1")
-    await channels.discard("127.0.0.1:1")
-    assert channels.get("127.0.0.1:1") is not first
+    with channels.use(ENDPOINT) as first, channels.use(ENDPOINT) as second:
+        assert second is first
+        assert channels.get("127.0.0.1:2") is not first
+    with channels.use(ENDPOINT):  # at once
+        await asyncio.sleep(0)
+        assert channels.get(ENDPOINT) is first
+    await until(lambda: channels.get(ENDPOINT) is not first, within=5.0)
     await channels.close()
 
 

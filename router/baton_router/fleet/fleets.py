@@ -10,7 +10,8 @@ from baton.cluster.registry import WorkerRecord
 from baton.cluster.watcher import RegistryWatcher
 from baton.errors import NotFoundError
 from baton.serving.channels import Channels
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 
 
 class Fleets:

@@ -62,3 +62,14 @@ def held_blocks(index: LocalityIndex, pending: PendingPrefixes, hashes: _Chain) 
     for worker, num_blocks in pending.match(hashes).items():
         matches[worker] = max(num_blocks, matches.get(worker, 0))
     return matches
+
+
+def held_inputs(
+    holders: LocalityIndex | PendingPrefixes, contents: _Chain
+) -> dict[str, tuple[int, ...]]:
+    """Returns the encoder inputs, by index, whose outputs each worker holds by their `contents`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for index, content in enumerate(contents):
+        for worker in holders.match((content,)):
+            found[worker] = (*found.get(worker, ()), index)
+    return found

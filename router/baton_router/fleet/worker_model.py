@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.worker_role import Role
 from baton_router.fleet.cost_rates import PRIOR, STEPS_SLOWED, Rates
 from baton_router.fleet.regression import Coefficient, Regression
 
@@ -156,6 +157,24 @@ class PoolModel:
             slowness=slowness,
             encoder_seconds_per_token=encoder_token,
         )
+
+
+class PoolModels:
+    """Latency models of pools, by role and pairing."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[Role, bytes], PoolModel] = {}
+
+    def of(self, role: Role, pairing: bytes) -> PoolModel:
+        """Returns the latency model of a pool. A pool with a new pairing, such as that of a new
+        version, starts with the coefficients of the latest prefill pool."""
+        if ("prefill", pairing) not in self._pools:
+            former = [pool for (known, _), pool in self._pools.items() if known == "prefill"]
+            prefill = PoolModel(former[-1] if former else None)
+            self._pools["prefill", pairing] = prefill
+            self._pools["decode", pairing] = PoolModel(prefill)
+            self._pools["encode", pairing] = PoolModel(prefill)
+        return self._pools[role, pairing]
 
 
 class _SteadyRegression:

@@ -31,7 +31,8 @@ from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 from baton_router.lifecycle import worker_methods, worker_wire
 from baton_router.lifecycle.attempt_machine import (
     END_ACTIONS,

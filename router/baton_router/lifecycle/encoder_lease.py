@@ -20,7 +20,8 @@ from baton.serving.deadline import Deadline
 from baton.serving.telemetry.stages import stage
 from baton.v1 import encode_pb2, prefill_pb2
 from baton_router.failure import AttemptFailure
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 from baton_router.lifecycle import worker_methods, worker_wire
 from baton_router.lifecycle.worker_call import WorkerCall
 from baton_router.placement.encoder_sources import EncoderChoice

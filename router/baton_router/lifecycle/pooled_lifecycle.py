@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from baton.errors import CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
 from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 from baton_router.lifecycle import worker_methods, worker_wire
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.worker_call import Received, WorkerCall

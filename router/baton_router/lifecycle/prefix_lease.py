@@ -8,7 +8,7 @@ import grpc
 
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_sharing_pb2_grpc, prefill_pb2
-from baton_router.fleet.fleet import Member
+from baton_router.fleet.member import Member
 from baton_router.lifecycle import worker_wire
 
 # Maximum seconds to wait for the holder's answer.

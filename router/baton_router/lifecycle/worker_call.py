@@ -22,7 +22,8 @@ from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import failed, stage
 from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 from baton_router.lifecycle.chunk import Chunk
 from baton_router.lifecycle.worker_methods import Method
 

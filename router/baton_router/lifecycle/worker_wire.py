@@ -14,7 +14,7 @@ from baton.serving.attempt_id import attempt_id
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, encode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.fleet.fleet import Member
+from baton_router.fleet.member import Member
 from baton_router.fleet.worker_model import WorkDone
 from baton_router.lifecycle.chunk import Chunk
 from baton_router.lifecycle.return_cost import ReturnCost

@@ -9,7 +9,8 @@ from baton.role_wire import role_to_message
 from baton.rpc_errors import error_of
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.worker_role import Role
-from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.member import Member
 
 if TYPE_CHECKING:
     from baton.v1.admin_pb2_grpc import AdminAsyncStub

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.fleet import Member
+from baton_router.fleet.member import Member
 from baton_router.fleet.worker_model import PoolModel, WorkDone
 from tests.support.router.records import RECORD
 
