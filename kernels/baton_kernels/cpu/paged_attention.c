@@ -31,8 +31,9 @@
 #endif
 
 #define TILE 64          // keys
-#define STRIP_VECTORS 3  // with 4 keys at a time 12 accumulators, beside 4 other registers
+#define STRIP_VECTORS 3
 #define STRIP (STRIP_VECTORS * LANES)
+#define AT_ONCE (LANES == 16 ? 8 : 4)  // keys or dimensions; their accumulators fill registers
 #define MAX_FEW_ROWS 8
 #define ROWS_AT_ONCE (LANES == 16 ? 4 : 2)  // of few; as many as there are registers for
 
@@ -121,6 +122,14 @@ INLINE Vector load_bfloat16(const BFloat16* source) {
 
 INLINE void put(float* target, Vector x) { *(Vector*)target = x; }
 
+// Keeps a vector in a register: each product with it would read it from memory again.
+INLINE Vector held(Vector x) {
+#if defined(__AVX2__)
+  __asm__("" : "+v"(x));
+#endif
+  return x;
+}
+
 INLINE Vector all(float number) { return number - (Vector){0}; }
 
 INLINE Vector chosen(IntVector mask, Vector a, Vector b) {
@@ -178,28 +187,27 @@ INLINE Strip strip_of(const Task* task, int64_t number, float* memory) {
                  position_of(task, first_row), position_of(task, first_row + num_rows - 1)};
 }
 
-INLINE void multiply_keys(const float* q, const float* keys, int num_keys, int64_t dim,
-                          float* scores) {
-  Vector sums[4][STRIP_VECTORS] = {0};
+INLINE void multiply_keys(const float* q, const float* keys, int64_t dim, float* scores) {
+  Vector sums[AT_ONCE][STRIP_VECTORS] = {0};
   for (int64_t d = 0; d < dim; d++) {
     Vector rows[STRIP_VECTORS];
-    for (int j = 0; j < STRIP_VECTORS; j++) rows[j] = load(q + d * STRIP + j * LANES);
-    for (int i = 0; i < num_keys; i++)
+    for (int j = 0; j < STRIP_VECTORS; j++) rows[j] = held(load(q + d * STRIP + j * LANES));
+    for (int i = 0; i < AT_ONCE; i++)
       for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] += rows[j] * keys[i * dim + d];
   }
-  for (int i = 0; i < num_keys; i++)
+  for (int i = 0; i < AT_ONCE; i++)
     for (int j = 0; j < STRIP_VECTORS; j++) put(scores + i * STRIP + j * LANES, sums[i][j]);
 }
 
 INLINE void add_values(const float* weights, const float* values, int64_t dim, int num_keys,
                        const float* factors, int64_t d, int num_dims, float* o) {
-  Vector sums[4][STRIP_VECTORS];
+  Vector sums[AT_ONCE][STRIP_VECTORS];
   for (int i = 0; i < num_dims; i++)
     for (int j = 0; j < STRIP_VECTORS; j++)
       sums[i][j] = load(o + (d + i) * STRIP + j * LANES) * load(factors + j * LANES);
   for (int key = 0; key < num_keys; key++) {
     Vector rows[STRIP_VECTORS];
-    for (int j = 0; j < STRIP_VECTORS; j++) rows[j] = load(weights + key * STRIP + j * LANES);
+    for (int j = 0; j < STRIP_VECTORS; j++) rows[j] = held(load(weights + key * STRIP + j * LANES));
     for (int i = 0; i < num_dims; i++)
       for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] += rows[j] * values[key * dim + d + i];
   }
@@ -245,16 +253,13 @@ static void attend_strip(const Strip* strip, const Call* call, int64_t begin, in
                          const float* keys, const float* values, float* scores) {
   int64_t key_dim = call->key_dim, value_dim = call->value_dim;
   float factors[STRIP];
-  int key = 0;
-  for (; key + 4 <= num_keys; key += 4)
-    multiply_keys(strip->q, keys + key * key_dim, 4, key_dim, scores + key * STRIP);
-  for (; key < num_keys; key++)
-    multiply_keys(strip->q, keys + key * key_dim, 1, key_dim, scores + key * STRIP);
+  for (int key = 0; key < num_keys; key += AT_ONCE)  // up to TILE; scores past the end are unused
+    multiply_keys(strip->q, keys + key * key_dim, key_dim, scores + key * STRIP);
   hide_keys(strip, begin, num_keys, call->window, scores);
   weigh(strip, num_keys, scores, factors);
   int64_t d = 0;
-  for (; d + 4 <= value_dim; d += 4)
-    add_values(scores, values, value_dim, num_keys, factors, d, 4, strip->o);
+  for (; d + AT_ONCE <= value_dim; d += AT_ONCE)
+    add_values(scores, values, value_dim, num_keys, factors, d, AT_ONCE, strip->o);
   for (; d < value_dim; d++)
     add_values(scores, values, value_dim, num_keys, factors, d, 1, strip->o);
 }
