@@ -94,7 +94,7 @@ static void NAMED(attend_many)(const Task* task) {
 
 // Reads of the cache are bound by latency: what is read soon is fetched during other work.
 INLINE void NAMED(prefetch)(const NUMBER* row, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += 64 / sizeof(NUMBER)) __builtin_prefetch(row + d);
+  for (int64_t d = 0; d < dim; d += 64 / sizeof(NUMBER)) __builtin_prefetch(row + d, 0, 2);
 }
 
 // A tile of keys and their values; the last key is repeated to a multiple of 4.
