@@ -12,10 +12,10 @@ from tests.support.engine.survey import TABLE, survey
 
 DOCUMENTED = json.loads(TABLE.read_text(encoding="utf-8"))
 
-# `make test-full` tries a third of them, another one each day; `make nightly` tries all.
-_TURN = datetime.now(UTC).toordinal() % 3
+# `make test-full` tries a sixth of them, another one each day; `make nightly` tries all.
+_TURN = datetime.now(UTC).toordinal() % 6
 BY_TURNS = [
-    pytest.param(model_type, marks=pytest.mark.slow if i % 3 == _TURN else pytest.mark.nightly)
+    pytest.param(model_type, marks=pytest.mark.slow if i % 6 == _TURN else pytest.mark.nightly)
     for i, model_type in enumerate(MODEL_TYPES)
 ]
 

@@ -391,5 +391,5 @@ TestTheSchedulerLosesNothingInManyRuns = pytest.mark.timeout(600)(
 )
 # Where nothing is drawn at random, more runs are always the same ones.
 TestTheSchedulerLosesNothingInManyRuns.settings = settings(
-    max_examples=300 if CHOSEN_SEED is None else 1000, stateful_step_count=80
+    max_examples=100 if CHOSEN_SEED is None else 1000, stateful_step_count=80
 )

@@ -37,9 +37,9 @@ def environment_of(client: str) -> Path:
     state, python = folder / "state", folder / "bin" / "python"
     digest = hashlib.sha256(wanted).hexdigest()
     if not state.exists() or state.read_text() != digest:
-        _run(sys.executable, "-m", "venv", "--clear", folder)
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        _run(*pip, "-c", constraints, "-r", requirements)
+        _run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
+        pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+        _run(*pip, "--disable-pip-version-check", "-c", constraints, "-r", requirements)
         state.write_text(digest)
     return python
 
