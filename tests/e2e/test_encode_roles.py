@@ -16,7 +16,7 @@ from baton.client.client import AsyncClient, Client, Image
 from baton.errors import FailedPreconditionError
 from baton.sampling import SamplingParams
 from tests.support.cluster.scraped import scrape
-from tests.support.cluster.wide import listed
+from tests.support.cluster.wide import listed, restored
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.router.images import encoded, save_checkpoint
 from tests.support.waiting import until_observed, wait_until
@@ -36,10 +36,16 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_checkpoint("llava_clip", folder))
 
 
-@pytest.fixture
-def cluster(llava: str) -> Iterator[LocalCluster]:
+@pytest.fixture(scope="module")
+def shared(llava: str) -> Iterator[LocalCluster]:
     with LocalCluster(llava, num_decode=2, worker_flags=FLAGS) as started:
         yield started
+
+
+@pytest.fixture
+def cluster(shared: LocalCluster) -> LocalCluster:
+    """The cluster with its workers in their roles."""
+    return restored(shared)
 
 
 def roles(cluster: LocalCluster) -> dict[str, str]:
@@ -133,10 +139,9 @@ def test_operators_see_encode_workers(cluster):
     assert exposed.total("baton_workers", role="encode", state="ready") == 1
 
 
-def test_model_without_images_gets_no_encode_worker():
+def test_model_without_images_gets_no_encode_worker(pair):
     with (
-        LocalCluster("tiny", num_decode=2, worker_flags={"device": "cpu"}) as cluster,
-        Client(cluster.admin_address) as admin,
+        Client(pair.admin_address) as admin,
         pytest.raises(FailedPreconditionError, match="takes no images"),
     ):
-        admin.set_role(cluster.process("decode-1").worker_id, "encode")
+        admin.set_role(pair.process("decode-1").worker_id, "encode")
