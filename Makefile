@@ -6,10 +6,14 @@ BIN    := $(VENV)/bin
 CONTAINER ?= docker
 VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
+# A lane starts hundreds of processes, which need not compile Baton each.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A lane is three runs of pytest: on all cores what starts no processes; kernels in Triton's
 # interpreter; one by one what starts processes, since it minds how long things take. All three run,
 # whichever fails, and a report on them is printed at the end.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
+E2E_FILES     = $(shell grep -rlE --include='*.py' 'mark\.e2e' tests)
 TEST         := not (slow or system or nightly or gpu)
 FULL         := (slow or system) and not (nightly or gpu)
 NIGHTLY      := (nightly or random) and not gpu
@@ -20,7 +24,7 @@ define run_lane
 	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=1; \
 	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
 	  tests/kernels/interpreted tests/gpu || status=1; \
-	$(PYTEST) -m 'e2e and $(1)' || status=1; \
+	$(PYTEST) -m 'e2e and $(1)' $(E2E_FILES) || status=1; \
 	$(BIN)/python -m tests.support.lanes $(REPORT); exit $$status
 endef
 

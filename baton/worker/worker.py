@@ -86,7 +86,7 @@ class Worker:
             self.why_keeps_role = (
                 f"its certificate is for {role} alone; one for worker may change its role"
             )
-        if settings.encoder_only:
+        if settings.engine_config().encoder_only:
             if role != "encode":
                 raise InvalidArgumentError(
                     "encoder_only",

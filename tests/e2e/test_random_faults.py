@@ -1,4 +1,4 @@
-"""Half a minute of the soak; `make soak` runs ten."""
+"""A quarter of a minute of the soak; `make soak` runs ten minutes."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "seed"), [(30.0, 1), pytest.param(120.0, 2, marks=pytest.mark.nightly)]
+    ("seconds", "seed"), [(15.0, 1), pytest.param(120.0, 2, marks=pytest.mark.nightly)]
 )
 def test_random_faults_lose_no_request_and_leak_nothing(seconds, seed):
     report = run(seconds, seed)

@@ -115,11 +115,11 @@ def summary(runs: Iterable[Run]) -> str:
     """Returns outcomes, the slowest tests and what is left for other lanes."""
     runs = list(runs)
     outcomes = sum((Counter(run.outcomes) for run in runs), Counter[str]())
-    # Every run collects the same tests, but the interpreter's.
+    # The first run collects all tests but the interpreter's, which no other run does.
     collected: Counter[str] = Counter()
     for interpreted in (False, True):
         counts = [Counter(run.collected) for run in runs if run.is_interpreted is interpreted]
-        collected.update(counts[-1] if counts else {})
+        collected.update(counts[0] if counts else {})
     seconds = sum(run.seconds for run in runs)
     lines = [
         f"{sum(outcomes.values()):,} tests in {seconds / 60:.1f} minutes: "

@@ -173,7 +173,7 @@ def around(
     encoder.config = model.config
     encoder.set_decoder(decoder)
     setattr(model, model.base_model_prefix, encoder)
-    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return model.eval().requires_grad_(False)
 
 
 def split(
