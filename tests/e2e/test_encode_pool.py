@@ -3,46 +3,46 @@ becomes of them when those workers die, leave or change their role."""
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from unittest.mock import patch
 
 import grpc
 import pytest
-from PIL.Image import Image as PillowImage
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client.client import AsyncClient, Client, Image
+from baton.client.client import AsyncClient, Client
 from baton.cluster.redis import connect
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
+from baton_router.prompt import Prompt
+from tests.support.cluster.image_questions import Question, num_inputs, question_of
 from tests.support.cluster.image_requests import (
-    GREEDY,
-    NUM_TOKENS,
     Asked,
     Given,
     Model,
+    Router,
     Running,
     asking,
     prompts_of,
     router_of,
 )
 from tests.support.cluster.scraped import scrape
+from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.traces import check_tree, named, share_told
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.wide import restored, stopped
-from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, greedy, image, words
-from tests.support.router.images import encoded, save_checkpoint
+from tests.support.cluster.wide import name_of, restored, stopped
+from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, image, words
+from tests.support.router.images import save_checkpoint
 from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 ENCODERS = ("encode-0", "encode-1")
-INPUTS = "baton_encoder_inputs_total"
 ENCODED_ELSEWHERE = ("generate", "encode", "encode.call", "encoder.transfer", "encoder.send")
 
 
@@ -72,7 +72,12 @@ def started(llava: Model, environment: dict[str, str]) -> Iterator[LocalCluster]
     slow = {"max_num_batched_tokens": 2}  # a prompt takes more than fifty steps
     router = {"admission": "none"}
     cluster = LocalCluster(
-        llava.path, num_encode=2, worker_flags=flags, prefill_flags=slow, router_flags=router
+        llava.path,
+        num_encode=2,
+        num_decode=2,
+        worker_flags=flags,
+        prefill_flags=slow,
+        router_flags=router,
     )
     try:
         with patch.dict(os.environ, environment):
@@ -104,10 +109,11 @@ def ways(running: list[Running]) -> list[str]:
     return [encoded.way for account in accounts for encoded in account.encoded_inputs]
 
 
-def num_fetched(cluster: LocalCluster, name: str) -> float:
-    """Encoder outputs that a worker has fetched from others."""
-    family = scrape(cluster.metrics_endpoints[name])["baton_encoder_transfer_seconds"]
-    return family.total("baton_encoder_transfer_seconds_count")
+def num_fetched(cluster: LocalCluster, role: str) -> float:
+    """Encoder outputs that the workers of a role have fetched from others."""
+    name = "baton_encoder_transfer_seconds"
+    endpoints = [p.metrics_endpoint for p in cluster.processes if p.role == role]
+    return sum(scrape(endpoint)[name].total(f"{name}_count") for endpoint in endpoints)
 
 
 async def drain(cluster: LocalCluster, name: str) -> None:
@@ -121,13 +127,13 @@ TEXTS: list[Given] = [(words(50, seed), ()) for seed in (1, 2)]
 
 @asking(prompts_of(1) + TEXTS)
 async def test_encode_workers_encode_images_of_prompts(cluster, llava, asked):
-    before = num_fetched(cluster, "prefill-0")
+    before = num_fetched(cluster, "prefill")
     async with router_of(cluster, llava) as router:
         running = asked.begin(router, ids_of(cluster, *ENCODERS))
         await asked.check(running)
         await until_nothing_is_held(cluster)
     assert ways(running) == ["encode"] * 8
-    assert num_fetched(cluster, "prefill-0") - before == 8
+    assert num_fetched(cluster, "prefill") - before == 8
 
 
 SHOWN_TWICE: list[Given] = [(f"{words(9, seed)} {IMAGE_TOKEN}", (image(311),)) for seed in (1, 2)]
@@ -153,11 +159,11 @@ async def test_workers_share_cached_outputs(cluster, llava, asked):
 @asking(prompts_of(10))
 async def test_decode_worker_alone_fetches_outputs_of_encode_workers(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
-        before = await asyncio.to_thread(num_fetched, cluster, "decode-0")
+        before = await asyncio.to_thread(num_fetched, cluster, "decode")
         running = asked.begin(router, ids_of(cluster, *ENCODERS), is_alone=True)
         await asked.check(running)
         await until_nothing_is_held(cluster)
-        assert await asyncio.to_thread(num_fetched, cluster, "decode-0") == before + 8
+        assert await asyncio.to_thread(num_fetched, cluster, "decode") == before + 8
     assert ways(running) == ["encode"] * 8
 
 
@@ -251,30 +257,99 @@ async def test_flushed_redis_costs_no_request(cluster, llava, asked):
     await redis.aclose()
 
 
+def shown_again(seed: int) -> list[Given]:
+    """Prompts that no worker has cached: with one image, and with it and another one."""
+    known, texts = image(seed), [words(9, seed + i) for i in range(3)]
+    return [
+        (f"{texts[0]} {IMAGE_TOKEN}", (known,)),
+        (f"{texts[1]} {IMAGE_TOKEN} {texts[2]} {IMAGE_TOKEN}", (known, image(seed + 1))),
+    ]
+
+
+@asking(prompts_of(14) + shown_again(430)[:1])
+async def test_lost_redis_costs_no_request_and_no_output(cluster, llava, asked):
+    assert cluster.redis is not None
+    *requests, late = asked.requests
+    ids = ids_of(cluster, *ENCODERS)
+    async with router_of(cluster, llava) as router:
+        running = [Running(router.lifecycle(each, ids)) for each in requests]
+        await until(lambda: any(each.is_accepted for each in running))
+        cluster.redis.stop()
+        try:
+            running.append(Running(router.lifecycle(late, ids)))
+            await asked.check(running)
+            await until_nothing_is_held(cluster)
+        finally:
+            cluster.redis.start()
+    assert ways(running) == ["encode"] * 9
+    prompts = [request.prompt for request in asked.requests]
+    async with router_of(cluster, llava) as router:  # it knows what the new Redis tells it
+        await until(lambda: all(holds_outputs(router, prompt, "encode") for prompt in prompts))
+        await until(lambda: all(holds_outputs(router, prompt, "prefill") for prompt in prompts))
+
+
+def holds_outputs(router: Router, prompt: Prompt, role: str) -> bool:
+    """Returns whether the router knows workers of the role with all encoder outputs of a prompt."""
+    found = [c.cached_inputs for c in router.fleet.candidates(prompt) if c.role == role]
+    return {index for inputs in found for index in inputs} == set(range(len(prompt.images)))
+
+
+@asking(shown_again(410))
+async def test_drained_decode_worker_hands_over_encoded_images(cluster, llava, asked):
+    await check_decode_worker_leaving(cluster, llava, asked, signal.SIGTERM)
+
+
+@asking(shown_again(420))
+async def test_encoded_images_survive_killed_decode_worker(cluster, llava, asked):
+    await check_decode_worker_leaving(cluster, llava, asked, signal.SIGKILL)
+
+
+async def check_decode_worker_leaving(
+    cluster: LocalCluster, llava: Model, asked: Asked, signum: int
+) -> None:
+    """Signals the decode worker in the middle of an answer about a cached and a new image."""
+    first, second = asked.requests
+    ids = ids_of(cluster, "encode-0")
+    async with router_of(cluster, llava) as router:
+        running = [Running(router.lifecycle(first, ids))]
+        await running[0].task
+        running.append(Running(router.lifecycle(second, ids)))
+        await until(lambda: len(running[1].tokens) > 3)
+        cluster.kill(name_of(cluster, running[1].lifecycle.placement.decode), signum)
+        await asked.check(running)
+        await until_nothing_is_held(cluster)
+    assert running[1].usage.num_migrations == 1
+    assert set(ways(running[1:])) == {"cached_remote", "encode"}
+
+
 # The router's process, which places requests itself.
 
 
-@dataclass(frozen=True)
-class Question:
-    """Prompt of words before and after an image, with transformers' answer."""
-
-    text: str
-    image: PillowImage
-    expected: tuple[int, ...]
-
-    def ask(self, client: Client, request_id: str) -> tuple[int, ...]:
-        images = [Image(encoded(self.image))]
-        generation = client.generate(self.text, GREEDY, request_id=request_id, images=images)
-        return tuple(generation.token_ids())
+@pytest.fixture
+def other_router(cluster: LocalCluster, llava: Model) -> Iterator[SecondRouter]:
+    with second_router(cluster, model=llava.path, admission="none") as other:
+        yield other
 
 
-def question_of(model: Model, seed: int) -> Question:
-    text, picture = f"{words(60, seed)} {IMAGE_TOKEN} {words(5, -seed)}", image(seed)
-    return Question(text, picture, greedy(model.path, text, [picture], NUM_TOKENS))
+@pytest.fixture
+def questions(llava: Model) -> list[Question]:
+    """Two images each, of which the first is the same."""
+    return [question_of(llava.path, seed, image(500)) for seed in range(501, 507)]
 
 
-def num_inputs(cluster: LocalCluster, way: str) -> float:
-    return scrape(cluster.metrics_endpoints["router"])[INPUTS].total(INPUTS, way=way)
+async def test_encoded_images_survive_their_router(cluster, other_router, questions):
+    async with AsyncClient([cluster.address, other_router.address]) as client:
+        cached, *new = questions
+        assert tuple(await cached.begin(client).token_ids()) == cached.expected
+        before = await asyncio.to_thread(num_fetched, cluster, "prefill")
+        generations = [question.begin(client) for question in new]
+        await anext(generations[0])
+        cluster.kill("router")
+        answers = await asyncio.gather(*(each.token_ids() for each in generations))
+    assert [tuple(answer) for answer in answers] == [each.expected for each in new]
+    assert generations[0].num_resumed == 1
+    assert await asyncio.to_thread(num_fetched, cluster, "prefill") > before
+    await until_nothing_is_held(cluster)
 
 
 def trace_root(collector: Collector, request_id: str) -> ReceivedSpan:
@@ -282,7 +357,7 @@ def trace_root(collector: Collector, request_id: str) -> ReceivedSpan:
 
 
 def test_router_encodes_images_of_queued_prompts_elsewhere(cluster, llava, collector):
-    questions = [question_of(llava, seed) for seed in range(200, 208)]
+    questions = [question_of(llava.path, seed) for seed in range(200, 208)]
     before = num_inputs(cluster, "encode")
     ids = [f"queued-{index}" for index in range(len(questions))]
     with Client(cluster.address) as client, ThreadPoolExecutor(len(questions)) as pool:

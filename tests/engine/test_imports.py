@@ -7,6 +7,12 @@ import pytest
 
 # Of the serving side and of features that a bare engine does without.
 NOT_NEEDED = ("redis", "opentelemetry", "grpc", "rich", "pydantic", "llguidance", "typer")
+NOT_NEEDED += ("PIL", "torchvision")  # of images, which a text model does without
+NOT_IMPORTED = (
+    "transformers.models.clip",
+    "transformers.image_processing",
+    "baton.engine.vision.prompt",
+)
 
 SCRIPT = f"""
 import sys
@@ -17,12 +23,13 @@ for name in {NOT_NEEDED}:
 from baton.engine import Engine, EngineConfig, SamplingParams
 engine = Engine.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=8))
 (result,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
-print(len(result.token_ids))
+imported = [name for name in sys.modules if name.startswith({NOT_IMPORTED})]
+print(len(result.token_ids), imported, engine.encoder_pool)
 """
 
 
 @pytest.mark.slow  # `make check` forbids the imports of the engine's own modules
-def test_engine_runs_without_server_packages(checkpoints):
+def test_engine_runs_without_packages_of_servers_and_images(checkpoints):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, checkpoints["llama"]],
         capture_output=True,
@@ -30,4 +37,4 @@ def test_engine_runs_without_server_packages(checkpoints):
         timeout=120,
         check=False,
     )
-    assert (done.stdout.strip(), done.returncode) == ("4", 0), done.stderr
+    assert (done.stdout.strip(), done.returncode) == ("4 [] None", 0), done.stderr
