@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 INPUTS = "baton_encoder_inputs_total"
 
-_seeds = count(1)
+_seeds = count(21)  # of images whose answers have no toss-up
 
 
 @pytest.fixture(scope="module")
