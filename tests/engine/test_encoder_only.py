@@ -16,6 +16,7 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import ModelInfo
+from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
 from tests.support.engine.engines import load, mostly_slow
@@ -49,8 +50,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 async def rows_of(engine: AsyncEngine, wanted: EncoderInput) -> torch.Tensor:
-    """The rows of an output, `[num_tokens, width]`."""
-    async with engine.encoded("lease", wanted) as output:
+    """Returns the rows of an output, `[num_tokens, width]`."""
+    async with engine.encoded("lease", EncodeJob(wanted)) as output:
         pool = engine.encoder_pool
         assert pool is not None
         blocks = pool.layers[0].keys[list(output.block_ids), 0]
@@ -58,7 +59,7 @@ async def rows_of(engine: AsyncEngine, wanted: EncoderInput) -> torch.Tensor:
 
 
 def agreed(info: ModelInfo) -> tuple[object, ...]:
-    """What two workers of one model have in common."""
+    """Returns what two workers of one model have in common."""
     return info.fingerprint, info.namespace, info.vocab_size, info.max_model_len, info.images
 
 
