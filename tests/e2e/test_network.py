@@ -85,17 +85,19 @@ async def test_request_survives_a_partition_of_its_decode_worker(
     client, cluster, network, direction
 ):
     prompt = prompt_of(40, seed=11)
-    # Cut from the router to the worker alone, tokens still come: the answer outlasts the silence.
-    params = LONGER if direction == "there" else LONG
+    # Cut from the router to the worker alone, tokens still come: so many long answers at once
+    # outlast the silence on a fast machine, too.
+    params, count = (LONGER, 16) if direction == "there" else (LONG, 1)
     undisturbed = await client.generate(prompt, params).token_ids()
-    generation = client.generate(prompt, params)
-    decode = (await placed(cluster, generation))["decode"]
+    generations = [client.generate(prompt, params) for _ in range(count)]
+    decode = (await placed(cluster, generations[0]))["decode"]
     for _ in range(5):
-        await anext(generation)
+        await anext(generations[0])
     with network.partition("router", decode, direction):
-        assert await generation.token_ids() == undisturbed
+        answers = await asyncio.gather(*(each.token_ids() for each in generations))
+        assert answers == [undisturbed] * count
         await until_nothing_is_held(cluster, within=SILENCE)
-    assert generation.finished.usage.num_migrations >= 1
+    assert generations[0].finished.usage.num_migrations >= 1
 
 
 @pytest.mark.parametrize("direction", [nightly("there"), nightly("back"), "both"])
