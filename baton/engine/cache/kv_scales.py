@@ -44,6 +44,11 @@ def _quantised(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (x.float() / scales[:, None]).clamp_(-_LARGEST, _LARGEST).to(FP8)
 
 
+def is_scale(name: str) -> bool:
+    """Returns True for the name of a checkpoint's tensor that has scales of K or V."""
+    return _NAME.fullmatch(name) is not None
+
+
 def read_scales(folder: str, num_kv_heads: Sequence[int], device: torch.device) -> list[KvScales]:
     """Reads the scales of each layer from the checkpoint in `folder`.
 

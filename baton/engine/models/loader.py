@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
-from baton.engine.cache.kv_scales import FP8
+from baton.engine.cache.kv_scales import FP8, is_scale
 from baton.engine.config import EngineConfig
 from baton.engine.device import resolve_device, use_device
 from baton.engine.models.hf import (
@@ -189,7 +189,8 @@ def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
 
 def fingerprint(config: PretrainedConfig, dtype: torch.dtype, path: str) -> bytes:
     """Returns 16 bytes that hash configuration and dtype of a model, and the names, shapes and a
-    sample of the values of all its weights in the checkpoint at `path`, loaded or not."""
+    sample of the values of all its weights in the checkpoint at `path`, loaded or not; without
+    the scales of an fp8 cache, which the name of the execution has where they are used."""
     digest = hashlib.sha256()
     described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
@@ -198,6 +199,8 @@ def fingerprint(config: PretrainedConfig, dtype: torch.dtype, path: str) -> byte
         files = [stack.enter_context(safe_open(f, "pt")) for f in weight_files(Path(path))]
         named = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         for name, file in sorted(named.items()):
+            if is_scale(name):
+                continue
             weight = file.get_tensor(name)  # mapped, not read
             digest.update(f"{name}{tuple(weight.shape)}".encode())
             digest.update(_sample(weight.flatten()).float().numpy().tobytes())
