@@ -41,6 +41,8 @@ LOAD: Mapping[str, str] = {
     "waiting": "requests that wait for room in the batch or in the KV pool",
     "KV in use": "share of the KV pool's blocks that requests or leases hold",
     "cached": "blocks that no request holds, kept for prompts that begin alike",
+    "to encode": "tokens of images that wait for the encoder, on behalf of other workers",
+    "encoder in use": "share of the encoder cache's blocks that requests or encode jobs hold",
     "leases": "promises to keep blocks until another worker has fetched them",
     "tokens/s": "tokens computed, of prompts and of outputs",
     "KV in/s": "bytes of KV received from other workers",
