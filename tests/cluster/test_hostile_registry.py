@@ -1,5 +1,6 @@
 """Registry with keys of wrong types and forged records: each is ignored alone."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,11 @@ async def test_watcher_keeps_worker_whose_record_changes_type(
     registration = registering(redis, loops)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
     await replace_key(redis, record_key(RECORD.id), write)
-    await until(lambda: RECORD.id in watcher.refused, within=5.0) if write[0] != "HSET" else None
+    if write[0] != "HSET":
+        async with asyncio.timeout(5.0):
+            while RECORD.id not in watcher.refused:  # written again: it may be repaired unseen
+                await replace_key(redis, record_key(RECORD.id), write)
+                await asyncio.sleep(0.01)
     await until(lambda: not watcher.refused, within=5.0)
     assert not registration.stale
     assert changes == [(RECORD.id, RECORD)]

@@ -58,7 +58,7 @@ class View:
     def __init__(self, world: World, num_queued_tokens: int) -> None:
         self._world = world
         self._num_queued_tokens = num_queued_tokens
-        self.index = SimpleNamespace(num_blocks=lambda _worker: 0)
+        self.index = SimpleNamespace(num_hashes=lambda _worker: 0)
 
     def candidates(self) -> list[Candidate]:
         return [
@@ -70,7 +70,7 @@ class View:
 
     def member(self, worker: str) -> Any:
         role = self._world.roles[worker]
-        record = SimpleNamespace(id=worker, role=role, epoch=7, draining=False)
+        record = SimpleNamespace(id=worker, role=role, epoch=7, draining=False, keeps_role=False)
         return SimpleNamespace(record=record)
 
 
