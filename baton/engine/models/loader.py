@@ -27,7 +27,7 @@ from baton.engine.models.hf import (
     without_load_report,
 )
 from baton.engine.models.transformers_model import without_head
-from baton.engine.models.vision_model import around, is_vision_language, without_layers
+from baton.engine.models.vision_model import is_vision_language, with_meta_decoder, without_layers
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support, weight_files
 from baton.models.pixtral_images import text_tokens
@@ -117,7 +117,7 @@ def load_model(
             f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them"
         )
     model = model.to(device).eval().requires_grad_(False)
-    return around(model, config, of_parts) if engine.encoder_only else model
+    return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
 
 
 def score_head(path: str, model: PreTrainedModel) -> torch.Tensor:

@@ -151,7 +151,7 @@ def without_layers(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def around(
+def with_meta_decoder(
     encoder: PreTrainedModel, config: PretrainedConfig, attention: Mapping[str, str]
 ) -> PreTrainedModel:
     """Returns the vision-language model of `config`, of which `encoder`, loaded `without_layers`,
