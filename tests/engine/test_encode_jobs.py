@@ -193,7 +193,9 @@ async def test_engine_used_for_encoding_alone_shares_outputs(serve, path):
             assert engine.idle_since is None
         work = engine.work_done
         assert (work.num_steps, work.num_encoder_tokens) == (1, wanted.length)
-        assert work.seconds >= first.times.spent.forward > 0
+        spent = first.times.spent
+        assert work.seconds > 0
+        assert spent.forward + spent.sample > 0
         await assert_empty(engine)
         assert engine.idle_since is not None
         assert engine.stats().num_cached_encoder_blocks == len(first.block_ids)

@@ -29,9 +29,12 @@ def test_work_meter_counts_each_token_as_prefill_or_decode():
 @pytest.mark.parametrize(
     ("limits", "num_steps"), [({}, 3), ({"max_num_tokens_with_decodes": 8}, 4)]
 )
-def test_generate_takes_the_largest_steps_unless_limited(limits, num_steps):
-    """40 tokens of the long prompt are computed in the first step, beside the short one."""
-    engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, **limits)
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+def test_generate_takes_the_largest_steps_unless_limited(limits, num_steps, ahead):
+    """40 tokens of the long prompt are computed in the first step, beside the short one. A step
+    that is planned before the short one ends knows that it does."""
+    config = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "async_scheduling": ahead}
+    engine = load(locate("tiny"), **config, **limits)
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1)]
     engine.generate([random_prompt(8, seed=1), random_prompt(40 + 46 + 7, seed=2)], params)
     assert engine.work_done.num_steps == num_steps

@@ -50,7 +50,8 @@ class AheadPlanner:
         if reason is not None:
             return reason
         batch_slots, starts, previous_rows = self._decodes_after(plan, running)
-        step = self._planner.new_step(bool(len(batch_slots)) or self._planner.is_decoding_any)
+        has_decodes = len(batch_slots) > 0 or self._planner.is_decoding_special
+        step = self._planner.new_step(has_decodes)
         step.previous_rows = previous_rows
         step.add_decodes(batch_slots, starts, self._batch_slots.sequence_index[batch_slots])
         if min(step.token_budget_left, step.cache_reads_left) < 0:

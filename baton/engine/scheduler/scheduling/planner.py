@@ -235,9 +235,12 @@ class Planner:
     @property
     def is_decoding_any(self) -> bool:
         """True if the next token of any running sequence can be computed."""
-        return bool(self._batch_slots.is_decoding.any()) or any(
-            map(_is_level, self._states.special)
-        )
+        return bool(self._batch_slots.is_decoding.any()) or self.is_decoding_special
+
+    @property
+    def is_decoding_special(self) -> bool:
+        """True if the next token of a running sequence that is no plain decode can be computed."""
+        return any(map(_is_level, self._states.special))
 
     def _add_beams(self, step: Step, request: Request, kept: Kept) -> None:
         """Adds all beams of a request, which take a step together or not at all."""
