@@ -42,7 +42,7 @@ LOAD: Mapping[str, str] = {
     "KV in use": "share of the KV pool's blocks that requests or leases hold",
     "cached": "blocks that no request holds, kept for prompts that begin alike",
     "to encode": "image tokens that wait for the encoder, for other workers",
-    "encoder in use": "share of encoder blocks that requests or encode jobs hold",
+    "encoder use": "share of encoder blocks that requests or encode jobs hold",
     "leases": "promises to keep blocks until another worker has fetched them",
     "tokens/s": "tokens computed, of prompts and of outputs",
     "KV in/s": "bytes of KV received from other workers",

@@ -133,7 +133,7 @@ def test_top_shows_encode_workers_and_their_pressure() -> None:
     (row,) = (dict(zip(WORKER_COLUMNS, row, strict=True)) for row in worker_rows(shown))
     assert str(row["role"]) == "encode"
     assert str(row["to encode"]) == "576"
-    assert str(row["encoder in use"]).endswith(" 25%")
+    assert str(row["encoder use"]).endswith(" 25%")
 
 
 def test_headline_names_versions_while_workers_differ() -> None:

@@ -75,7 +75,7 @@ _OF_LOAD: Mapping[str, Callable[[Load, Rates], Text]] = {
     "KV in use": lambda load, _: bar(load.num_held_blocks, load.num_blocks),
     "cached": lambda load, _: Text(str(load.num_cached_blocks)),
     "to encode": lambda load, _: _waiting(load.num_waiting_encoder_tokens),
-    "encoder in use": lambda load, _: bar(
+    "encoder use": lambda load, _: bar(
         load.num_held_encoder_blocks, load.num_encoder_blocks, width=8
     ),
     "leases": lambda load, _: Text(str(load.num_leases)),
