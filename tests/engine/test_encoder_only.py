@@ -72,6 +72,10 @@ async def test_encoder_only_outputs_equal_full_engine_bitwise(saved, name, dtype
     assert only.facts.layouts == full.facts.layouts
     assert only.facts.num_blocks == (1,) * len(full.facts.num_blocks)
     prompt = full.prompt_with_images(TEXT, IMAGES)
+    images = full.info.images
+    assert images is not None
+    kept = set(images.span(images.blank()))  # whose embeddings an encoder keeps
+    assert all(kept.issuperset(images.span(i.tensors)) for i in prompt.encoder_inputs)
     async with running(full) as one, running(only) as other:
         for wanted in prompt.encoder_inputs:
             expected = await rows_of(one, wanted)

@@ -38,7 +38,7 @@ _FP8_CAPABILITY = (8, 9)
 # Weights of the classification head of transformers' decoders.
 _SCORE = "score.weight"
 # Runs of a tensor that its fingerprint samples, and the values of a run.
-_NUM_RUNS, _RUN = 4, 64
+_NUM_RUNS, _RUN = 16, 16
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
