@@ -79,5 +79,5 @@ def _model_to_message(served: ServedModel) -> pb.GetModelResponse:
         fingerprint=inference.fingerprint,
         has_workers=served.has_workers,
         pooled_output=pooled_output_to_message("" if card.pooling is None else card.pooling.kind),
-        takes_images=served.services.intake.images.reader is not None,
+        takes_images=served.services.intake.images.are_taken,
     )

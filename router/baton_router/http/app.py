@@ -391,7 +391,7 @@ class Routes:
             "owned_by": "baton",
             "max_model_len": served.inference.max_model_len,
             "has_chat_template": card.chat_template is not None,
-            "takes_images": served.services.intake.images.reader is not None,
+            "takes_images": served.services.intake.images.are_taken,
             "has_workers": served.has_workers,
             "pooled_output": None if card.pooling is None else card.pooling.kind,
         }

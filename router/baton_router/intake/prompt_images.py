@@ -46,6 +46,11 @@ class PromptImages:
         self._why_none = why_none
 
     @property
+    def are_taken(self) -> bool:
+        """True if prompts may have images."""
+        return self.reader is not None
+
+    @property
     def cache(self) -> "ImageCache | None":
         """Preprocessed images of earlier requests; None: requests may have none."""
         return None if self.reader is None else self.reader.cache
