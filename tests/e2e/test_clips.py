@@ -1,7 +1,11 @@
 """Clips from clients to the workers of a cluster: answers equal those about their frames as images,
-and transformers'."""
+and transformers'. Programs of the guide about both run as they stand but for addresses."""
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +19,7 @@ from baton.client.client import Clip, Image, Message, SamplingParams
 from baton.models import locate
 from baton.models.shapes.drawings import comparisons, held_out
 from tests.support.engine.images import greedy, image, words
+from tests.support.repository import ROOT
 from tests.support.router.images import (
     animated,
     data_url,
@@ -90,3 +95,35 @@ def test_openais_client_sends_clip_as_file_or_frames(shapes):
     assert answers[0][0]
     assert answers[1:] == answers[:1] * 2
     assert counts == [answers[0][1]] * 3
+
+
+BY_OPENAI, BY_CLIENT, OF_CLIP, *_ = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/guides/images.md").read_text(), re.DOTALL
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        pytest.param(BY_OPENAI, "one", id="openai"),
+        pytest.param(BY_CLIENT, "one", id="client"),
+        # The model has not learnt to compare: it names a picture, which may be the wrong one.
+        pytest.param(
+            f"{BY_OPENAI}{OF_CLIP}print(answer.choices[0].message.content)", "the ", id="clip"
+        ),
+    ],
+)
+def test_program_of_the_images_guide_runs(shapes, tmp_path: Path, program, answer):
+    drawing, other = held_out(3)
+    (tmp_path / "circles.png").write_bytes(encoded(drawing.image()))
+    (tmp_path / "circles.gif").write_bytes(animated([drawing.image(), other.image()]))
+    for written, actual in (
+        ("127.0.0.1:50051", shapes.address),
+        ("http://127.0.0.1:8000", shapes.http_address),
+    ):
+        program = program.replace(written, actual)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert answer in done.stdout
