@@ -1,4 +1,4 @@
-"""Two cores for a benchmark of a process in the middle: one for it alone, one for all else."""
+"""CPU pinning for a benchmark of a proxy: one core for the process under test, one for all else."""
 
 import os
 from collections.abc import Iterator
