@@ -4,10 +4,12 @@ import argparse
 import importlib
 import logging
 import sys
+import time
 
 from bench.report import CasesFailedError, NotPossibleError, Row, show
 
 MISSED = 2  # exit status of a strict run that missed an aim
+REPEATS, REPEATS_OF_ALL = 5, 3  # by default
 
 NAMES = (
     "engine",
@@ -40,7 +42,9 @@ def main() -> None:
     parser.add_argument("name", choices=(*NAMES, "all"), help="which benchmark; all runs every one")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
-        "--repeats", type=int, default=5, help="measurements of each side, in turns (default 5)"
+        "--repeats",
+        type=int,
+        help=f"measurements of each side, in turns (default {REPEATS}; of all {REPEATS_OF_ALL})",
     )
     parser.add_argument(
         "--strict", action="store_true", help=f"exit with {MISSED} if a ratio is below its aim"
@@ -49,17 +53,22 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tls and arguments.name != "transfer":
         parser.error("--tls is for transfer")
-    if arguments.repeats < 1:
-        parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
+    is_all = arguments.name == "all"
+    repeats = arguments.repeats
+    if repeats is None:
+        repeats = REPEATS_OF_ALL if is_all else REPEATS
+    if repeats < 1:
+        parser.error(f"--repeats is {repeats}; must be at least 1")
     logging.disable(logging.WARNING)
     missed: list[Row] = []
-    for name in NAMES if arguments.name == "all" else (arguments.name,):
+    for name in NAMES if is_all else (arguments.name,):
         print(f"bench {name}: running", file=sys.stderr)
+        began = time.monotonic()
         try:
             module = f"bench.{name}_tls" if arguments.tls else f"bench.{name}"
-            rows = importlib.import_module(module).run(arguments.repeats)
+            rows = importlib.import_module(module).run(repeats)
         except NotPossibleError as error:
-            if arguments.name != "all":
+            if not is_all:
                 raise SystemExit(str(error)) from error
             print(f"bench {name}: left out, {error}", file=sys.stderr)
         except CasesFailedError as error:
@@ -68,6 +77,7 @@ def main() -> None:
         else:
             show(rows, as_json=arguments.json)
             missed += [row for row in rows if row.holds is False]
+            print(f"bench {name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     if arguments.strict and missed:
         for row in missed:
             print(f"missed: {row.case} is {row.ratio:.2f}; expected {row.aim:.3g}", file=sys.stderr)
