@@ -13,6 +13,7 @@ from baton_kernels.launch import (
     check_pool_views,
     check_shape,
 )
+from baton_kernels.tile_descriptors import TileDescriptors
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 MAX_GROUP: Final = 16
@@ -28,12 +29,15 @@ class PagedKv:
             alike. Block 0 is zero; block tables are padded with it.
         key_scales, value_scales: `[num_kv_heads]` in float32, by which stored fp8 numbers are
             multiplied. None: 1.
+        descriptors: of the tiles of prefill, as `describe_tiles` made them of `keys` and `values`.
+            None: prefill gathers them by pointers.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+    descriptors: TileDescriptors | None = None
 
     @property
     def num_kv_heads(self) -> int:

@@ -29,6 +29,7 @@ def attend(
     last_keys,
     keys,
     values,
+    descriptors,
     table,
     begin,
     end,
@@ -47,27 +48,30 @@ def attend(
     `keys` and `values` point to the rows' KV head in block 0; a block's tokens are contiguous.
     Every row sees all of `[seen_begin, seen_end)`; only tiles beyond it are masked. `begin` is a
     multiple of `TILE_KEYS`. A row sees up to its `last_keys`; a window begins by its position.
+
+    `descriptors`: of K and V, and the KV head; they load the tiles that are not masked, each of one
+    block. None: all tiles are gathered by pointers.
     """
     inner_begin = begin
     if WINDOW is not None:
         inner_begin = tl.cdiv(tl.maximum(begin, seen_begin), TILE_KEYS) * TILE_KEYS
         for start in range(begin, tl.minimum(inner_begin, end), TILE_KEYS):
             acc, row_max, row_sum = _fold_tile(
-                acc, row_max, row_sum, query, query_positions, last_keys, keys, values, table,
-                start, end, scale, block_stride,
+                acc, row_max, row_sum, query, query_positions, last_keys, keys, values, None,
+                table, start, end, scale, block_stride,
                 BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
             )  # fmt: skip
     inner_end = tl.maximum(inner_begin, tl.minimum(end, seen_end) // TILE_KEYS * TILE_KEYS)
     for start in range(inner_begin, inner_end, TILE_KEYS):
         acc, row_max, row_sum = _fold_tile(
-            acc, row_max, row_sum, query, query_positions, last_keys, keys, values, table,
-            start, end, scale, block_stride,
+            acc, row_max, row_sum, query, query_positions, last_keys, keys, values, descriptors,
+            table, start, end, scale, block_stride,
             BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, False,
         )  # fmt: skip
     for start in range(inner_end, end, TILE_KEYS):
         acc, row_max, row_sum = _fold_tile(
-            acc, row_max, row_sum, query, query_positions, last_keys, keys, values, table,
-            start, end, scale, block_stride,
+            acc, row_max, row_sum, query, query_positions, last_keys, keys, values, None,
+            table, start, end, scale, block_stride,
             BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS, True,
         )  # fmt: skip
     return acc, row_max, row_sum
@@ -83,6 +87,7 @@ def _fold_tile(
     last_keys,
     keys,
     values,
+    descriptors,
     table,
     start,
     end,
@@ -96,14 +101,19 @@ def _fold_tile(
     MASKED: tl.constexpr,
 ):
     positions = start + tl.arange(0, TILE_KEYS)
-    if MASKED:
-        # Positions beyond the context read the null block, whose zeros get weights of zero: the
-        # content of a block after its last token is never used.
-        blocks = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
+    if descriptors is None:
+        if MASKED:
+            # Positions beyond the context read the null block, whose zeros get weights of zero: the
+            # content of a block after its last token is never used.
+            blocks = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
+        else:
+            blocks = tl.load(table + positions // BLOCK_SIZE)
+        offsets = blocks.to(tl.int64) * block_stride + positions % BLOCK_SIZE * HEAD_DIM
+        key = load_rows(keys, offsets, HEAD_DIM, query.shape[1])
     else:
-        blocks = tl.load(table + positions // BLOCK_SIZE)
-    offsets = blocks.to(tl.int64) * block_stride + positions % BLOCK_SIZE * HEAD_DIM
-    key = load_rows(keys, offsets, HEAD_DIM, query.shape[1])
+        key_descriptor, value_descriptor, kv_head = descriptors
+        block = tl.load(table + start // BLOCK_SIZE)
+        key = load_tile(key_descriptor, block, kv_head, start % BLOCK_SIZE)
     no_scores = tl.zeros([query.shape[0], TILE_KEYS], tl.float32)
     scores = dot(query, tl.trans(key.to(query.dtype)), no_scores)  # [rows, TILE_KEYS]
     factor = scale
@@ -121,8 +131,11 @@ def _fold_tile(
     weights = tl.exp2(tl.fma(scores, factor, -shift[:, None]))
     decay = tl.exp2(row_max - shift)
     row_sum = row_sum * decay + tl.sum(weights, axis=1)
-    value = load_rows(values, offsets, HEAD_DIM, query.shape[1]).to(query.dtype)
-    acc = dot(weights.to(query.dtype), value, acc * decay[:, None])
+    if descriptors is None:
+        value = load_rows(values, offsets, HEAD_DIM, query.shape[1])
+    else:
+        value = load_tile(value_descriptor, block, kv_head, start % BLOCK_SIZE)
+    acc = dot(weights.to(query.dtype), value.to(query.dtype), acc * decay[:, None])
     return acc, new_max, row_sum
 
 
@@ -144,6 +157,14 @@ def load_rows(base, offsets, HEAD_DIM: tl.constexpr, TILE_DIM: tl.constexpr):
         return tl.load(pointers)
     else:  # noqa: RET505
         return tl.load(pointers, mask=columns[None, :] < HEAD_DIM, other=0.0)
+
+
+@triton.jit
+def load_tile(descriptor, block, kv_head, first):
+    """Loads adjacent rows of one block, `[TILE_KEYS, TILE_DIM]`, from row `first` on; columns
+    beyond those of the cache are zero."""
+    tile = descriptor.load([block, kv_head, first, 0])
+    return tl.reshape(tile, [tile.shape[2], tile.shape[3]])
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Variants of the attention kernels for ahead-of-time compilation, by head size, dtype and rule."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from baton_kernels.gpu import FP8_TARGETS, GPUS
 from baton_kernels.launch import TRITON_TYPES
 from baton_kernels.paged_decode import MERGE_WARPS, MERGED_AT_ONCE, merge_kernel, split_kernel
 from baton_kernels.paged_prefill import prefill_kernel
+from baton_kernels.tile_descriptors import DTYPES
 from baton_kernels.variant import Variant
 
 _BF16: Final = torch.bfloat16
@@ -22,6 +24,7 @@ _NUM_KV_HEADS: Final = 8
 _MAX_CONTEXT: Final = 32768
 _USUAL: Final = 90  # whose tilings the names of variants do not mention
 _NO_SCALES: Final = {"key_scales": None, "value_scales": None}
+_NO_DESCRIPTORS: Final = {"key_descriptor": None, "value_descriptor": None}
 _PLAIN: Final = {"WINDOW": None, "SOFTCAP": None, "sinks": None}
 _RULED: Final = {"WINDOW": 4096, "SOFTCAP": 50.0}
 _FLOATS: Final = (
@@ -68,7 +71,7 @@ def _attention(
     deterministic: bool = False,
 ) -> Iterator[Variant]:
     """Yields the variants for `purpose`, the name of an `AttentionTiling` field: one for all GPUs
-    that have the same tiling."""
+    that have the same tiling, and of a prefill one more for those that load its tiles by TMA."""
     cache = cache or query
     kernel = prefill_kernel if purpose == "prefill" else split_kernel
     types = " over ".join(TRITON_TYPES[dtype] for dtype in dict.fromkeys((query, cache)))
@@ -95,10 +98,11 @@ def _attention(
             "ROWS": tiling.rows,
             "TILE_KEYS": tiling.keys,
             "SPLIT": tilings[equal[0]].prefill_split,
+            **_NO_DESCRIPTORS,
             **({} if cache == _FP8 else _NO_SCALES),
             **rule,
         }
-        yield Variant(
+        variant = Variant(
             name=name if _USUAL in equal else f"{name} sm_{equal[0]}",
             kernel=kernel,
             signature=_signature(kernel, query, cache),
@@ -109,6 +113,27 @@ def _attention(
             needs_mma="bf16" if query == _BF16 else None,
             max_registers=tiling.max_registers,
         )
+        yield variant
+        with_tma = tuple(target for target in equal if GPUS[target].has_tma)
+        if purpose == "prefill" and cache in DTYPES and with_tma:
+            yield _by_descriptors(variant, cache, tiling, with_tma)
+
+
+def _by_descriptors(
+    variant: Variant, cache: torch.dtype, tiling: Tiling, targets: tuple[int, ...]
+) -> Variant:
+    """Returns the variant for blocks that hold whole tiles."""
+    constants = {k: v for k, v in variant.constants.items() if k not in _NO_DESCRIPTORS}
+    box = [1, 1, tiling.keys, constants["TILE_DIM"]]
+    descriptor = f"tensordesc<{TRITON_TYPES[cache]}{box}>"
+    return replace(
+        variant,
+        name=variant.name.replace("attention", "attention by TMA"),
+        signature=variant.signature | dict.fromkeys(_NO_DESCRIPTORS, descriptor),
+        constants=constants | {"BLOCK_SIZE": 2 * tiling.keys},
+        targets=targets,
+        needs_tma=True,
+    )
 
 
 def _merge(head_dim: int, **rule: None) -> Variant:

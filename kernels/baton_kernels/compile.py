@@ -3,8 +3,8 @@
     python -m baton_kernels.compile
 
 prints registers, spills and shared memory of each, and fails with a sentence if a variant spills,
-needs more shared memory than a thread block may have, or lacks the matrix instructions it is meant
-to use. It reads all of this from the compiled files.
+needs more shared memory than a thread block may have, or lacks the matrix or TMA instructions it is
+meant to use. It reads all of this from the compiled files.
 """
 
 import importlib
@@ -51,6 +51,7 @@ _COUNTS_RESERVED: Final = 90
 _RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _WARP_MMA: Final = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async)\S*\.bf16\b")
 _TENSOR_CORE_MMA: Final = re.compile(r"\btcgen05\.mma\S*kind::f16\b")
+_TMA: Final = "cp.async.bulk.tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def inspect(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
     faults = list(_faults(capability, spilled, static, dynamic))
     if variant.needs_mma == "bf16" and not has_bf16_mma(compiled.asm["ptx"], compiled.asm["ttgir"]):
         faults.append("has no bf16 matrix instruction in its PTX, so it does not use tensor cores")
+    if variant.needs_tma and _TMA not in compiled.asm["ptx"]:
+        faults.append(f"has no {_TMA} in its PTX, so it does not copy tiles by TMA")
     return Usage(registers, spilled, static, dynamic, tuple(faults))
 
 

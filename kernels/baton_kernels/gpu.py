@@ -37,6 +37,11 @@ class Gpu:
         warp registers for larger tiles. Consumer GPUs of 12.0 have the instructions of 8.x."""
         return (9, 0) <= self.capability < (12, 0)
 
+    @property
+    def has_tma(self) -> bool:
+        """Whether it copies boxes of tensors to shared memory by descriptors."""
+        return self.capability >= (9, 0)
+
 
 H100: Final = Gpu((9, 0), 227 * _KIB)
 # The GPUs that kernels are compiled for ahead of time, by the number in "sm_90".

@@ -98,6 +98,7 @@ def split_kernel(
             position,
             keys + kv_head * head_stride,
             values + kv_head * head_stride,
+            None,
             tables + tl.load(item + _ITEM.value.batch_slot).to(tl.int64) * table_width,
             tl.load(item + _ITEM.value.begin),
             tl.load(item + _ITEM.value.end),

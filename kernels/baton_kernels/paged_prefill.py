@@ -33,6 +33,8 @@ def prefill_kernel(
     query,
     keys,
     values,
+    key_descriptor,
+    value_descriptor,
     tables,
     tiles,
     sinks,
@@ -76,6 +78,9 @@ def prefill_kernel(
     last_keys = tl.where(held, tl.maximum(positions, last_key), -1)
     head_keys = keys + kv_head * head_stride
     head_values = values + kv_head * head_stride
+    descriptors = None
+    if key_descriptor is not None:
+        descriptors = (key_descriptor, value_descriptor, kv_head)
     table = tables + tl.load(tile + _TILE.value.batch_slot).to(tl.int64) * table_width
     head_scale = score_scale(scale, key_scales, kv_head, SOFTCAP)
     begin = 0
@@ -88,8 +93,8 @@ def prefill_kernel(
     acc, row_max, row_sum = empty_accumulators(ROWS, TILE_DIM)
     if SPLIT is None:
         acc, row_max, row_sum = attend(
-            acc, row_max, row_sum, tile_query, positions, last_keys, head_keys, head_values, table,
-            begin, end, seen_begin, start + 1, head_scale, block_stride,
+            acc, row_max, row_sum, tile_query, positions, last_keys, head_keys, head_values,
+            descriptors, table, begin, end, seen_begin, start + 1, head_scale, block_stride,
             BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
         )  # fmt: skip
     else:
@@ -97,8 +102,8 @@ def prefill_kernel(
             part_acc, part_max, part_sum = empty_accumulators(ROWS, TILE_DIM)
             part_acc, part_max, part_sum = attend(
                 part_acc, part_max, part_sum, tile_query, positions, last_keys, head_keys,
-                head_values, table, tl.maximum(begin, edge), tl.minimum(end, edge + SPLIT),
-                seen_begin, start + 1, head_scale, block_stride,
+                head_values, descriptors, table, tl.maximum(begin, edge),
+                tl.minimum(end, edge + SPLIT), seen_begin, start + 1, head_scale, block_stride,
                 BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
             )  # fmt: skip
             acc, row_max, row_sum = merge(acc, row_max, row_sum, part_acc, part_max, part_sum)
@@ -131,11 +136,19 @@ def paged_prefill(
     if not len(tiles):
         return
     check_packed("tiles", tiles, 2)
+    descriptors = kv.descriptors
+    if descriptors is not None and descriptors.tile_keys != tiling.keys:
+        raise ValueError(
+            f"descriptors load tiles of {descriptors.tile_keys} keys; must be {tiling.keys}, as in "
+            "the tiling: call describe_tiles with it"
+        )
     prefill_kernel[(len(tiles), kv.num_kv_heads)](
         out,
         query,
         kv.keys,
         kv.values,
+        None if descriptors is None else descriptors.keys,
+        None if descriptors is None else descriptors.values,
         tables,
         tiles,
         rule.sinks,

@@ -18,4 +18,5 @@ class Variant:
     num_stages: int
     targets: tuple[int, ...] = tuple(GPUS)  # GPUs that launch it
     needs_mma: str | None = None  # "bf16": the PTX must contain bf16 MMA
+    needs_tma: bool = False  # the PTX must contain copies by tensor descriptors
     max_registers: int | None = None  # per thread; None leaves it to the assembler

@@ -1,4 +1,5 @@
-"""Compiled code of the deterministic mode: the same arithmetic in prefill and decode."""
+"""Compiled code of attention: the same arithmetic in prefill and decode of the deterministic mode,
+and in prefill by pointers and by descriptors."""
 
 import re
 
@@ -41,3 +42,26 @@ def test_deterministic_kernels_compile_to_same_arithmetic(head_dim: int, capabil
     assert decode == prefill
     # Two products, which may be of one shape, and reductions of one.
     assert len(decode) in (2, 3), decode
+
+
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bf16 128 x 4",
+        "deterministic ruled bf16 128 x 4",
+        pytest.param("bf16 64 x 4", marks=pytest.mark.slow),
+        pytest.param("bf16 256 x 4", marks=pytest.mark.slow),
+        pytest.param("ruled bf16 over fp8e4nv 80 x 4", marks=pytest.mark.slow),
+        pytest.param("deterministic bf16 over fp8e4nv 128 x 4", marks=pytest.mark.slow),
+    ],
+)
+def test_prefill_by_descriptors_compiles_to_same_arithmetic(name: str, capability: int) -> None:
+    by_pointers, by_descriptors = (
+        operations(
+            next(v for v in VARIANTS if v.name == f"prefill attention {by}{name}"), capability
+        )
+        for by in ("", "by TMA ")
+    )
+    assert by_pointers == by_descriptors
+    assert len(by_pointers) in (2, 3), by_pointers

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from baton_kernels import compile as tool
+from baton_kernels.attention_variants import VARIANTS
 from baton_kernels.gpu import GPUS
 from baton_kernels.launch import check_fp8
 from baton_kernels.variant import Variant
@@ -91,6 +92,36 @@ def test_compile_check_finds_missing_matrix_instructions() -> None:
     assert usage.faults == (
         "has no bf16 matrix instruction in its PTX, so it does not use tensor cores",
     )
+
+
+def test_compile_check_finds_missing_tma_instructions() -> None:
+    pretender = dataclasses.replace(linear("bf16"), needs_tma=True)
+    usage = tool.inspect(pretender, 90, fp_fusion=True)
+    assert usage.faults == (
+        "has no cp.async.bulk.tensor in its PTX, so it does not copy tiles by TMA",
+    )
+
+
+@pytest.mark.parametrize("name", ["bf16 128 x 4", "ruled bf16 over fp8e4nv 80 x 4"])
+def test_compiled_prefill_by_descriptors_copies_by_tma(name: str) -> None:
+    (variant,) = (
+        v for v in VARIANTS if v.name == f"prefill attention by TMA {name}" and 90 in v.targets
+    )
+    assert variant.needs_tma
+    assert tool.inspect(variant, 90, fp_fusion=False).faults == ()
+
+
+def test_every_prefill_but_float32_is_compiled_by_descriptors() -> None:
+    prefills = [v for v in VARIANTS if v.name.startswith("prefill") and "fp32" not in v.name]
+    pairs = {
+        by_tma: {
+            (v.name.replace("by TMA ", ""), n) for v in prefills for n in v.targets
+            if v.needs_tma == by_tma and GPUS[n].has_tma
+        }
+        for by_tma in (False, True)
+    }  # fmt: skip
+    assert pairs[True] == pairs[False] != set()
+    assert all(GPUS[n].has_tma for v in VARIANTS if v.needs_tma for n in v.targets)
 
 
 @pytest.mark.parametrize("module", tool.MODULES)

@@ -30,6 +30,7 @@ from baton_kernels.paged_attention import (
     plan_attention,
 )
 from baton_kernels.paged_decode import Workspace
+from baton_kernels.tile_descriptors import describe_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class TritonAttention:
     """Paged attention on a GPU; on a CPU in Triton's interpreter, for tests.
 
     Attributes:
+        paged: K and V of each layer, with the descriptors of its tiles where these are possible.
         max_decode_tokens: most tokens of a decoding sequence in a step: its last one and drafts.
     """
 
@@ -146,9 +148,17 @@ class TritonAttention:
             CacheBlocks(layer.keys, layer.values, *of_layer)
             for layer, of_layer in zip(layers, scales, strict=True)
         ]
-        self._paged = [
-            PagedKv(layer.keys, layer.values, *of_layer)
-            for layer, of_layer in zip(layers, scales, strict=True)
+        self.paged = [
+            PagedKv(
+                layer.keys,
+                layer.values,
+                key_scales,
+                value_scales,
+                describe_tiles(layer.keys, layer.values, self.tilings[kind].prefill, gpu),
+            )
+            for layer, (key_scales, value_scales), kind in zip(
+                layers, scales, self.kinds, strict=True
+            )
         ]
         self._upload = uploader(self.device)
 
@@ -267,7 +277,7 @@ class TritonAttention:
         paged_attention(
             query,
             out,
-            self._paged[index],
+            self.paged[index],
             ScoreRule(layer.scale, kind.window, layer.softcap, layer.sinks),
             batch.tables[kind.cache_group],
             work.arrays,

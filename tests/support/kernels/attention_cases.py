@@ -16,9 +16,11 @@ from baton_kernels.attention_plan import Ranges, SharedPrefix, plan_splits, plan
 from baton_kernels.attention_plan_arrays import SplitArrays
 from baton_kernels.attention_reference import reference_attention
 from baton_kernels.attention_tiling import AttentionTiling, Tiling
+from baton_kernels.gpu import H100, Gpu
 from baton_kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
 from baton_kernels.paged_decode import Workspace, paged_decode
 from baton_kernels.paged_prefill import paged_prefill
+from baton_kernels.tile_descriptors import describe_tiles
 from tests.support.kernels.comparison import apart, assert_close, poisoned, random
 
 FP8 = torch.float8_e4m3fn
@@ -138,6 +140,14 @@ def prefill(case: Case, tiling: Tiling, split_tokens: int | None = None) -> torc
     tiles, out = tiles.to(case.query.device), case.poisoned_out()
     paged_prefill(case.query, out, case.kv, case.rule, case.tables, tiles, tiling, split_tokens)
     return out
+
+
+def by_descriptors(case: Case, tiling: Tiling, gpu: Gpu = H100) -> Case:
+    """The same batch, whose prefill loads tiles by descriptors."""
+    kv = case.kv
+    descriptors = describe_tiles(kv.keys, kv.values, tiling, gpu)
+    assert descriptors is not None
+    return replace(case, kv=replace(kv, descriptors=descriptors))
 
 
 def poisoned_workspace(case: Case, num_slots: int) -> Workspace:
