@@ -16,6 +16,7 @@ from tests.kernels.gpu.conftest import skip_without_fp8
 from tests.support.kernels.attention_cases import (
     Case,
     attend,
+    by_descriptors,
     cut_at_random,
     decode,
     every_token,
@@ -39,6 +40,14 @@ RULES = (
 KINDS = [*({"dtype": dtype} for dtype in FLOATS), {"dtype": torch.bfloat16, "is_fp8": True}]
 # Numbers stand for kinds and rules, since every case is a kernel to compile.
 CASES = pairwise(kind=range(len(KINDS)), rule=range(len(RULES)), head_dim=HEAD_DIMS)
+# Float32 has no descriptors; tiles have at most 128 keys.
+TILE_CASES = pairwise(
+    kind=[i for i, kind in enumerate(KINDS) if kind["dtype"] != torch.float32],
+    rule=range(len(RULES)),
+    head_dim=HEAD_DIMS,
+    block_size=(128, 256),
+    deterministic=(False, True),
+)
 
 
 def shape_of(case: dict[str, int]) -> dict[str, Any]:
@@ -88,6 +97,20 @@ def test_attention_matches_float64_for_any_query_group_size(
         block_size=block_size,
     )
     case.check(attend(case, tiling_of(case)))
+
+
+@each_case(TILE_CASES)
+def test_prefill_is_bitwise_same_by_descriptors(gpu: torch.device, case: dict[str, int]) -> None:
+    """What a block holds after its last token is NaN."""
+    if not Gpu.of(gpu).has_tma:
+        pytest.skip("compute capability below 9.0 has no TMA")
+    shape = {**shape_of(case), "block_size": case["block_size"]}
+    gathered = large_case(gpu, [0, 2000, 5, 700], [1100, 333, 300, 1], **shape)
+    tiling = tiling_of(gathered, bool(case["deterministic"]))
+    described = by_descriptors(gathered, tiling.prefill, Gpu.of(gpu))
+    out = prefill(described, tiling.prefill, tiling.prefill_split)
+    assert torch.equal(out, prefill(gathered, tiling.prefill, tiling.prefill_split))
+    described.check(out)
 
 
 @TYPES
