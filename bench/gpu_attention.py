@@ -2,7 +2,7 @@
 a recorded graph launches the kernels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,15 @@ def decodes(
 def prompt(shape: AttentionShape, length: int, device: str, library: str | None = None) -> Step:
     """Returns a step of one prompt."""
     layers = LayeredAttention(shape, length, length, device, library)
+    return layers.step(prompt_batch(length, layers.num_blocks))
+
+
+def gathered_prompt(shape: AttentionShape, length: int, device: str) -> Step:
+    """Returns the same by our kernels, which gather all tiles of K and V by pointers."""
+    layers = LayeredAttention(shape, length, length, device)
+    attention = layers.attention
+    assert isinstance(attention, TritonAttention)
+    attention.paged = [replace(kv, descriptors=None) for kv in attention.paged]
     return layers.step(prompt_batch(length, layers.num_blocks))
 
 

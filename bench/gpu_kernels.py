@@ -1,6 +1,7 @@
 """Kernels against the ceilings of the GPU they run on, and against the library's."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,13 @@ from torch.nn.attention import SDPBackend
 
 from baton_kernels.block_copy import copy_blocks
 from baton_kernels.cache_write import write_kv
+from baton_kernels.gpu import Gpu
 from bench.gpu_attention import (
     AttentionShape,
     LayeredAttention,
     Step,
     decodes,
+    gathered_prompt,
     libraries,
     library_prompt,
     prompt,
@@ -38,6 +41,8 @@ _DECODES: dict[str, list[int]] = {
     "decode attention, 1 context of 32k": [2**15],
 }
 _PREFILLS = (2048, 8192, 32768)
+# Blocks of whole tiles, which prefill loads by descriptors.
+_TMA_LENGTH, _TMA_BLOCK_SIZE = 8192, 64
 
 
 def cases(repeats: int) -> Iterator[Case]:
@@ -51,6 +56,8 @@ def cases(repeats: int) -> Iterator[Case]:
         yield against_copy(case, 0.85, partial(_decode, contexts))
     for length in _PREFILLS:
         yield f"prefill attention, {length // 1024}k tokens", partial(_prefill, length, repeats)
+    if Gpu.of(_GPU).has_tma:
+        yield f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA", partial(_by_tma, repeats)
     for library in libraries(_SHAPE, "cuda"):
         yield f"attention of {library}", partial(_against_library, library, repeats)
     yield against_copy("cache write, 8k tokens", 0.9, partial(_cache_write, 8192))
@@ -95,6 +102,24 @@ def _prefill(length: int, repeats: int) -> list[Row]:
         )
         for other in aims
     ]  # fmt: skip
+
+
+def _by_tma(repeats: int) -> list[Row]:
+    shape = replace(_SHAPE, block_size=_TMA_BLOCK_SIZE)
+    steps = {
+        "descriptors": prompt(shape, _TMA_LENGTH, "cuda"),
+        "pointers": gathered_prompt(shape, _TMA_LENGTH, "cuda"),
+        f"blocks of {_SHAPE.block_size}": prompt(_SHAPE, _TMA_LENGTH, "cuda"),
+    }
+    operations = _SHAPE.operations(_TMA_LENGTH)
+    contenders = {name: rate(recorded(step), operations, 1) for name, step in steps.items()}
+    rates = {name: each / 1e12 for name, each in interleaved(contenders, repeats).items()}
+    ours = rates.pop("descriptors")
+    case = f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA, blocks of {_TMA_BLOCK_SIZE}"
+    return [
+        Row(case, ours, "TFLOP/s", other, theirs, ours / theirs, None)
+        for other, theirs in rates.items()
+    ]
 
 
 def _against_library(library: str, repeats: int) -> list[Row]:

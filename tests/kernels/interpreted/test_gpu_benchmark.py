@@ -14,6 +14,7 @@ from bench.gpu_attention import (
     LayeredAttention,
     Step,
     decodes,
+    gathered_prompt,
     libraries,
     library_prompt,
     prompt,
@@ -70,6 +71,18 @@ def test_benchmark_prompt_attends_in_every_layer(monkeypatch: pytest.MonkeyPatch
         expected = reference(query, keys, values)
         torch.testing.assert_close(attended.outputs[index], expected, atol=1e-5, rtol=1e-5)
     assert not torch.equal(attended.outputs[0], attended.outputs[1])
+
+
+def test_benchmark_compares_descriptors_with_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    attended = Attended(monkeypatch)
+    shape = replace(SHAPE, dtype=torch.bfloat16, block_size=128)
+    outputs = []
+    for make in (prompt, gathered_prompt):
+        torch.manual_seed(0)
+        outputs.append(make(shape, 200, "cpu")())
+    assert torch.equal(*outputs)
+    described = [[kv.descriptors is not None for kv in x.attention.paged] for x in attended.layers]
+    assert described == [[True] * 3, [False] * 3]
 
 
 def test_benchmark_decodes_read_all_blocks_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
