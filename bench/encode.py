@@ -37,7 +37,7 @@ from bench.report import Row
 from bench.steps import WORKER_FLAGS
 
 IMAGE_SHARE = 0.35  # of the time, for which one worker would encode
-NUM_IMAGES, NUM_TEXTS = 6, 50  # of one measurement
+NUM_IMAGES, NUM_TEXTS = 5, 42  # of one measurement
 TEXT_LENGTH = 64
 
 _POOL, _ONE = "1 encode + 1 prefill", "1 prefill"

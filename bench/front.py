@@ -49,7 +49,7 @@ from bench.router import MessagePath, child, cpu_of, read, shown, until_ready
 
 NUM_STREAMS = 8
 NUM_TOKENS = 500  # of a stream
-NUM_ROUNDS = 6  # of each, in turns, to one measurement
+NUM_ROUNDS = 4  # of each, in turns, to one measurement
 
 _TOKENS_OF_ROUND = NUM_STREAMS * NUM_TOKENS
 

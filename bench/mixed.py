@@ -34,7 +34,7 @@ from bench.workload import VOCAB_SIZE, save_model
 # Of the time, for which one worker would compute the long prompts.
 HEADLINE = 0.5
 SHARES = (HEADLINE, 0.25, 0.125)
-NUM_LONG_PROMPTS = 8  # of one measurement at the share of the headline, and fewer at the others
+NUM_LONG_PROMPTS = 6  # of one measurement at the share of the headline, and fewer at the others
 NUM_STREAMS = 4
 PROMPT_LENGTH = 1000
 SHORT_PROMPT_LENGTH = 32

@@ -48,7 +48,7 @@ NUM_AT_ONCE = 16
 NUM_PROMPT_TOKENS = 512
 FAST_SECONDS = 20e-6  # between the tokens of each of the streams that are coalesced
 NUM_FAST = 1_500
-NUM_ROUNDS = 4
+NUM_ROUNDS = 3
 GATHER_SECONDS = 0.001
 
 HOP_AIM = 1 / 1.2

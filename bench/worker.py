@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 AIM_APART, AIM_SHARED, AIM_ITL = 0.9, 0.7, 1.0
 NUM_CLIENTS = 64
-CLIENT_SECONDS = 5.0
+CLIENT_SECONDS = 3.0
 FORMS = {"thread": "no", "process": "yes"}
 _START_SECONDS = 120.0
 _PARAMS = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
