@@ -43,7 +43,10 @@ from tests.support.waiting import until, until_observed
 pytestmark = pytest.mark.e2e
 
 ENCODERS = ("encode-0", "encode-1")
-ENCODED_ELSEWHERE = ("generate", "encode", "encode.call", "encoder.transfer", "encoder.send")
+ENCODED_ELSEWHERE = (
+    *("generate", "admit.prefill", "prefill.call", "admit.decode", "decode.call"),
+    *("encode", "encode.call", "encoder.transfer", "encoder.send"),
+)
 
 
 @pytest.fixture(scope="module")
