@@ -7,9 +7,10 @@ ends it and starts another one for the next image.
 import asyncio
 import logging
 import os
+import socket
+import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -183,27 +184,34 @@ class _LostError(Exception):
 
 
 class _Process:
-    """One process, with its pipes."""
+    """One process, with the socket to it."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
-        assert child.stdin is not None
-        assert child.stdout is not None
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        answers: asyncio.StreamReader,
+        requests: asyncio.StreamWriter,
+    ) -> None:
         self._child = child
-        self._requests = child.stdin
-        self._answers = child.stdout
+        self._answers = answers
+        self._requests = requests
         self.ready = Ready(b"", "", 0, None)
 
     @classmethod
     async def start(cls, start: Start) -> "_Process":
         """Starts a process that has loaded the checkpoint's processor. Raises
         `UnsupportedModelError`."""
-        child = await asyncio.create_subprocess_exec(
-            *dying_with_parent([sys.executable, "-m", _MODULE]),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=_environment(),
-        )
-        process = cls(child)
+        # Not by the event loop: uvloop forks, and the handlers that gRPC has for it crash the child
+        # where calls are in progress. This creates a process without them.
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = subprocess.Popen(  # noqa: S603, ASYNC220 - of our own; takes a millisecond
+                dying_with_parent([sys.executable, "-m", _MODULE]),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                env=_environment(),
+            )
+        process = cls(child, *await asyncio.open_unix_connection(sock=ours))
         try:
             async with asyncio.timeout(_START_SECONDS):
                 answer = await process._exchange(frame(start))
@@ -227,7 +235,7 @@ class _Process:
 
     @property
     def is_running(self) -> bool:
-        return self._child.returncode is None
+        return self._child.poll() is None
 
     @property
     def exit_code(self) -> int | None:
@@ -243,12 +251,13 @@ class _Process:
 
     async def kill(self) -> None:
         """Ends the process, and waits until it has."""
-        with suppress(ProcessLookupError):
-            self._child.kill()
-        await self._child.wait()
+        self._child.kill()
+        await asyncio.to_thread(self._child.wait)
         self._requests.close()
 
     async def _exchange(self, request: bytes) -> Answer:
+        if self._requests.is_closing():
+            raise _LostError
         self._requests.write(request)
         await self._requests.drain()
         try:

@@ -74,6 +74,32 @@ async def refusal(pool: ImagePool, file: bytes, max_frames: int = 1) -> str:
     return str(caught.value)
 
 
+_FORKED_CHILDREN_ABORT = """
+import asyncio, ctypes, sys
+from baton_router.event_loop import EventLoop
+from baton_router.images.image_limits import ImageLimits
+from baton_router.images.image_pool import ImagePool
+
+libc = ctypes.CDLL(None)
+libc.__register_atfork(None, None, libc.abort, None)
+
+async def main():
+    pool = ImagePool(sys.argv[1], ImageLimits(), 1)
+    await pool.start()
+    await pool.close()
+
+asyncio.Runner(loop_factory=EventLoop).run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="registers a handler with glibc")
+async def test_process_starts_where_handlers_of_forks_crash(checkpoint):
+    # Those of gRPC do, in some hundredths of the forks beside its calls.
+    command = [sys.executable, "-c", _FORKED_CHILDREN_ABORT, checkpoint]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr.decode()
+
+
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
 async def test_pool_decodes_format(pool, form):
     (done,) = await pool.process(encoded(image(2), form))
