@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from threading import Thread
 
 import msgspec
 
@@ -211,6 +212,8 @@ class _Process:
                 stdout=theirs.fileno(),
                 env=_environment(),
             )
+        # Notices its end, whenever that is, as the event loop would.
+        Thread(target=child.wait, daemon=True).start()
         process = cls(child, *await asyncio.open_unix_connection(sock=ours))
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -235,7 +238,7 @@ class _Process:
 
     @property
     def is_running(self) -> bool:
-        return self._child.poll() is None
+        return self._child.returncode is None
 
     @property
     def exit_code(self) -> int | None:
