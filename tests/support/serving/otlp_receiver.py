@@ -69,9 +69,12 @@ class Collector(pb_grpc.TraceServiceServicer):
                 self.spans += [_received_span(span, *who) for span in of_scope.spans]
         return pb.ExportTraceServiceResponse()
 
-    def trace_of(self, request_id: str, *expected: str, within: float = 10.0) -> list[ReceivedSpan]:
+    def trace_of(
+        self, request_id: str, *expected: str, is_whole: bool = False, within: float = 10.0
+    ) -> list[ReceivedSpan]:
         """The spans of a request in order, once all those `expected` by name are there; a name that
-        is given twice, two of them."""
+        is given twice, two of them. `is_whole`: and the parents of all of them, which end later and
+        may come later; those of a killed process never do."""
         deadline = time.monotonic() + within
         while True:
             spans = list(self.spans)
@@ -79,6 +82,10 @@ class Collector(pb_grpc.TraceServiceServicer):
             roots = [s for s in mine if s.name == "generate"]
             found = [s for s in spans if roots and s.trace_id == roots[0].trace_id]
             missing = list((Counter(expected) - Counter(s.name for s in found)).elements())
+            if is_whole:
+                ids = {s.span_id for s in found}
+                orphans = [s for s in found if s not in roots and s.parent_id not in ids]
+                missing += [f"parent of {s.name}" for s in orphans]
             if roots and not missing:
                 return sorted(found, key=lambda s: s.start)
             assert time.monotonic() < deadline, f"{missing} of {request_id} are missing: {found}"
