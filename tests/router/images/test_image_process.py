@@ -94,7 +94,7 @@ asyncio.Runner(loop_factory=EventLoop).run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="registers a handler with glibc")
 async def test_process_starts_where_handlers_of_forks_crash(checkpoint):
-    # Those of gRPC do, in some hundredths of the forks beside its calls.
+    # Those of gRPC do, in about one of a hundred forks beside its calls (docs/known-issues.md).
     command = [sys.executable, "-c", _FORKED_CHILDREN_ABORT, checkpoint]
     ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
     assert ended.returncode == 0, ended.stderr.decode()
