@@ -149,7 +149,7 @@ images:  ## both images; CONTAINER=podman REGISTRY=registry.example/ PYTHON_IMAG
 	$(CONTAINER) build --target router --tag $(REGISTRY)baton-router:$(VERSION) $(IMAGE_ARGS) .
 	$(CONTAINER) build --target worker --tag $(REGISTRY)baton-worker:$(VERSION) $(IMAGE_ARGS) $(WORKER_ARGS) .
 
-bench: $(VENV)/.dev  ## every benchmark this machine can run, about 17 minutes on 2 cores
+bench: $(VENV)/.dev  ## every benchmark this machine can run, about 13 minutes on 2 cores
 	$(BIN)/python -m bench all
 
 clean:  ## remove what the other targets made

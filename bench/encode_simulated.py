@@ -11,6 +11,7 @@ prefill worker, or comes in addition.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from baton_simulator.cluster import Cluster
 from baton_simulator.latency import Machine
@@ -19,6 +20,7 @@ from baton_simulator.rates import rates_of
 from baton_simulator.setup import Setup
 from baton_simulator.study import simulate
 from baton_simulator.traces import TraceImage, TraceRow
+from bench.parallel import in_processes
 from bench.report import Row
 
 NUM_REQUESTS = 1500
@@ -59,28 +61,29 @@ _MODELS = (
 
 def rows() -> Iterator[Row]:
     """Simulates every cluster; a ratio above 1 is in favour of the encode worker."""
-    for model in _MODELS:
-        for share in model.shares:
-            yield from _rows_of(model, share)
+    cases = [(model, share) for model in _MODELS for share in model.shares]
+    return chain.from_iterable(in_processes(_rows_of, cases))
 
 
-def headline_rows() -> Iterator[Row]:
+def headline_rows() -> list[Row]:
     """Simulates the cases of the headline alone."""
-    return _rows_of(_MODELS[0], HEADLINE)
+    return _rows_of((_MODELS[0], HEADLINE))
 
 
-def _rows_of(model: _Model, share: float) -> Iterator[Row]:
+def _rows_of(case: tuple[_Model, float]) -> list[Row]:
+    model, share = case
     trace = _trace(share, model.num_image_tokens)
     rate = LOAD * _NUM_LOADED * trace[-1].arrival / _seconds(model.machine, trace)
     clusters = {
         workers: _simulated(model.machine, workers, trace, rate)
         for workers in dict.fromkeys(workers for pair in _COMPARED for workers in pair)
     }
+    found = []
     for pooled, plain in _COMPARED:
         has_aim = (model, share, plain) == (_MODELS[0], HEADLINE, (0, pooled[1]))
         for kind, of_images in (("text", False), ("images", True)):
             value, reference = (_p99(clusters[w], of_images=of_images) for w in (pooled, plain))
-            yield Row(
+            row = Row(
                 f"{model.name}, {share:.0%} with images, {_named(pooled)}: TTFT p99 of {kind}",
                 value,
                 "ms",
@@ -89,6 +92,8 @@ def _rows_of(model: _Model, share: float) -> Iterator[Row]:
                 reference / value,
                 AIM if has_aim and not of_images else None,
             )
+            found.append(row)
+    return found
 
 
 def _trace(share: float, num_image_tokens: int) -> list[TraceRow]:

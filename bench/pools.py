@@ -13,24 +13,24 @@ import asyncio
 import statistics
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from operator import truediv
 
 from baton import AsyncClient, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton_simulator.machines import h200_8b
-from baton_simulator.outcome import Objectives, outcome_of
+from baton_simulator.outcome import Objectives, Outcome, outcome_of
 from baton_simulator.setup import Setup
 from baton_simulator.study import simulate
 from baton_simulator.traces import read_mooncake, trace_folder
+from bench.parallel import in_processes
 from bench.report import Row
 from bench.steps import WORKER_FLAGS, random_prompt
 
 TRACE = "mooncake_conversation.jsonl"
 NUM_REQUESTS = 3000
 RATES = (4.0, 6.0, 8.0)
-TIGHT, LOOSE = Objectives(5.0, 0.02), Objectives(5.0, 0.1)
+OBJECTIVES = (Objectives(5.0, 0.02), Objectives(5.0, 0.1))
 
 CHUNKS = (128, 512)
 NUM_STREAMS = 4
@@ -105,15 +105,20 @@ def goodput_rows(rates: Iterable[float]) -> Iterator[Row]:
     path = trace_folder() / TRACE
     if not path.exists():
         return
-    requests = list(islice(read_mooncake(path), NUM_REQUESTS))
-    setup = Setup(machine=h200_8b(), num_prefill=10, num_decode=6)
-    for rate in rates:
-        clusters = [
-            simulate(one, requests, rate) for one in (setup, replace(setup, is_colocated=True))
-        ]
-        for objectives in (TIGHT, LOOSE):
-            separate, both = (outcome_of(c, "", rate, objectives) for c in clusters)
+    outcomes = in_processes(_outcomes, product(rates, (False, True)))
+    for of_separate, of_both in zip(outcomes[::2], outcomes[1::2], strict=True):
+        for objectives, separate, both in zip(OBJECTIVES, of_separate, of_both, strict=True):
             bounds = f"{separate.offered:.1f} requests/s, ITL {objectives.itl * 1e3:.0f} ms"
             value, reference = (100 * o.goodput / o.offered for o in (separate, both))
             ratio = value / reference
             yield Row(f"{bounds}: in time", value, "%", "16 that do both", reference, ratio, None)
+
+
+def _outcomes(case: tuple[float, bool]) -> list[Outcome]:
+    """Returns the outcome by each of `OBJECTIVES` at a rate, of workers that do both or separate
+    pools."""
+    rate, is_colocated = case
+    requests = list(islice(read_mooncake(trace_folder() / TRACE), NUM_REQUESTS))
+    setup = Setup(machine=h200_8b(), num_prefill=10, num_decode=6, is_colocated=is_colocated)
+    cluster = simulate(setup, requests, rate)
+    return [outcome_of(cluster, "", rate, objectives) for objectives in OBJECTIVES]
