@@ -23,6 +23,7 @@ from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
 from baton_kernels.cpu.library import NoLibraryError
+from baton_kernels.cpu.paged_attention import products_of_prompts
 from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ class TorchBackend:
         if why_not is not None:
             _report(f"torch computes attention, over copies of blocks: {why_not}")
             return TorchAttention(cache)
-        _report("attention reads blocks in place, by kernels in C")
+        products = products_of_prompts(cache.pools[0].dtype)
+        _report(f"attention reads blocks in place, by kernels in C; prompts: {products}")
         return InPlaceAttention(cache)
 
     def sampler(

@@ -23,6 +23,11 @@ from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import FP8
 from baton_kernels.cpu import library
+from tests.support.engine.in_place_attention import (
+    attend_in_place,
+    check_any_batch,
+    two_sequence_cache,
+)
 from tests.support.engine.paged_attention import (
     CPU,
     RAGGED,
@@ -84,28 +89,25 @@ def test_in_place_attention_ignores_stale_block_content():
     check(InPlaceAttention, Heads(), PLAIN, RAGGED, old_content=math.nan)
 
 
-def test_in_place_attention_gives_nan_where_scores_are_nan():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_place_attention_gives_nan_where_scores_are_nan(dtype):
     """As torch does: a broken computation must not look like an answer."""
-    out = _compute(_cache(torch.float32), [(0, 0, 30)], spoilt=True)
+    out = attend_in_place(two_sequence_cache(dtype), [(0, 0, 30)], spoilt=True)
     assert out[7].isnan().all()
     assert out[:7].isfinite().all()
 
 
+@pytest.mark.parametrize("window", [None, 90])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_place_attention_is_bitwise_equal_in_any_batch(dtype):
-    alone = _compute(_cache(dtype), [(0, 0, 200)])
-    batch = _compute(_cache(dtype), [(1, 0, 70), (0, 0, 200)])
-    assert torch.equal(alone, batch[70:])
-    cache = _cache(dtype)
-    chunks = [_compute(cache, [(0, start, 40)]) for start in range(0, 200, 40)]
-    assert torch.equal(alone, torch.cat(chunks))
+def test_in_place_attention_is_bitwise_equal_in_any_batch(dtype, window):
+    check_any_batch(dtype, window)
 
 
 def test_in_place_decodes_are_bitwise_equal_in_any_batch():
-    cache = _cache(torch.float32)
-    _compute(cache, [(0, 0, 199), (1, 0, 69)])
-    both = _compute(cache, [(1, 69, 1), (0, 199, 1)])
-    assert torch.equal(both[1:], _compute(cache, [(0, 199, 1)]))
+    cache = two_sequence_cache(torch.float32)
+    attend_in_place(cache, [(0, 0, 199), (1, 0, 69)])
+    both = attend_in_place(cache, [(1, 69, 1), (0, 199, 1)])
+    assert torch.equal(both[1:], attend_in_place(cache, [(0, 199, 1)]))
 
 
 def test_decodes_that_share_a_prefix_attend_in_a_cascade():
@@ -131,9 +133,9 @@ def test_decodes_that_share_a_prefix_attend_in_a_cascade():
     ],
 )
 def test_backend_uses_c_kernels_where_kernels_serve(layer, dtype, why):
-    reason = why_not_in_place(_cache(dtype), [layer])
+    reason = why_not_in_place(two_sequence_cache(dtype), [layer])
     assert reason == why if why is None else why in str(reason)
-    attention = TorchBackend([layer], uses_c_kernels=True).attention(_cache(dtype))
+    attention = TorchBackend([layer], uses_c_kernels=True).attention(two_sequence_cache(dtype))
     assert isinstance(attention, InPlaceAttention if why is None else TorchAttention)
 
 
@@ -143,33 +145,8 @@ def test_backend_falls_back_to_torch_without_a_compiler(monkeypatch, caplog):
 
     monkeypatch.setattr("baton.engine.attention.in_place_attention.load", missing)
     with caplog.at_level(logging.INFO):
-        attention = TorchBackend([PLAIN], uses_c_kernels=True).attention(_cache(torch.float32))
+        attention = TorchBackend([PLAIN], uses_c_kernels=True).attention(
+            two_sequence_cache(torch.float32)
+        )
     assert isinstance(attention, TorchAttention)
     assert "there is no C compiler for this test" in caplog.text
-
-
-def _cache(dtype: torch.dtype) -> KvCache:
-    pool = KvPool(plan_layout([KvShape(2, 32, 32)], dtype, 16), 30, CPU)
-    return KvCache([pool], [], [LayerPlace(0, 0)])
-
-
-def _compute(
-    cache: KvCache, ranges: list[tuple[int, int, int]], *, spoilt: bool = False
-) -> torch.Tensor:
-    """Computes ranges (sequence, start, length) of sequences whose tokens depend on the position
-    and the sequence alone."""
-    parts = []
-    for sequence, start, length in ranges:
-        generator = torch.Generator().manual_seed(sequence)
-        drawn = torch.randn(256, 8, 32, generator=generator).to(cache.pools[0].dtype)
-        parts.append(drawn[start : start + length])
-    heads = torch.cat(parts)
-    query, key, value = heads.split([4, 2, 2], dim=1)
-    if spoilt:
-        query[7] = math.nan
-    table = np.array([range(1, 14), range(14, 27)], np.int32)
-    slots, starts, lengths = np.array(ranges, np.int64).T
-    num_decodes = len(ranges) if (lengths == 1).all() else 0
-    attention = InPlaceAttention(cache)
-    batch = attention.prepare(RaggedBatch(slots, starts, lengths, num_decodes, [table]))
-    return attention.forward(0, PLAIN, query, key, value, batch)

@@ -45,7 +45,12 @@ class Library:
 KERNELS = Library(
     "kernels",
     sources=("paged_attention.c", "rowwise.c"),
-    headers=("bfloat16.h", "paged_attention_of_dtype.h", "rowwise_of_dtype.h"),
+    headers=(
+        "bfloat16.h",
+        "paged_attention_of_dtype.h",
+        "paged_attention_tiles.h",
+        "rowwise_of_dtype.h",
+    ),
     flags=("-fopenmp",),
 )
 DECODE_INPUTS = Library("decode_inputs", ("decode_inputs.c",))

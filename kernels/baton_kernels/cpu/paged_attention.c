@@ -12,7 +12,9 @@
 //
 // Both go through the keys in tiles at fixed positions (multiples of TILE) and compute a row in the
 // same order whatever else is in the batch: an output is bitwise the same in any batch and with any
-// chunks. Everything is computed in float32; bfloat16 is converted when it is read.
+// chunks. Everything is computed in float32; bfloat16 is converted when it is read. CPUs that multiply
+// pairs of bfloat16 do that for prompts, with weights that are rounded to bfloat16 and sums in float32,
+// and those with AMX do it in its tiles.
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -31,11 +33,14 @@
 #endif
 
 #define TILE 64          // keys
+#define ADDED_TOGETHER 32  // at most, of bfloat16, before their sum is added to that of those before
 #define STRIP_VECTORS 3
 #define STRIP (STRIP_VECTORS * LANES)
 #define AT_ONCE (LANES == 16 ? 8 : 4)  // keys or dimensions; their accumulators fill registers
 #define MAX_FEW_ROWS 8
 #define ROWS_AT_ONCE (LANES == 16 ? 4 : 2)  // of few; as many as there are registers for
+
+#define NUM_UNITS(num_numbers) (((num_numbers) + PER_UNIT - 1) / PER_UNIT)
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -162,12 +167,34 @@ INLINE Vector power_of_2(Vector x) {
   return (Vector)(((IntVector)y + exponent) & ~(x < -126.0f));
 }
 
+#if defined(__AVX512BF16__)
+typedef uint32_t Pair;  // of bfloat16, the first in the low bits
+
+INLINE Vector plus_product_of_pairs(Vector sum, Vector rows, Pair pair) {
+  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)rows, (__m512bh)_mm512_set1_epi32(pair));
+}
+
+// Makes pairs, [key / 2][STRIP], of weights, [key][STRIP], in place.
+static void make_pairs(float* weights, int num_keys) {
+  if (num_keys % 2) memset(weights + num_keys * STRIP, 0, STRIP * sizeof(float));
+  for (int key = 0; key < num_keys; key += 2)
+    for (int j = 0; j < STRIP; j += LANES) {
+      const float* from = weights + key * STRIP + j;
+      __m256i low = (__m256i)_mm512_cvtneps_pbh((__m512)load(from));
+      __m256i high = (__m256i)_mm512_cvtneps_pbh((__m512)load(from + STRIP));
+      __m512i pairs = _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16);
+      put(weights + key / 2 * STRIP + j, (Vector)(pairs | _mm512_cvtepu16_epi32(low)));
+    }
+}
+#endif
+
 // Many rows: lanes are rows.
 
-// Strip of up to STRIP rows: q [key_dim][STRIP], o [value_dim][STRIP], and of each row the position
-// of its query, and maximum and sum of its exponents.
+// Strip of up to STRIP rows: q, units [key_dim / PER_UNIT][STRIP], o [value_dim][STRIP], and of each
+// row the position of its query, and maximum and sum of its exponents.
 typedef struct {
-  float *q, *o, *maxima, *sums;
+  void* q;
+  float *o, *maxima, *sums;
   int32_t* positions;
   int64_t first_row, num_rows, first_position, last_position;
 } Strip;
@@ -185,34 +212,6 @@ INLINE Strip strip_of(const Task* task, int64_t number, float* memory) {
   if (num_rows > STRIP) num_rows = STRIP;
   return (Strip){q, o, maxima, maxima + STRIP, (int32_t*)(maxima + 2 * STRIP), first_row, num_rows,
                  position_of(task, first_row), position_of(task, first_row + num_rows - 1)};
-}
-
-INLINE void multiply_keys(const float* q, const float* keys, int64_t dim, float* scores) {
-  Vector sums[AT_ONCE][STRIP_VECTORS] = {0};
-  for (int64_t d = 0; d < dim; d++) {
-    Vector rows[STRIP_VECTORS];
-    for (int j = 0; j < STRIP_VECTORS; j++) rows[j] = held(load(q + d * STRIP + j * LANES));
-    for (int i = 0; i < AT_ONCE; i++)
-      for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] += rows[j] * keys[i * dim + d];
-  }
-  for (int i = 0; i < AT_ONCE; i++)
-    for (int j = 0; j < STRIP_VECTORS; j++) put(scores + i * STRIP + j * LANES, sums[i][j]);
-}
-
-INLINE void add_values(const float* weights, const float* values, int64_t dim, int num_keys,
-                       const float* factors, int64_t d, int num_dims, float* o) {
-  Vector sums[AT_ONCE][STRIP_VECTORS];
-  for (int i = 0; i < num_dims; i++)
-    for (int j = 0; j < STRIP_VECTORS; j++)
-      sums[i][j] = load(o + (d + i) * STRIP + j * LANES) * load(factors + j * LANES);
-  for (int key = 0; key < num_keys; key++) {
-    Vector rows[STRIP_VECTORS];
-    for (int j = 0; j < STRIP_VECTORS; j++) rows[j] = held(load(weights + key * STRIP + j * LANES));
-    for (int i = 0; i < num_dims; i++)
-      for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] += rows[j] * values[key * dim + d + i];
-  }
-  for (int i = 0; i < num_dims; i++)
-    for (int j = 0; j < STRIP_VECTORS; j++) put(o + (d + i) * STRIP + j * LANES, sums[i][j]);
 }
 
 static void hide_keys(const Strip* strip, int64_t begin, int num_keys, int64_t window,
@@ -249,20 +248,10 @@ static void weigh(const Strip* strip, int num_keys, float* scores, float* factor
   }
 }
 
-static void attend_strip(const Strip* strip, const Call* call, int64_t begin, int num_keys,
-                         const float* keys, const float* values, float* scores) {
-  int64_t key_dim = call->key_dim, value_dim = call->value_dim;
-  float factors[STRIP];
-  for (int key = 0; key < num_keys; key += AT_ONCE)  // up to TILE; scores past the end are unused
-    multiply_keys(strip->q, keys + key * key_dim, key_dim, scores + key * STRIP);
-  hide_keys(strip, begin, num_keys, call->window, scores);
-  weigh(strip, num_keys, scores, factors);
-  int64_t d = 0;
-  for (; d + AT_ONCE <= value_dim; d += AT_ONCE)
-    add_values(scores, values, value_dim, num_keys, factors, d, AT_ONCE, strip->o);
-  for (; d < value_dim; d++)
-    add_values(scores, values, value_dim, num_keys, factors, d, 1, strip->o);
-}
+#if defined(__AVX512BF16__) && defined(__AMX_BF16__)
+#define HAS_TILES 1
+#include "paged_attention_tiles.h"
+#endif
 
 // Few rows: lanes are dimensions.
 
@@ -307,6 +296,9 @@ static float weigh_row(float* scores, int64_t first, int64_t stop, float* maximu
 }
 
 #define NUMBER float
+#define UNIT float
+#define PER_UNIT 1
+#define PLUS_PRODUCT(sum, rows, unit) ((sum) + (rows) * (unit))
 #define NAMED(name) name##_float32
 #define LOAD(source) load(source)
 #define READ(number) (number)
@@ -314,8 +306,29 @@ static float weigh_row(float* scores, int64_t first, int64_t stop, float* maximu
 #include "paged_attention_of_dtype.h"
 
 #define NUMBER BFloat16
+#if defined(__AVX512BF16__)
+#define UNIT Pair
+#define PER_UNIT 2
+#define PLUS_PRODUCT(sum, rows, unit) plus_product_of_pairs(sum, rows, unit)
+#else
+#define UNIT float
+#define PER_UNIT 1
+#define PLUS_PRODUCT(sum, rows, unit) ((sum) + (rows) * (unit))
+#endif
 #define NAMED(name) name##_bfloat16
 #define LOAD(source) load_bfloat16(source)
 #define READ(number) number_of_bfloat16(number)
 #define MADE(number) bfloat16_of(number)
 #include "paged_attention_of_dtype.h"
+
+// What multiplies prompts of bfloat16 on this CPU.
+const char* baton_bfloat16_products(void) {
+#if HAS_TILES
+  if (tiles_work) return "AMX tiles";
+#endif
+#if defined(__AVX512BF16__)
+  return "bfloat16 pairs";
+#else
+  return "float32";
+#endif
+}

@@ -12,6 +12,16 @@ from baton_kernels.cpu.library import KERNELS, load
 FUNCTIONS = {torch.float32: "baton_attend_float32", torch.bfloat16: "baton_attend_bfloat16"}
 
 
+def products_of_prompts(dtype: torch.dtype) -> str:
+    """Returns what multiplies a prompt's queries, K and V on this CPU: `float32`, `bfloat16 pairs`
+    or `AMX tiles`. Raises `NoLibraryError`."""
+    if dtype != torch.bfloat16:
+        return "float32"
+    function = load(KERNELS).baton_bfloat16_products
+    function.restype = ctypes.c_char_p
+    return str(function(), "ascii")
+
+
 class _Call(ctypes.Structure):
     """Arguments of one call, as `Call` in paged_attention.c."""
 

@@ -1,7 +1,9 @@
 // The part of paged_attention.c that reads and writes tensors: included once for each dtype.
 //
 // NUMBER is the type of the numbers in memory, READ makes a float of one, MADE one of a float, LOAD
-// a vector of several, and NAMED gives functions the name of the dtype.
+// a vector of several, and NAMED gives functions the name of the dtype. UNIT is what prompts multiply
+// at once: a float, or PER_UNIT consecutive numbers. PLUS_PRODUCT adds to the lanes of `sum` the
+// products of units, or of the numbers in two units.
 
 // Writes K and V of the task's tokens to the cache.
 static void NAMED(write)(const Task* task) {
@@ -39,8 +41,12 @@ static void NAMED(load_strip)(const Task* task, const Strip* strip) {
   for (int64_t row = 0; row < strip->num_rows; row++) {
     const NUMBER* query = (const NUMBER*)call->query +
                           row_place(task, strip->first_row + row, call->query_strides);
+#if PER_UNIT == 1
+    for (int64_t d = 0; d < call->key_dim; d++) ((UNIT*)strip->q)[d * STRIP + row] = READ(query[d]);
+#else
     for (int64_t d = 0; d < call->key_dim; d++)
-      strip->q[d * STRIP + row] = READ(query[d]) * (call->scale * LOG2_E);
+      ((NUMBER*)strip->q)[(d / PER_UNIT * STRIP + row) * PER_UNIT + d % PER_UNIT] = query[d];
+#endif
   }
 }
 
@@ -53,11 +59,96 @@ static void NAMED(store_strip)(const Task* task, const Strip* strip) {
   }
 }
 
-// Copies rows of a tile as float32, once for all strips. Also from float32: rows of one head may lie
-// a power of 2 apart, where few of them fit into a cache at once.
-static void NAMED(copy_rows)(const NUMBER* const* rows, int num_rows, int64_t dim, float* target) {
-  for (int i = 0; i < num_rows; i++)
-    for (int64_t d = 0; d < dim; d++) target[i * dim + d] = READ(rows[i][d]);
+// Copies the keys of a tile, once for all strips: [key][key_dim / PER_UNIT]. Also from float32: rows
+// of one head may lie a power of 2 apart, where few of them fit into a cache at once.
+static void NAMED(copy_keys)(const NUMBER* const* rows, int num_keys, int64_t dim, UNIT* target) {
+  int64_t num_units = NUM_UNITS(dim);
+  for (int i = 0; i < num_keys; i++, target += num_units) {
+#if PER_UNIT == 1
+    for (int64_t d = 0; d < dim; d++) target[d] = READ(rows[i][d]);
+#else
+    target[num_units - 1] = 0;
+    memcpy(target, rows[i], dim * sizeof(NUMBER));
+#endif
+  }
+}
+
+// Copies the values of a tile, once for all strips: [key / PER_UNIT][value_dim].
+static void NAMED(copy_values)(const NUMBER* const* rows, int num_keys, const Call* call,
+                               UNIT* target) {
+  int64_t dim = call->value_dim;
+#if PER_UNIT == 1
+  NAMED(copy_keys)(rows, num_keys, dim, target);
+#else
+#if HAS_TILES
+  if (fills_tiles(call)) return copy_values_by_dim(rows, num_keys, dim, target);
+#endif
+  for (int i = 0; i < num_keys; i += 2, target += dim) {
+    int has_second = i + 1 < num_keys;
+    for (int64_t d = 0; d < dim; d++)
+      target[d] = rows[i][d] | (has_second ? (UNIT)rows[i + 1][d] << 16 : 0);
+  }
+#endif
+}
+
+// Adds the products of units of the strip's rows with those of a matrix, of AT_ONCE columns at most.
+INLINE void NAMED(add_products)(const UNIT* rows, int64_t num_units, const UNIT* matrix,
+                                int64_t unit_stride, int64_t column_stride, int num_columns,
+                                Vector sums[AT_ONCE][STRIP_VECTORS]) {
+  for (int64_t k = 0; k < num_units; k++) {
+    Vector of_rows[STRIP_VECTORS];
+    for (int j = 0; j < STRIP_VECTORS; j++)
+      of_rows[j] = held(load((const float*)rows + k * STRIP + j * LANES));
+    for (int i = 0; i < num_columns; i++) {
+      UNIT unit = matrix[k * unit_stride + i * column_stride];
+      for (int j = 0; j < STRIP_VECTORS; j++)
+        sums[i][j] = PLUS_PRODUCT(sums[i][j], of_rows[j], unit);
+    }
+  }
+}
+
+INLINE void NAMED(multiply_keys)(const UNIT* q, const UNIT* keys, int64_t num_units, float factor,
+                                 float* scores) {
+  Vector sums[AT_ONCE][STRIP_VECTORS] = {0};
+  NAMED(add_products)(q, num_units, keys, 1, num_units, AT_ONCE, sums);
+  for (int i = 0; i < AT_ONCE; i++)
+    for (int j = 0; j < STRIP_VECTORS; j++) put(scores + i * STRIP + j * LANES, sums[i][j] * factor);
+}
+
+INLINE void NAMED(add_values)(const UNIT* weights, const UNIT* values, int64_t dim, int num_units,
+                              const float* factors, int num_dims, float* o) {
+  Vector sums[AT_ONCE][STRIP_VECTORS];
+  for (int i = 0; i < num_dims; i++)
+    for (int j = 0; j < STRIP_VECTORS; j++)
+      sums[i][j] = load(o + i * STRIP + j * LANES) * load(factors + j * LANES);
+  NAMED(add_products)(weights, num_units, values, dim, 1, num_dims, sums);
+  for (int i = 0; i < num_dims; i++)
+    for (int j = 0; j < STRIP_VECTORS; j++) put(o + i * STRIP + j * LANES, sums[i][j]);
+}
+
+static void NAMED(attend_strip)(const Strip* strip, const Call* call, int64_t begin, int num_keys,
+                                const UNIT* keys, const UNIT* values, float* scores) {
+#if PER_UNIT == 2 && HAS_TILES
+  if (fills_tiles(call))
+    return attend_strip_by_tiles(strip, call, begin, num_keys, keys, values, scores);
+#endif
+  int64_t num_units = NUM_UNITS(call->key_dim), value_dim = call->value_dim;
+  float factors[STRIP];
+  for (int key = 0; key < num_keys; key += AT_ONCE)  // up to TILE; scores past the end are unused
+    NAMED(multiply_keys)(strip->q, keys + key * num_units, num_units, call->scale * LOG2_E,
+                         scores + key * STRIP);
+  hide_keys(strip, begin, num_keys, call->window, scores);
+  weigh(strip, num_keys, scores, factors);
+#if PER_UNIT == 2
+  make_pairs(scores, num_keys);
+#endif
+  const UNIT* weights = (const UNIT*)scores;
+  int64_t d = 0, num_weights = NUM_UNITS(num_keys);
+  for (; d + AT_ONCE <= value_dim; d += AT_ONCE)
+    NAMED(add_values)(weights, values + d, value_dim, num_weights, factors, AT_ONCE,
+                      strip->o + d * STRIP);
+  for (; d < value_dim; d++)
+    NAMED(add_values)(weights, values + d, value_dim, num_weights, factors, 1, strip->o + d * STRIP);
 }
 
 static void NAMED(attend_many)(const Task* task) {
@@ -66,30 +157,39 @@ static void NAMED(attend_many)(const Task* task) {
   int64_t num_numbers = num_strips * strip_size(call) + TILE * STRIP;
   float* memory = scratch(num_numbers + TILE * (call->key_dim + call->value_dim));
   float* scores = memory + num_strips * strip_size(call);
-  float *keys = memory + num_numbers, *values = keys + TILE * call->key_dim;
+  UNIT *keys = (UNIT*)(memory + num_numbers), *values = keys + TILE * call->key_dim;
   for (int64_t i = 0; i < num_strips; i++) {
     Strip strip = strip_of(task, i, memory);
     NAMED(load_strip)(task, &strip);
   }
+#if PER_UNIT == 2 && HAS_TILES
+  if (fills_tiles(call)) begin_tiles();
+#endif
   const NUMBER *found_keys[TILE], *found_values[TILE];
   int64_t stop = task->first_position + task->num_queries, end;
-  for (int64_t begin = first_key(task, task->first_position); begin < stop; begin = end) {
+  int64_t first = first_key(task, task->first_position);
+  // Numbers that are added together are the same ones wherever a window begins.
+  if (PER_UNIT == 2) first -= first % ADDED_TOGETHER;
+  for (int64_t begin = first; begin < stop; begin = end) {
     end = (begin / TILE + 1) * TILE;
     if (end > stop) end = stop;
     NAMED(find)(task, begin, end, found_keys, found_values);
-    NAMED(copy_rows)(found_keys, end - begin, call->key_dim, keys);
-    NAMED(copy_rows)(found_values, end - begin, call->value_dim, values);
+    NAMED(copy_keys)(found_keys, end - begin, call->key_dim, keys);
+    NAMED(copy_values)(found_values, end - begin, call, values);
     for (int64_t i = 0; i < num_strips; i++) {
       Strip strip = strip_of(task, i, memory);
       int64_t seen_end = end <= strip.last_position ? end : strip.last_position + 1;
       if (seen_end > begin && end > first_key(task, strip.first_position))
-        attend_strip(&strip, call, begin, seen_end - begin, keys, values, scores);
+        NAMED(attend_strip)(&strip, call, begin, seen_end - begin, keys, values, scores);
     }
   }
   for (int64_t i = 0; i < num_strips; i++) {
     Strip strip = strip_of(task, i, memory);
     NAMED(store_strip)(task, &strip);
   }
+#if PER_UNIT == 2 && HAS_TILES
+  if (fills_tiles(call)) _tile_release();
+#endif
 }
 
 // Reads of the cache are bound by latency: what is read soon is fetched during other work.
@@ -237,6 +337,9 @@ void NAMED(baton_attend)(const Call* call) {
 }
 
 #undef NUMBER
+#undef UNIT
+#undef PER_UNIT
+#undef PLUS_PRODUCT
 #undef NAMED
 #undef LOAD
 #undef READ
