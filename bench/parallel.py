@@ -13,5 +13,6 @@ Result = TypeVar("Result")
 def in_processes(function: Callable[[Case], Result], cases: Iterable[Case]) -> list[Result]:
     """Returns the result of each case, computed in a process per core."""
     num_cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(num_cores, get_context("spawn")) as pool:
+    spawn = get_context("spawn")  # torch and gRPC, which cases import, have threads
+    with ProcessPoolExecutor(num_cores, spawn) as pool:
         return list(pool.map(function, cases))
