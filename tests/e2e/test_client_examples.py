@@ -1,5 +1,9 @@
 """The programs of `docs/clients`, as they stand: they ask, wait, go on, stop and are late as the
-page says, against a router behind a door that refuses them first and loses them once."""
+page says, against a router behind a door that refuses them first and loses them once.
+
+What they call off (300 tokens) and what is late (1,500) fit into the decode pool together: the
+router may still count the first when the second comes, and would forecast that it has to wait.
+"""
 
 import asyncio
 import json
@@ -118,7 +122,7 @@ async def check_said(cluster: LocalCluster, said: Sequence[dict[str, object]]) -
     cancelled, late = said[2:]
     number = cancelled["cancelled_after"]
     assert isinstance(number, int)
-    assert 5 <= number < 1000
+    assert 5 <= number < 300
     assert late == {"deadline": "exceeded"}
 
 

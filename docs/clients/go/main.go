@@ -250,7 +250,7 @@ func stop(client *Client, prompt string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	sequence := &Sequence{}
-	err := client.Generate(ctx, long(prompt, 1000), []*Sequence{sequence}, func(uint32, string) error {
+	err := client.Generate(ctx, long(prompt, 300), []*Sequence{sequence}, func(uint32, string) error {
 		if len(sequence.TokenIDs) >= 5 {
 			cancel()
 		}
@@ -268,7 +268,7 @@ func missDeadline(client *Client, prompt string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	nothing := func(uint32, string) error { return nil }
-	err := client.Generate(ctx, long(prompt, 1900), []*Sequence{{}}, nothing)
+	err := client.Generate(ctx, long(prompt, 1500), []*Sequence{{}}, nothing)
 	if status.Code(err) != codes.DeadlineExceeded {
 		return err
 	}

@@ -153,7 +153,7 @@ function tell(what) {
 /** Workers give back what the generation held. */
 async function cancel(client, prompt) {
   const sequence = new Sequence();
-  const sampling = { max_tokens: 1000, ignore_eos: true };
+  const sampling = { max_tokens: 300, ignore_eos: true };
   for await (const _ of client.generate({ text: prompt, sampling }, [sequence], 30_000)) {
     if (sequence.tokenIds.length >= 5) break;
   }
@@ -162,7 +162,7 @@ async function cancel(client, prompt) {
 
 /** Every process knows the deadline; none computes anything for it that comes too late. */
 async function missDeadline(client, prompt) {
-  const sampling = { max_tokens: 1900, ignore_eos: true };
+  const sampling = { max_tokens: 1500, ignore_eos: true };
   try {
     for await (const _ of client.generate({ text: prompt, sampling }, [new Sequence()], 1000));
   } catch (error) {

@@ -55,7 +55,7 @@ def ask(client: Client, prompt: str, params: SamplingParams, timeout: float) -> 
 def cancel(client: Client, prompt: str) -> None:
     """Leaving the block ends it everywhere: workers give back what it held."""
     num_tokens = 0
-    params = SamplingParams(max_tokens=1000, ignore_eos=True)
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
     with ask(client, prompt, params, timeout=30.0) as generation:
         for chunk in generation:
             num_tokens += len(chunk.token_ids)
@@ -66,7 +66,7 @@ def cancel(client: Client, prompt: str) -> None:
 
 def miss_deadline(client: Client, prompt: str) -> None:
     """Every process knows the deadline; none computes anything for it that comes too late."""
-    params = SamplingParams(max_tokens=1900, ignore_eos=True)
+    params = SamplingParams(max_tokens=1500, ignore_eos=True)
     try:
         ask(client, prompt, params, timeout=1.0).text()
     except DeadlineExceededError:

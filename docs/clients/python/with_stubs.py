@@ -144,7 +144,7 @@ def main(addresses: list[str], prompt: str) -> None:
 
 def cancel(client: Client, prompt: str) -> None:
     """Workers give back what the generation held."""
-    long = sampling_pb2.SamplingParams(max_tokens=1000, ignore_eos=True)
+    long = sampling_pb2.SamplingParams(max_tokens=300, ignore_eos=True)
     request, sequence = pb.GenerateRequest(text=prompt, sampling=long), Sequence()
     generation = client.generate(request, [sequence], timeout=30.0)
     for _ in generation:
@@ -156,7 +156,7 @@ def cancel(client: Client, prompt: str) -> None:
 
 def miss_deadline(client: Client, prompt: str) -> None:
     """Every process knows the deadline; none computes anything for it that comes too late."""
-    long = sampling_pb2.SamplingParams(max_tokens=1900, ignore_eos=True)
+    long = sampling_pb2.SamplingParams(max_tokens=1500, ignore_eos=True)
     request = pb.GenerateRequest(text=prompt, sampling=long)
     try:
         for _ in client.generate(request, [Sequence()], timeout=1.0):
