@@ -8,10 +8,11 @@ could compute and encode without waiting. Two decode workers. An encode worker t
 prefill worker, or comes in addition.
 """
 
+import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from baton_simulator.cluster import Cluster
 from baton_simulator.latency import Machine
@@ -59,19 +60,18 @@ _MODELS = (
 )
 
 
-def rows() -> Iterator[Row]:
+def rows() -> list[Row]:
     """Simulates every cluster; a ratio above 1 is in favour of the encode worker."""
-    cases = [(model, share) for model in _MODELS for share in model.shares]
-    return chain.from_iterable(in_processes(_rows_of, cases))
+    cases = [(str(i), str(s)) for i, model in enumerate(_MODELS) for s in model.shares]
+    return [Row(**row) for found in in_processes(__name__, cases) for row in found]
 
 
 def headline_rows() -> list[Row]:
     """Simulates the cases of the headline alone."""
-    return _rows_of((_MODELS[0], HEADLINE))
+    return _rows_of(_MODELS[0], HEADLINE)
 
 
-def _rows_of(case: tuple[_Model, float]) -> list[Row]:
-    model, share = case
+def _rows_of(model: _Model, share: float) -> list[Row]:
     trace = _trace(share, model.num_image_tokens)
     rate = LOAD * _NUM_LOADED * trace[-1].arrival / _seconds(model.machine, trace)
     clusters = {
@@ -150,3 +150,8 @@ def _named(workers: _Workers) -> str:
     return (
         f"{num_encode} encode + {num_prefill} prefill" if num_encode else f"{num_prefill} prefill"
     )
+
+
+if __name__ == "__main__":
+    found = _rows_of(_MODELS[int(sys.argv[1])], float(sys.argv[2]))
+    print(json.dumps([asdict(row) for row in found]))

@@ -1,18 +1,21 @@
 """Cases of a benchmark that are computed and not timed, on all cores."""
 
+import json
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from typing import TypeVar
-
-Case = TypeVar("Case")
-Result = TypeVar("Result")
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 
-def in_processes(function: Callable[[Case], Result], cases: Iterable[Case]) -> list[Result]:
-    """Returns the result of each case, computed in a process per core."""
-    num_cores = len(os.sched_getaffinity(0))
-    spawn = get_context("spawn")  # torch and gRPC, which cases import, have threads
-    with ProcessPoolExecutor(num_cores, spawn) as pool:
-        return list(pool.map(function, cases))
+def in_processes(module: str, cases: Iterable[Sequence[str]]) -> list[Any]:
+    """Returns the JSON that `python -m module`, with each case as its arguments, prints: in the
+    order of the cases, with a process per core."""
+
+    def result(case: Sequence[str]) -> Any:
+        command = [sys.executable, "-m", module, *case]
+        return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(result, cases))

@@ -10,7 +10,9 @@ prefill and 6 that decode, or 16 that do both.
 """
 
 import asyncio
+import json
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise, product
@@ -19,7 +21,7 @@ from operator import truediv
 from baton import AsyncClient, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton_simulator.machines import h200_8b
-from baton_simulator.outcome import Objectives, Outcome, outcome_of
+from baton_simulator.outcome import Objectives, outcome_of
 from baton_simulator.setup import Setup
 from baton_simulator.study import simulate
 from baton_simulator.traces import read_mooncake, trace_folder
@@ -30,6 +32,7 @@ from bench.steps import WORKER_FLAGS, random_prompt
 TRACE = "mooncake_conversation.jsonl"
 NUM_REQUESTS = 3000
 RATES = (4.0, 6.0, 8.0)
+_SEPARATE, _BOTH = "separate", "both"
 OBJECTIVES = (Objectives(5.0, 0.02), Objectives(5.0, 0.1))
 
 CHUNKS = (128, 512)
@@ -105,20 +108,25 @@ def goodput_rows(rates: Iterable[float]) -> Iterator[Row]:
     path = trace_folder() / TRACE
     if not path.exists():
         return
-    outcomes = in_processes(_outcomes, product(rates, (False, True)))
-    for of_separate, of_both in zip(outcomes[::2], outcomes[1::2], strict=True):
-        for objectives, separate, both in zip(OBJECTIVES, of_separate, of_both, strict=True):
-            bounds = f"{separate.offered:.1f} requests/s, ITL {objectives.itl * 1e3:.0f} ms"
-            value, reference = (100 * o.goodput / o.offered for o in (separate, both))
+    goodput = in_processes(__name__, product(map(str, rates), (_SEPARATE, _BOTH)))
+    for of_separate, of_both in zip(goodput[::2], goodput[1::2], strict=True):
+        for separate, both, objectives in zip(of_separate, of_both, OBJECTIVES, strict=True):
+            offered, value = separate
+            bounds = f"{offered:.1f} requests/s, ITL {objectives.itl * 1e3:.0f} ms"
+            _, reference = both
             ratio = value / reference
             yield Row(f"{bounds}: in time", value, "%", "16 that do both", reference, ratio, None)
 
 
-def _outcomes(case: tuple[float, bool]) -> list[Outcome]:
-    """Returns the outcome by each of `OBJECTIVES` at a rate, of workers that do both or separate
-    pools."""
-    rate, is_colocated = case
+def _goodput(rate: float, *, is_colocated: bool) -> list[tuple[float, float]]:
+    """Returns for each of `OBJECTIVES` the requests per second that come at a rate, and the
+    percentage of them that are in time."""
     requests = list(islice(read_mooncake(trace_folder() / TRACE), NUM_REQUESTS))
     setup = Setup(machine=h200_8b(), num_prefill=10, num_decode=6, is_colocated=is_colocated)
     cluster = simulate(setup, requests, rate)
-    return [outcome_of(cluster, "", rate, objectives) for objectives in OBJECTIVES]
+    outcomes = [outcome_of(cluster, "", rate, objectives) for objectives in OBJECTIVES]
+    return [(one.offered, 100 * one.goodput / one.offered) for one in outcomes]
+
+
+if __name__ == "__main__":
+    print(json.dumps(_goodput(float(sys.argv[1]), is_colocated=sys.argv[2] == _BOTH)))
