@@ -1,4 +1,4 @@
-"""Cases of a benchmark that are computed and not timed, on all cores."""
+"""Parallel computation of benchmark cases that are not timed."""
 
 import json
 import os

@@ -23,7 +23,7 @@ from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
 from baton_kernels.cpu.library import NoLibraryError
-from baton_kernels.cpu.paged_attention import products_of_prompts
+from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ class TorchBackend:
         if why_not is not None:
             _report(f"torch computes attention, over copies of blocks: {why_not}")
             return TorchAttention(cache)
-        products = products_of_prompts(cache.pools[0].dtype)
-        _report(f"attention reads blocks in place, by kernels in C; prompts: {products}")
+        arithmetic = prompt_arithmetic(cache.pools[0].dtype)
+        _report(f"attention reads blocks in place, by kernels in C; prompts use {arithmetic}")
         return InPlaceAttention(cache)
 
     def sampler(

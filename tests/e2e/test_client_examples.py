@@ -1,8 +1,8 @@
-"""The programs of `docs/clients`, as they stand: they ask, wait, go on, stop and are late as the
-page says, against a router behind a door that refuses them first and loses them once.
+"""Example programs of `docs/clients`: retries, resumption, cancellation and deadlines, through a
+proxy that rejects their first calls and cuts one.
 
-What they call off (300 tokens) and what is late (1,500) fit into the decode pool together: the
-router may still count the first when the second comes, and would forecast that it has to wait.
+The cancelled request (300 tokens) and the late one (1,500) fit into the decode pool together: the
+router may still count the first when the second arrives, and would forecast a wait.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ async def said_by(
 
 
 def check_manners(proxy: FaultyRouter) -> None:
-    """Refused twice and lost once, then answered, called off, and late."""
+    """Checks six calls: two rejected, one cut, then one resumed, one cancelled and one late."""
     assert len(proxy.seen) == 6, [(call.seconds_left, call.request) for call in proxy.seen]
     first, _, lost, resumed, *_ = proxy.seen
     # It asks again when it was told to, and no sooner.

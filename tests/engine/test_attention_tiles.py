@@ -1,4 +1,4 @@
-"""Attention of bfloat16 prompts in the tiles of AMX, emulated where the CPU has none."""
+"""AMX tiles in attention of bfloat16 prompts, emulated in C."""
 
 import ctypes
 import math
@@ -16,7 +16,7 @@ from baton.engine.attention.in_place_attention import InPlaceAttention
 from baton.engine.attention.interface import LayerAttention
 from baton.engine.attention.mask_rule import MaskRule
 from baton_kernels.cpu import library
-from baton_kernels.cpu.paged_attention import products_of_prompts
+from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from tests.support.engine.in_place_attention import check_any_batch
 from tests.support.engine.paged_attention import SCALE, Heads, check, schedules
 from tests.support.repository import ROOT
@@ -68,7 +68,7 @@ def test_attention_by_tiles_crosses_tiles_of_keys(tiles, window):
     layer = LayerAttention(SCALE, MaskRule(window))
     check(InPlaceAttention, HEADS, layer, steps, block_size=16, dtype=torch.bfloat16)
     assert _num_products(tiles) > before
-    assert products_of_prompts(torch.bfloat16) == "AMX tiles"
+    assert prompt_arithmetic(torch.bfloat16) == "AMX tiles"
 
 
 @pytest.mark.parametrize("window", [None, 90])
@@ -92,7 +92,7 @@ def test_wrong_products_are_noticed_before_they_are_used(folder, monkeypatch):
     assert tried > 0
     check(InPlaceAttention, HEADS, PLAIN, [[(0, 100)]], dtype=torch.bfloat16)
     assert _num_products(wrong) == tried
-    assert products_of_prompts(torch.bfloat16) == "bfloat16 pairs"
+    assert prompt_arithmetic(torch.bfloat16) == "bfloat16 pairs"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the compiler is for other CPUs")

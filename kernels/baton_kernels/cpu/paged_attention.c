@@ -321,8 +321,8 @@ static float weigh_row(float* scores, int64_t first, int64_t stop, float* maximu
 #define MADE(number) bfloat16_of(number)
 #include "paged_attention_of_dtype.h"
 
-// What multiplies prompts of bfloat16 on this CPU.
-const char* baton_bfloat16_products(void) {
+// The arithmetic of bfloat16 prompts on this CPU.
+const char* baton_bfloat16_arithmetic(void) {
 #if HAS_TILES
   if (tiles_work) return "AMX tiles";
 #endif

@@ -12,12 +12,12 @@ from baton_kernels.cpu.library import KERNELS, load
 FUNCTIONS = {torch.float32: "baton_attend_float32", torch.bfloat16: "baton_attend_bfloat16"}
 
 
-def products_of_prompts(dtype: torch.dtype) -> str:
-    """Returns what multiplies a prompt's queries, K and V on this CPU: `float32`, `bfloat16 pairs`
-    or `AMX tiles`. Raises `NoLibraryError`."""
+def prompt_arithmetic(dtype: torch.dtype) -> str:
+    """Returns the arithmetic of a prompt's attention on this CPU: `float32`, `bfloat16 pairs`
+    (AVX-512 BF16) or `AMX tiles`. Raises `NoLibraryError`."""
     if dtype != torch.bfloat16:
         return "float32"
-    function = load(KERNELS).baton_bfloat16_products
+    function = load(KERNELS).baton_bfloat16_arithmetic
     function.restype = ctypes.c_char_p
     return str(function(), "ascii")
 

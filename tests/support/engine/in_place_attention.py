@@ -1,4 +1,4 @@
-"""Attention that reads blocks in place, over two sequences whose tokens are always the same."""
+"""In-place attention over two fixed sequences."""
 
 import math
 from itertools import pairwise
