@@ -1,5 +1,8 @@
 """Device of an engine: found by its name, made current in threads, and its lack of memory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from baton.errors import InvalidArgumentError
@@ -61,3 +64,11 @@ def use_device(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(indexed(device))  # which refuses a device without an index
         torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current
+
+
+@contextmanager
+def current_context(device: torch.device) -> Iterator[None]:
+    """Enters the context of a GPU for the `with` block."""
+    with torch.cuda.device(device):
+        use_device(device)
+        yield

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from baton.engine.cache.cuda_ipc import CudaDriver, CudaIpc
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Receiver
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles
-from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import CudaMemory
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
 from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
@@ -100,7 +99,7 @@ class Sources:
         choice: str,
         describe: Describe,
         nixl: NixlReader,
-        cuda: CudaMemory | None = None,
+        cuda: CudaIpc | None = None,
         *,
         plugin: NamedPlugin | None = None,
         nixl_problem: str = "",
@@ -117,7 +116,7 @@ class Sources:
         self._nixl = nixl
         self._plugin = plugin
         self._nixl_problem = nixl_problem
-        self._cuda = cuda or DriverMemory()
+        self._cuda = cuda or CudaDriver()
         self._socket_dir = socket_dir
         self._stream = TransferStream()
         self._transports: dict[_Source, asyncio.Task[Transport]] = {}

@@ -15,7 +15,7 @@ from baton.engine.cache import kv_pool
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.engine import Engine
 from baton.engine.messages import SequenceUpdate
-from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from baton_kernels.block_copy import copy_blocks
@@ -38,6 +38,11 @@ def stream(monkeypatch):
 def written(engine: Engine, block_ids: Sequence[int]) -> list[bool]:
     content = engine.cache.pools[0].content
     return [bool(content[block_id].any()) for block_id in block_ids]
+
+
+def tables_of(engine: Engine, request_id: str) -> tuple[int, ...]:
+    (sequence,) = engine._scheduler._states.requests[request_id].sequences
+    return tuple(sequence.block_ids[0])
 
 
 def test_prefill_announces_only_blocks_that_are_written(checkpoints, stream):
@@ -67,6 +72,32 @@ def test_step_lends_only_blocks_that_are_written(checkpoints, stream):
         engine.unpin("lease")
         most = max(most, len(found))
     assert most >= 16
+
+
+def test_external_blocks_are_announced_after_steps_that_use_them(checkpoints, stream):
+    """Those of sequences that left while a step that writes to their blocks was launched."""
+    engine = load(
+        checkpoints["llama"], block_size=4, num_blocks=16, max_num_seqs=4, prefix_caching=False
+    )
+    for name in ("a", "b"):
+        engine.add_request(request(name, random_prompt(18, seed=ord(name)), GREEDY))
+    for _ in range(3):
+        engine.step()
+    assert engine._ahead is not None
+    held = {block for name in ("a", "b") for block in tables_of(engine, name)}
+    engine.abort("a", "b")
+    engine.add_request(request("d", random_prompt(48), GREEDY, kv_source=KvSource.EXTERNAL))
+    (allocation,) = next(filter(None, (engine.step().external for _ in range(4))))
+    (targets,) = allocation.block_ids
+    assert held & set(targets)
+    engine.cache.pools[0].content[list(targets)] = 77
+    engine.add_request(request("c", random_prompt(3), GREEDY))
+    for _ in range(4):
+        engine.step()
+    assert engine.cache.pools[0].content[list(targets)].eq(77).all()
+    engine.abort("c", "d")
+    drain(engine)
+    assert_idle(engine)
 
 
 def test_tokens_do_not_wait_for_the_step_behind(checkpoints, stream):

@@ -10,11 +10,11 @@ from contextlib import suppress
 import pytest
 import torch
 
+from baton.engine.cache.cuda_ipc import CudaDriver
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
     IpcOffer,
     IpcReceiver,
@@ -22,7 +22,7 @@ from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
 )
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
 from baton_kvtransfer.transfer_stream import TransferStream
-from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_from_json
+from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_from_json, settle
 from tests.support.repository import ROOT
 
 SOURCES = tuple(range(NUM_BLOCKS, 0, -1))
@@ -30,7 +30,9 @@ TARGETS = tuple((7 * i) % NUM_BLOCKS + 1 for i in range(NUM_BLOCKS))
 
 
 def empty(device: str) -> list[KvPool]:
-    return [KvPool(layout, NUM_BLOCKS, torch.device(device)) for layout in layouts()]
+    pools = [KvPool(layout, NUM_BLOCKS, torch.device(device)) for layout in layouts()]
+    settle(device)
+    return pools
 
 
 def check_arrived(targets: list[KvPool], device: str) -> None:
@@ -74,7 +76,7 @@ def test_cuda_ipc_copies_blocks_from_another_process(device, far_pool, integrity
         pytest.importorskip("xxhash")
     _, offered = far_pool
     targets = empty(device)
-    receiver = attach(offered, targets, DriverMemory())
+    receiver = attach(offered, targets, CudaDriver())
     asyncio.run(receive_all(receiver, targets, integrity))
     check_arrived(targets, device)
     receiver.close()
@@ -85,7 +87,7 @@ def test_cuda_ipc_survives_a_killed_source(device, far_pool):
     """Its memory stays readable or it does not; either way this process goes on."""
     process, offered = far_pool
     targets = empty(device)
-    receiver = attach(offered, targets, DriverMemory())
+    receiver = attach(offered, targets, CudaDriver())
     asyncio.run(receive_all(receiver, targets, Integrity.FENCE))
     process.kill()
     process.wait()

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from baton.engine.cache import cuda_ipc
+from baton.engine.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import CUDA_IPC, Integrity
-from baton_kvtransfer.connectors.cuda_ipc import driver_memory, memory_handles
-from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
 from baton_kvtransfer.connectors.nixl.claimant import NixlReceiver
 from baton_kvtransfer.connectors.shm.source import PlaceSender
@@ -44,9 +45,6 @@ class Memory:
             content = pool.content.view(-1)
             self.allocations[bytes([number]) * 64] = torch.cat((content[:OFFSET] + 1, content))
         self.opened: dict[int, torch.Tensor] = {}
-        self.let_go = threading.Event()
-        self.let_go.set()
-        self.fails = False
         self.sees = {UUID: CPU}
         self.contexts: list[torch.device] = []
 
@@ -60,9 +58,7 @@ class Memory:
         return device == other
 
     def export(self, memory):
-        if self.fails:
-            raise RuntimeError("the cat")
-        return bytes(64), OFFSET
+        return IpcPlace(bytes(64), OFFSET)
 
     def open(self, handle, device):
         if handle not in self.allocations:
@@ -81,12 +77,6 @@ class Memory:
 
     def close(self, address):
         del self.opened[address]
-
-    def copy(self, pool, origin, sources, targets):
-        assert self.let_go.wait(10.0)
-        if self.fails:
-            raise RuntimeError("the cat")
-        pool.copy_content(sources, targets, origin)
 
 
 def offer_of(pools: list[KvPool]) -> IpcOffer:
@@ -122,11 +112,30 @@ async def test_cuda_ipc_copies_blocks_and_closes_memory(sources, targets):
         await receiver.receive(run, targets[1], (1, 8, 3), Integrity.FENCE)
 
 
-async def test_cuda_ipc_opens_shared_allocation_once(sources, targets):
-    memory, offer = Memory(sources[:1] * 2), offer_of(sources)
-    regions = tuple(replace(region, handle=bytes(64)) for region in offer.regions[:1] * 2)
-    attach(replace(offer, regions=regions), targets[:1] * 2, memory)
-    assert len(memory.opened) == 1
+async def test_cuda_ipc_opens_pools_of_one_allocation(sources, targets):
+    memory, offer = Memory(sources[:1]), offer_of(sources[:1] * 2)
+    handle = offer.regions[0].handle
+    regions = tuple(replace(region, handle=handle) for region in offer.regions)
+    receiver = attach(replace(offer, regions=regions), targets[:1] * 2, memory)
+    run = BlockBatch(1, 0, source_blocks=(5,))
+    await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
+    assert contents(targets[0], (1,)) == contents(sources[0], (5,))
+    receiver.close()
+    assert not memory.opened
+
+
+async def test_cuda_ipc_source_offers_places_of_mapped_pools(sources):
+    """Which are another process's: this one could not export them."""
+    memory = Memory(sources)
+    content = memory.allocations[bytes(64)][OFFSET:]
+    memory.export = None
+    mapped = MappedMemory(IpcPlace(bytes(64), OFFSET), len(content), CPU, memory)
+    pool = KvPool(HYBRID[0], 8, CPU, mapped=mapped)
+    assert contents(pool, (1, 8)) == contents(sources[0], (1, 8))
+    assert memory_handles._region(pool, memory) == IpcRegion(bytes(64), OFFSET, UUID, 8)
+    mapped.close()
+    mapped.close()
+    assert not memory.opened
 
 
 async def test_cuda_ipc_opens_memory_in_own_context(sources, targets):
@@ -139,7 +148,7 @@ async def test_cuda_ipc_opens_memory_in_own_context(sources, targets):
 
 def test_cuda_driver_closes_memory_once_for_each_receiver(monkeypatch):
     """Which the driver maps at one address for both."""
-    monkeypatch.setattr(driver_memory, "current_context", lambda _device: nullcontext())
+    monkeypatch.setattr(cuda_ipc, "current_context", lambda _device: nullcontext())
     closed = []
 
     def open_at_one_address(address, _handle, _flags) -> int:
@@ -150,7 +159,7 @@ def test_cuda_driver_closes_memory_once_for_each_receiver(monkeypatch):
         closed.append(address.value)
         return 0
 
-    memory = DriverMemory()
+    memory = CudaDriver()
     vars(memory)["_driver"] = SimpleNamespace(
         cuIpcOpenMemHandle_v2=open_at_one_address, cuIpcCloseMemHandle=close
     )
@@ -179,10 +188,10 @@ async def test_cuda_ipc_refuses_blocks_outside_pool_as_data_loss(sources, target
     assert not targets[0].content.any()
 
 
-async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets):
-    memory = Memory(sources)
+async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets, monkeypatch):
+    memory, let_go = Memory(sources), threading.Event()
     receiver = attach(offer_of(sources), targets, memory)
-    memory.let_go.clear()
+    monkeypatch.setattr(KvPool, "copy_content", lambda *_: let_go.wait(10.0))
     run = BlockBatch(0, 0, source_blocks=(5, 2))
     receiving = asyncio.create_task(receiver.receive(run, targets[0], (1, 2), Integrity.FENCE))
     await asyncio.sleep(0.01)
@@ -192,16 +201,18 @@ async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets
     receiver.close()
     assert memory.opened
     assert not receiving.done()
-    memory.let_go.set()
+    let_go.set()
     with pytest.raises(asyncio.CancelledError):
         await receiving
     assert not memory.opened
 
 
-async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, targets):
-    memory = Memory(sources)
-    receiver = attach(offer_of(sources), targets, memory)
-    memory.fails = True
+async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, targets, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("the cat")
+
+    receiver = attach(offer_of(sources), targets, Memory(sources))
+    monkeypatch.setattr(KvPool, "copy_content", fail)
     run = BlockBatch(0, 0, source_blocks=(5,))
     with pytest.raises(UnavailableError, match="the cat"):
         await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
@@ -243,16 +254,16 @@ def test_cuda_driver_reports_missing_library(monkeypatch):
 
     monkeypatch.setattr("ctypes.CDLL", nothing_there)
     with pytest.raises(RuntimeError, match=r"no CUDA driver: libcuda\.so\.1"):
-        _ = DriverMemory()._driver
+        _ = CudaDriver()._driver
 
 
-async def test_checksums_are_read_on_the_transfer_stream(sources, targets, monkeypatch):
-    """Of the sender and of each receiver: on the engine's stream they would wait for its steps."""
+async def test_blocks_are_copied_on_the_transfer_stream(sources, targets, monkeypatch):
+    """By the sender and each receiver: on the engine's stream they would wait for its steps."""
     current: list[bool] = []
-    read_blocks = KvPool.read_blocks
+    read_blocks, copy_content = KvPool.read_blocks, KvPool.copy_content
 
     @contextmanager
-    def after(_self, _steps, _device):
+    def on(_self, _device):
         current.append(True)
         yield
         current.pop()
@@ -261,8 +272,13 @@ async def test_checksums_are_read_on_the_transfer_stream(sources, targets, monke
         assert current, "read on the engine's stream"
         return read_blocks(self, block_ids)
 
-    monkeypatch.setattr(TransferStream, "after", after)
+    def copy(self, *arguments):
+        assert current, "copied on the engine's stream"
+        copy_content(self, *arguments)
+
+    monkeypatch.setattr(TransferStream, "on", on)
     monkeypatch.setattr(KvPool, "read_blocks", read)
+    monkeypatch.setattr(KvPool, "copy_content", copy)
     sender = PlaceSender(Integrity.CHECKSUMS)
     (run,) = [batch async for batch in sender.send(0, 0, [5, 2, 7], sources[0])]
     ipc = attach(offer_of(sources), targets, Memory(sources))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from baton.engine.cache.block_copy import Places, Rows, as_rows, copy_rows, runs
+from baton.engine.cache.cuda_ipc import MappedMemory
 from baton.engine.cache.kv_layout import KvLayout, LayerLayout, LayerPlace
 from baton.engine.cache.kv_scales import KvScales
 from baton.engine.cache.shared_memory import SharedMemory
@@ -47,6 +48,7 @@ class KvPool:
         dtype: dtype of its K and V.
         device: device of its memory, a GPU with its index.
         shared: the memory that contains it, if other processes may map it for reading.
+        mapped: the memory that contains it, if it is another process's, of a GPU.
     """
 
     def __init__(
@@ -56,19 +58,22 @@ class KvPool:
         device: torch.device,
         shared: SharedMemory | None = None,
         *,
+        mapped: MappedMemory | None = None,
         for_gpu: bool = False,
     ) -> None:
-        """Uses `shared`, CPU memory of `pool_bytes`. None: allocates memory, pinned for a GPU if
-        `for_gpu`."""
+        """Uses `shared` or `mapped`, memory of `pool_bytes`. Both None: allocates memory, pinned
+        for a GPU if `for_gpu`."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.dtype: torch.dtype = getattr(torch, layout.dtype)
         self.shared = shared
+        self.mapped = mapped
         shape = (num_blocks + 1, layout.block_bytes)
-        if shared is None:
+        memory = shared or mapped
+        if memory is None:
             self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=for_gpu)
         else:
-            self._bytes = shared.content.view(shape)
+            self._bytes = memory.content.view(shape)
         self.device = self._bytes.device  # a GPU with its index
         typed = self._bytes.view(self.dtype)
         self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]

@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from baton.engine.cache.cuda_ipc import CudaDriver
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker
-from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import offer
 from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.source import NixlSource
@@ -45,7 +45,7 @@ class PoolServer:
         elif is_installed():
             nixl = NixlSource(pools, worker.settings.devices_of_nixl)
             stack.callback(nixl.close)
-        ipc = await asyncio.to_thread(offer, pools, DriverMemory())
+        ipc = await asyncio.to_thread(offer, pools, CudaDriver())
         self._served = ServedPools(pools, pairing, worker.epoch, shm, nixl, ipc)
         if plugin is not None:
             stack.callback(plugin.plugin.close)

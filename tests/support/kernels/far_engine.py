@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from baton.engine.cache.cuda_ipc import CudaDriver
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -24,7 +25,6 @@ from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.sampling import SamplingParams
 from baton_kvtransfer.connector import Receiver
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles
-from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.shm import claimant
 from baton_kvtransfer.connectors.shm.source import HandleServer
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
@@ -37,7 +37,7 @@ def attach(described: Any, pools: list[KvPool]) -> Receiver:
     if isinstance(described, dict):
         described["num_blocks"] = tuple(described["num_blocks"])
         return claimant.attach(HandleEndpoint(**described), [pool.layout for pool in pools])
-    return memory_handles.attach(offer_from_json(described), pools, DriverMemory())
+    return memory_handles.attach(offer_from_json(described), pools, CudaDriver())
 
 
 async def _offer(pools: list[KvPool], stack: AsyncExitStack) -> Any:

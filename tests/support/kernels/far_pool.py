@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from baton.engine.cache.cuda_ipc import CudaDriver
 from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout
 from baton.engine.cache.kv_pool import KvPool
-from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, offer
 
 NUM_BLOCKS = 64
@@ -32,12 +32,19 @@ def filled(device: str) -> list[KvPool]:
         noise = torch.Generator().manual_seed(7)
         content = torch.randint(256, pool.content.shape, dtype=torch.uint8, generator=noise)
         pool.content[1:] = content[1:].to(device)
+    settle(device)
     return pools
+
+
+def settle(device: str) -> None:
+    """Waits for the device: transfers wait for no other work."""
+    if device != "cpu":
+        torch.cuda.synchronize()
 
 
 def offer_to_json(pools: list[KvPool]) -> list[Any]:
     """Returns the offer of pools on a GPU, for `offer_from_json` of another process."""
-    offered = offer(pools, DriverMemory())
+    offered = offer(pools, CudaDriver())
     assert isinstance(offered, IpcOffer), offered
     regions = [
         (region.handle.hex(), region.offset, region.device_uuid.hex(), region.num_blocks)
@@ -59,7 +66,6 @@ def offer_from_json(described: list[Any]) -> IpcOffer:
 
 def main() -> None:
     pools = filled("cuda")
-    torch.cuda.synchronize()
     print(json.dumps(offer_to_json(pools)), flush=True)
     sys.stdin.read()
 

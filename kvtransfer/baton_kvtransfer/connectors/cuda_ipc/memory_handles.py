@@ -8,10 +8,10 @@ source has confirmed that the lease still held.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from baton.engine.cache.cuda_ipc import CudaIpc, IpcPlace, MappedMemory
 from baton.engine.cache.kv_layout import KvLayout, pool_bytes
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
@@ -50,52 +50,23 @@ class IpcOffer:
     regions: tuple[IpcRegion, ...]
 
 
-class CudaMemory(Protocol):
-    """CUDA IPC interface: GPU memory shared by processes. Every call may raise `RuntimeError`."""
-
-    def device_uuid(self, device: torch.device) -> bytes:
-        """Returns the UUID of the GPU, which is independent of host and device number."""
-
-    def visible(self) -> dict[bytes, torch.device]:
-        """Returns the GPUs that this process sees, by UUID."""
-
-    def reaches(self, device: torch.device, other: torch.device) -> bool:
-        """Returns whether `device` can read the memory of `other`."""
-
-    def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
-        """Returns the IPC handle of the allocation that has `memory`, and its offset in bytes."""
-
-    def open(self, handle: bytes, device: torch.device) -> int:
-        """Maps another process's allocation into the context of `device`, this process's GPU, which
-        then reads it over the link between the GPUs. Returns its address here, which is the same
-        for all that have it open; each has to `close` it."""
-
-    def view(self, address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """Returns a view of the bytes at an address that is mapped for `device`."""
-
-    def close(self, address: int) -> None: ...
-
-    def copy(
-        self, pool: KvPool, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
-    ) -> None:
-        """Copies rows of `origin` into blocks on a stream of its own; returns when it is done."""
-
-
-def offer(pools: Sequence[KvPool], cuda: CudaMemory) -> IpcOffer | str:
+def offer(pools: Sequence[KvPool], cuda: CudaIpc) -> IpcOffer | str:
     """Returns the memory handles of the pools, or the reason for none."""
     if any(pool.device.type != "cuda" for pool in pools):
         return "the pools of the other worker are not on a GPU"
     try:
-        regions = tuple(
-            IpcRegion(*cuda.export(pool.content), cuda.device_uuid(pool.device), pool.num_blocks)
-            for pool in pools
-        )
+        regions = tuple(_region(pool, cuda) for pool in pools)
     except RuntimeError as error:
         return f"the other worker cannot export its memory: {error}"
     return IpcOffer(host_id(), regions)
 
 
-def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaMemory) -> "IpcReceiver":
+def _region(pool: KvPool, cuda: CudaIpc) -> IpcRegion:
+    place = cuda.export(pool.content) if pool.mapped is None else pool.mapped.place
+    return IpcRegion(place.handle, place.offset, cuda.device_uuid(pool.device), pool.num_blocks)
+
+
+def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaIpc) -> "IpcReceiver":
     """Opens a source's pools. Raises `UnavailableError` with the reason if it cannot."""
     if offered.host != host_id():
         raise UnavailableError("the other worker is on another host")
@@ -121,21 +92,21 @@ def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaMemory) -> "Ipc
 class IpcReceiver:
     """Receiver that has one source's pools open, until `close`."""
 
-    def __init__(self, cuda: CudaMemory) -> None:
+    def __init__(self, cuda: CudaIpc) -> None:
         self._cuda = cuda
         self._stream = TransferStream()
-        self._addresses: dict[bytes, int] = {}
+        self._mapped: list[MappedMemory] = []
         self._pools: list[torch.Tensor] = []  # each [num_blocks + 1, block_bytes]
         self._num_copying = 0
         self.is_open = True
 
     def open(self, region: IpcRegion, layout: KvLayout, device: torch.device) -> None:
-        """Adds a pool. Opens an allocation once, even if several pools are in it."""
-        if region.handle not in self._addresses:
-            self._addresses[region.handle] = self._cuda.open(region.handle, device)
-        address = self._addresses[region.handle] + region.offset
-        content = self._cuda.view(address, pool_bytes(layout, region.num_blocks), device)
-        self._pools.append(content.view(-1, layout.block_bytes))
+        """Adds a pool."""
+        place = IpcPlace(region.handle, region.offset)
+        num_bytes = pool_bytes(layout, region.num_blocks)
+        mapped = MappedMemory(place, num_bytes, device, self._cuda)
+        self._mapped.append(mapped)
+        self._pools.append(mapped.content.view(-1, layout.block_bytes))
 
     async def receive(
         self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
@@ -167,7 +138,8 @@ class IpcReceiver:
         """Copies and checks a batch, in a thread."""
         use_device(pool.device)
         try:
-            self._cuda.copy(pool, rows, run.source_blocks, targets)
+            with self._stream.on(pool.device):
+                pool.copy_content(run.source_blocks, targets, rows)
         except RuntimeError as error:
             raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
         if integrity is Integrity.CHECKSUMS:
@@ -177,8 +149,8 @@ class IpcReceiver:
         if self.is_open or self._num_copying:
             return
         self._pools.clear()
-        while self._addresses:
+        while self._mapped:
             try:
-                self._cuda.close(self._addresses.popitem()[1])
+                self._mapped.pop().close()
             except RuntimeError as error:  # such as a lost device, with all its open memory
                 logger.warning("another worker's memory could not be closed: %s", error)

@@ -17,7 +17,7 @@ from baton_kvtransfer.block_batch import BlockBatch, check, checksums_of
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.send_ahead import Build, batches_ahead
-from baton_kvtransfer.transfer_stream import StepEvent, TransferStream, launched_steps
+from baton_kvtransfer.transfer_stream import TransferStream
 
 # Larger messages are slower: the allocator maps fresh memory for each of their buffers.
 MESSAGE_BYTES = 2**20
@@ -32,24 +32,18 @@ class PayloadSender:
     def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
     ) -> AsyncGenerator[BlockBatch, None]:
-        gather = partial(self._gather, launched_steps(pool.device), pool, group)
+        gather = partial(self._gather, pool, group)
         block_bytes = pool.layout.block_bytes
         if not waits_for_device(pool):
             return _gathered_here(gather, first_block, block_ids, _blocks_a_message(block_bytes))
         return batches_ahead(gather, first_block, block_ids, block_bytes)
 
     def _gather(
-        self,
-        steps: StepEvent,
-        pool: KvPool,
-        group: int,
-        first_block: int,
-        block_ids: Sequence[int],
+        self, pool: KvPool, group: int, first_block: int, block_ids: Sequence[int]
     ) -> list[BlockBatch]:
         """Reads blocks; on a GPU in a thread. Returns a batch for each message."""
         block_bytes = pool.layout.block_bytes
-        with self._stream.after(steps, pool.device):
-            pieces = pool.read_blocks(block_ids)
+        pieces = self._stream.read(pool, block_ids)
         batches = []
         for payload in _messages(pieces, block_bytes):
             batches.append(
@@ -75,18 +69,16 @@ class PayloadReceiver:
     ) -> None:
         if run.num_bytes != len(targets) * pool.layout.block_bytes:
             raise DataLossError(f"{run.num_bytes} bytes arrived for {len(targets)} blocks")
-        scatter = partial(self._scatter, launched_steps(pool.device), run, pool, targets)
+        scatter = partial(self._scatter, run, pool, targets)
         if waits_for_device(pool):
             await in_thread(scatter)
         else:
             scatter()
 
-    def _scatter(
-        self, steps: StepEvent, run: BlockBatch, pool: KvPool, targets: Sequence[int]
-    ) -> None:
+    def _scatter(self, run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
         """Checks and writes blocks; on a GPU in a thread."""
         check(run, run.payload, pool.layout.block_bytes)
-        with self._stream.after(steps, pool.device):
+        with self._stream.on(pool.device):
             pool.write_blocks(targets, run.payload)
 
 

@@ -1,4 +1,4 @@
-"""CUDA IPC memory through the CUDA driver API, for GPU memory shared between processes.
+"""CUDA IPC: GPU memory that another process of the host opens, through the CUDA driver API.
 
 The driver is called directly because torch's CUDA IPC counts references in named files, which
 remain after a process is killed.
@@ -6,18 +6,84 @@ remain after a process is killed.
 
 import ctypes
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
-from baton_kvtransfer.transfer_stream import TransferStream, current_context, launched_steps
+from baton.engine.device import current_context
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class IpcPlace:
+    """Place of GPU memory, for other processes of the host.
+
+    Attributes:
+        handle: IPC handle of the device's allocation that has it.
+        offset: its offset in that allocation, in bytes.
+    """
+
+    handle: bytes
+    offset: int
+
+
+class CudaIpc(Protocol):
+    """CUDA IPC interface. Every call may raise `RuntimeError`."""
+
+    def device_uuid(self, device: torch.device) -> bytes:
+        """Returns the UUID of the GPU, which is independent of host and device number."""
+
+    def visible(self) -> dict[bytes, torch.device]:
+        """Returns the GPUs that this process sees, by UUID."""
+
+    def reaches(self, device: torch.device, other: torch.device) -> bool:
+        """Returns whether `device` can read the memory of `other`."""
+
+    def export(self, memory: torch.Tensor) -> IpcPlace:
+        """Returns the place of this process's `memory`, once all work on it is done."""
+
+    def open(self, handle: bytes, device: torch.device) -> int:
+        """Maps another process's allocation into the context of `device`, this process's GPU, which
+        then reads it over the link between the GPUs. Returns its address here, which is the same
+        for all that have it open; each has to `close` it."""
+
+    def view(self, address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """Returns a view of the bytes at an address that is mapped for `device`."""
+
+    def close(self, address: int) -> None: ...
+
+
+class MappedMemory:
+    """GPU memory of another process, mapped into this one until `close`.
+
+    Attributes:
+        place: its place, by which further processes open it. This process could not export it.
+        content: the bytes; valid until `close`.
+    """
+
+    def __init__(
+        self, place: IpcPlace, num_bytes: int, device: torch.device, cuda: CudaIpc
+    ) -> None:
+        """Maps memory of the GPU that `device` names here. Raises `RuntimeError` if it cannot."""
+        self.place = place
+        self._cuda = cuda
+        address = cuda.open(place.handle, device)
+        self._address: int | None = address
+        try:
+            self.content = cuda.view(address + place.offset, num_bytes, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unmaps the memory. Idempotent. Raises `RuntimeError` if the device is lost."""
+        address, self._address = self._address, None
+        if address is not None:
+            self._cuda.close(address)
 
 
 @dataclass(slots=True)
@@ -32,11 +98,10 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
 
 
-class DriverMemory:
-    """`CudaMemory` of this process. Does not initialize CUDA before its first use."""
+class CudaDriver:
+    """`CudaIpc` of this process. Does not initialize CUDA before its first use."""
 
     def __init__(self) -> None:
-        self._stream = TransferStream()
         self._lock = threading.Lock()
         self._opened: dict[int, _Mapping] = {}
 
@@ -59,13 +124,14 @@ class DriverMemory:
         own = torch.device("cuda", device.index or 0)
         return own == other or torch.cuda.can_device_access_peer(own, other)
 
-    def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
+    def export(self, memory: torch.Tensor) -> IpcPlace:
         handle, base = _Handle(), ctypes.c_uint64()
         with current_context(memory.device):
+            torch.cuda.synchronize(memory.device)
             address = ctypes.c_uint64(memory.data_ptr())
             self._do("cuMemGetAddressRange_v2", ctypes.byref(base), None, address)
             self._do("cuIpcGetMemHandle", ctypes.byref(handle), base)
-        return bytes(handle), memory.data_ptr() - base.value
+        return IpcPlace(bytes(handle), memory.data_ptr() - base.value)
 
     def open(self, handle: bytes, device: torch.device) -> int:
         if len(handle) != HANDLE_BYTES:
@@ -92,12 +158,6 @@ class DriverMemory:
                 del self._opened[address]
         with current_context(mapping.device):
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(address))
-
-    def copy(
-        self, pool: KvPool, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
-    ) -> None:
-        with self._stream.after(launched_steps(pool.device), pool.device):
-            pool.copy_content(sources, targets, origin)
 
     def _do(self, name: str, *arguments: Any) -> None:
         result = getattr(self._driver, name)(*arguments)
