@@ -57,8 +57,9 @@ class WorkerSettings(_EngineSettings):
     engine_process: Literal["auto", "yes", "no"] = Field(
         "auto",
         description="Step the engine in a process of its own, so that neither clients nor Python's "
-        "interpreter lock delay a step. auto: on a CPU under Linux. yes: refuse to start where it "
-        "cannot. no: in a thread of the worker.",
+        "interpreter lock delay a step. auto: under Linux, unless the server cannot open the "
+        "process's memory on a GPU, or nixl or a connector of another package moves blocks of a "
+        "GPU. yes: refuse to start where it cannot. no: in a thread of the worker.",
     )
     kv_port: int | None = Field(
         None,
@@ -145,11 +146,17 @@ class WorkerSettings(_EngineSettings):
         return self.nixl_devices or ("lo" if is_loopback(self.host) else None)
 
     @property
+    def may_use_nixl(self) -> bool:
+        """Whether blocks may move by NIXL, if it is installed."""
+        return self.kv_connector == "nixl" or (
+            self.kv_connector == "auto" and not self.nixl_problem
+        )
+
+    @property
     def probes_nixl(self) -> bool:
         """Whether this worker may read from other hosts by NIXL, over what is to be found out."""
-        if self.kv_connector != "auto":
-            return self.kv_connector == "nixl"
-        return not self.nixl_problem and self.devices_of_nixl != "lo"
+        is_local = self.kv_connector == "auto" and self.devices_of_nixl == "lo"
+        return self.may_use_nixl and not is_local
 
     @property
     def nixl_problem(self) -> str:

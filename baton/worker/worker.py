@@ -29,6 +29,7 @@ from baton.engine.core.engine_thread import EngineThread
 from baton.engine.engine import Engine
 from baton.engine.process.engine_child import EngineChild
 from baton.engine.process.engine_process import EngineProcess
+from baton.engine.process.pool_memory import MemoryNotSharedError
 from baton.engine.request_check import why_no_images
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
@@ -376,7 +377,12 @@ class Worker:
         on_progress, on_loaded = self._on_progress, self._on_loaded_bytes
         try:
             if self._child is not None:
-                return EngineProcess.load(self._child, path, config, on_progress, on_loaded)
+                try:
+                    return EngineProcess.load(self._child, path, config, on_progress, on_loaded)
+                except MemoryNotSharedError as error:
+                    if self.settings.engine_process == "yes":
+                        raise
+                    logger.warning("the engine steps in a thread: %s", error)
             return EngineThread(
                 Engine.from_pretrained(
                     path, config, on_progress=on_progress, on_loaded_bytes=on_loaded

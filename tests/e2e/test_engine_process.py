@@ -1,6 +1,7 @@
 """Workers with their engines in processes of their own: the death of either is noticed."""
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -20,8 +22,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 
 
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
+SITE = ROOT / "tests" / "support" / "by_handle_site"
+
+
+@pytest.fixture(params=["by descriptor", "by handle"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """Workers that open the pools of their engines as those of a CPU, and as those of a GPU."""
+    if request.param == "by handle":
+        paths = [str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        monkeypatch = request.getfixturevalue("monkeypatch")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     with LocalCluster(num_decode=2, worker_flags={"engine_process": "yes"}) as running:
         yield running
 
@@ -31,7 +41,7 @@ def engine_of(cluster: LocalCluster, name: str) -> psutil.Process:
     return child
 
 
-async def test_engines_in_threads_and_processes_answer_alike(cluster):
+async def test_engines_in_threads_and_processes_answer_alike(cluster, request):
     prompts = [prompt_of(40, seed=i) for i in range(4)]
     answers = []
     with LocalCluster(worker_flags={"engine_process": "no"}) as threads:
@@ -42,6 +52,8 @@ async def test_engines_in_threads_and_processes_answer_alike(cluster):
                 answers.append([await generation.token_ids() for generation in generations])
         await until_nothing_is_held(threads)
     assert answers[0] == answers[1]
+    is_by_handle = "by handle" in request.node.name
+    assert f"by {'grpc' if is_by_handle else 'shm'}: " in cluster.process("decode-0").log_tail()
 
 
 async def test_requests_survive_the_death_of_an_engine(cluster):

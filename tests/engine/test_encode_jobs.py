@@ -355,3 +355,13 @@ async def test_encoder_pool_is_shared_where_kv_pools_are(forks, llava):
         assert engine.encoder_pool is not None
         assert engine.encoder_pool.shared is not None
         assert engine.encoder_pool.num_blocks == engine.stats().num_encoder_blocks
+
+
+async def test_encoder_pool_is_opened_by_handle_as_kv_pools_are(ipc, forks_by_handle, llava):
+    config = EngineConfig(device="cpu", dtype="float32", num_blocks=8)
+    async with running(EngineProcess.load(forks_by_handle.fork(), llava, config)) as engine:
+        assert engine.encoder_pool is not None
+        assert engine.encoder_pool.mapped is not None
+        assert engine.encoder_pool.num_blocks == engine.stats().num_encoder_blocks
+        assert len(ipc.opened) == len(engine.pools) + 1
+    assert not ipc.opened

@@ -19,18 +19,27 @@ from baton.engine.process.command_codec import decode_command
 from baton.engine.process.control import (
     LoadedBytes,
     LoadFailed,
+    NotShared,
     Progress,
     Ready,
+    Sample,
+    SampleOpened,
     Start,
     Stop,
     receive,
     send,
 )
 from baton.engine.process.error_codec import data_of
+from baton.engine.process.pool_memory import (
+    MemoryNotSharedError,
+    descriptors_of,
+    places_of,
+    sample_memory,
+)
 from baton.engine.process.reading_page import ReadingPage
 from baton.engine.process.report_codec import encode_report
 from baton.engine.process.ring import Ring, RingReader, RingWriter
-from baton.errors import BatonError, FailedPreconditionError, InternalError
+from baton.errors import BatonError, InternalError
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +75,13 @@ class _Child:
 
     def run(self) -> int:
         """Passes commands on until the end. Returns the exit code."""
+        try:
+            is_wanted = self._sample_is_opened()
+        except Exception as error:
+            self._refuse(error)
+            return 1
+        if not is_wanted:
+            return 0
         threading.Thread(target=self._load, name="loader", daemon=True).start()
         while not self._failed.is_set():
             ready = self._wait()
@@ -77,6 +93,16 @@ class _Child:
                 self._pass_commands_on()
         self._flush()
         return 1
+
+    def _sample_is_opened(self) -> bool:
+        """Returns whether the parent can open memory of the engine's device; if not, it loads the
+        model elsewhere."""
+        sample = sample_memory(self._start.config.device)
+        if sample is None:
+            return True
+        send(self._control, Sample(str(sample.device), sample.place))
+        message, _ = receive(self._control)
+        return isinstance(message, SampleOpened)
 
     def _wait(self) -> set[int]:
         """Waits for the parent, or for this process to wake it; returns the ready descriptors."""
@@ -126,24 +152,22 @@ class _Child:
             pools = [*engine.cache.pools]
             if engine.encoder_pool is not None:
                 pools.append(engine.encoder_pool)
-            memories = [pool.shared for pool in pools]
-            descriptors = [memory.fd for memory in memories if memory is not None]
-            if len(descriptors) < len(memories):
-                raise FailedPreconditionError(
-                    "the KV pools are not in memory that processes can share, which an engine in a "
-                    "process of its own needs; give --engine-process no"
-                )
+            places, descriptors = places_of(pools), descriptors_of(pools)
             # Each full collection would scan all loaded objects between two steps.
             gc.collect()
             gc.freeze()
             self._engine_loop = EngineLoop(engine, self._report, self._page.write)
             self._page.write(self._engine_loop.reading)
             self._engine_loop.start()
-            send(self._control, Ready(engine.facts), descriptors)
+            send(self._control, Ready(engine.facts, places), descriptors)
         except Exception as error:
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
+        if isinstance(error, MemoryNotSharedError):
+            send(self._control, NotShared(str(error)))
+            self._end()
+            return
         if not isinstance(error, BatonError):
             logger.exception("the model was not loaded")
             error = InternalError(f"the model was not loaded: {type(error).__name__}: {error}")

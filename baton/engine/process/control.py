@@ -6,10 +6,11 @@ message's type and its fields in MessagePack. Its end tells either process that 
 
 import socket
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
+from baton.engine.cache.cuda_ipc import IpcPlace
 from baton.engine.config import EngineConfig
 from baton.engine.facts import EngineFacts
 from baton.engine.process.error_codec import ErrorData
@@ -25,6 +26,19 @@ class Start:
 
     model: str
     config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Place of a `SampleMemory` on the engine's GPU. The model is loaded after `SampleOpened`."""
+
+    device: str
+    place: IpcPlace
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOpened:
+    """The parent can open memory of the engine's GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +64,11 @@ class LoadedBytes:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine takes commands. Comes with the descriptors of the memory of its pools, that of
-    encoder outputs last."""
+    """The engine takes commands. Has the places of its pools on a GPU, or comes with the
+    descriptors of their memory; that of encoder outputs is the last."""
 
     facts: EngineFacts
+    places: tuple[IpcPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +78,18 @@ class LoadFailed:
     error: ErrorData
 
 
-Message = Start | Stop | Progress | LoadedBytes | Ready | LoadFailed
+@dataclass(frozen=True, slots=True)
+class NotShared:
+    """The engine's memory cannot be opened by another process; `problem` is a whole sentence."""
 
-_TYPES: Final[tuple[type[Any], ...]] = (Start, Stop, Progress, LoadedBytes, Ready, LoadFailed)
+    problem: str
+
+
+Message = (
+    Start | Sample | SampleOpened | Stop | Progress | LoadedBytes | Ready | LoadFailed | NotShared
+)
+
+_TYPES: Final[tuple[type[Any], ...]] = get_args(Message)
 _NUMBERS: Final = {each: bytes([i]) for i, each in enumerate(_TYPES)}
 _DECODERS: Final = [msgspec.msgpack.Decoder(each) for each in _TYPES]
 

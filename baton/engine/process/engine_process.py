@@ -8,9 +8,7 @@ import torch
 
 from baton.encoder_input import EncoderInput
 from baton.engine.assembly import LoadProgress, OnLoadedBytes
-from baton.engine.cache.kv_layout import pool_bytes
 from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.shared_memory import SharedMemory
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import Command
 from baton.engine.core.engine_core import OnReport
@@ -21,8 +19,11 @@ from baton.engine.process.command_codec import encode_command
 from baton.engine.process.control import (
     LoadedBytes,
     LoadFailed,
+    NotShared,
     Progress,
     Ready,
+    Sample,
+    SampleOpened,
     Start,
     Stop,
     receive,
@@ -30,6 +31,12 @@ from baton.engine.process.control import (
 )
 from baton.engine.process.engine_child import EngineChild
 from baton.engine.process.error_codec import error_of
+from baton.engine.process.pool_memory import (
+    MemoryNotSharedError,
+    check_sample,
+    close_pools,
+    open_pools,
+)
 from baton.engine.process.reading_page import ReadingPage
 from baton.engine.process.report_codec import decode_report
 from baton.engine.process.ring import Ring, RingReader, RingWriter
@@ -42,39 +49,39 @@ _COMMAND_BYTES = 1 << 20
 _REPORT_BYTES = 4 << 20
 _STOP_SECONDS = 30.0
 """Time for the last step after `Stop`; then the process is killed."""
-_CPU = torch.device("cpu")
 
 
 class EngineProcess:
-    """`EngineCore` whose engine steps in a child process, on a CPU.
+    """`EngineCore` whose engine steps in a child process.
 
-    Its pools are the child's memory, mapped here. A child that ends by itself is reported as
-    `Failed`, with its last error, exit code or signal.
+    Its pools are the child's memory, mapped here until `stop`. A child that ends by itself is
+    reported as `Failed`, with its last error, exit code or signal.
 
     Attributes:
         facts: properties of the engine that never change.
+        device: device of the engine.
         pools: KV pools over the engine's memory, in the order of their layouts.
         encoder_pool: pool of encoder outputs over that memory; None for a model without an encoder.
         child: the child process.
     """
-
-    device = _CPU
 
     def __init__(
         self,
         child: EngineChild,
         facts: EngineFacts,
         pools: list[KvPool],
-        encoder_pool: KvPool | None,
         commands: Ring,
         reports: Ring,
         page: ReadingPage,
     ) -> None:
-        """Takes over an engine that is ready; all descriptors belong to it."""
+        """Takes over an engine that is ready; all descriptors belong to it. `pools`: as of
+        `open_pools`."""
         self.child = child
         self.facts = facts
-        self.pools = pools
-        self.encoder_pool = encoder_pool
+        self.device = torch.device(facts.device)
+        self.pools = pools[: len(facts.layouts)]
+        self.encoder_pool = pools[-1] if len(pools) > len(self.pools) else None
+        self._all_pools = pools
         self._check = RequestCheck(facts)
         self._commands = commands
         self._reports = reports
@@ -96,18 +103,27 @@ class EngineProcess:
         on_loaded_bytes: OnLoadedBytes = lambda _loaded, _all: None,
     ) -> "EngineProcess":
         """Has the child load a checkpoint, and waits. Arguments and errors as in
-        `Engine.from_pretrained`; `UnavailableError` if the child ends."""
+        `Engine.from_pretrained`; `UnavailableError` if the child ends, and `MemoryNotSharedError`
+        if this process cannot open memory of its GPU. After an error the child has ended and is
+        closed."""
         commands, reports = Ring.create(_COMMAND_BYTES), Ring.create(_REPORT_BYTES)
         page = ReadingPage.create()
         shared = [*commands.descriptors, *reports.descriptors, page.descriptor]
         with contextlib.suppress(OSError):  # a child that is gone is noticed below
             send(child.control, Start(model, config), shared)
-        ready, descriptors = _await_ready(child, on_progress, on_loaded_bytes)
-        pools, encoder_pool = _map_pools(ready.facts, descriptors)
+        try:
+            ready, descriptors = _await_ready(child, on_progress, on_loaded_bytes)
+            pools = open_pools(ready.facts, ready.places, descriptors)
+        except BaseException:
+            child.kill()
+            child.reap()
+            for each in (commands, reports, page, child):
+                each.close()
+            raise
         if not config.shared_pools:
-            for pool in pools if encoder_pool is None else [*pools, encoder_pool]:
+            for pool in pools:
                 pool.shared = None  # not for other workers
-        return cls(child, ready.facts, pools, encoder_pool, commands, reports, page)
+        return cls(child, ready.facts, pools, commands, reports, page)
 
     @property
     def reading(self) -> EngineReading:
@@ -143,6 +159,7 @@ class EngineProcess:
             logger.warning("the engine's process did not stop in %g s; killed", _STOP_SECONDS)
             self.child.kill()
             await self._ended.wait()
+        close_pools(self._all_pools)
 
     def _read(self) -> None:
         for record in self._reader.read():
@@ -193,21 +210,15 @@ def _await_ready(
                 on_loaded_bytes(num_loaded, num_all)
             case Ready():
                 return message, descriptors
+            case Sample(device, place):
+                check_sample(place, torch.device(device))
+                with contextlib.suppress(OSError):
+                    send(child.control, SampleOpened())
             case LoadFailed(data):
                 child.reap()
                 raise error_of(data)
+            case NotShared(problem):
+                raise MemoryNotSharedError(problem)
             case _:
                 child.reap()
                 raise UnavailableError(f"the engine ended while it was being loaded: {child.end}")
-
-
-def _map_pools(facts: EngineFacts, descriptors: list[int]) -> tuple[list[KvPool], KvPool | None]:
-    """Returns the KV pools and the pool of encoder outputs over the memory of these descriptors."""
-    sizes = [*zip(facts.layouts, facts.num_blocks, strict=True)]
-    if facts.encoder_layout is not None:
-        sizes.append((facts.encoder_layout, facts.num_encoder_blocks))
-    pools = [
-        KvPool(layout, count, _CPU, SharedMemory(descriptor, pool_bytes(layout, count)))
-        for (layout, count), descriptor in zip(sizes, descriptors, strict=True)
-    ]
-    return pools, None if facts.encoder_layout is None else pools.pop()

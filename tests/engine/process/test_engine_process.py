@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,12 +13,19 @@ from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 
+from baton.engine.cache.cuda_ipc import MappedMemory
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import FlushCache
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.process import child, pool_memory
+from baton.engine.process.control import NotShared, Start, receive, send
 from baton.engine.process.engine_process import EngineProcess
+from baton.engine.process.pool_memory import MemoryNotSharedError
+from baton.engine.process.reading_page import ReadingPage
+from baton.engine.process.ring import Ring
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
@@ -35,17 +43,30 @@ def request(params: SamplingParams = ENDLESS, name: str = "a") -> EngineRequest:
     return EngineRequest(name, PROMPT, params, len(PROMPT))
 
 
+Load = Callable[..., EngineProcess]
+
+
 @pytest.fixture
-def load(forks) -> Callable[..., EngineProcess]:
+def load(forks) -> Load:
     return lambda path, config=CONFIG: EngineProcess.load(forks.fork(), path, config)
 
 
-async def test_engine_reads_blocks_that_its_parent_writes(load, checkpoints, oracle):
+@pytest.fixture(params=["by descriptor", "by handle"])
+def load_either(request) -> Load:
+    """Loads an engine whose pools this process opens as those of a CPU, and as those of a GPU."""
+    if request.param == "by descriptor":
+        return request.getfixturevalue("load")
+    request.getfixturevalue("ipc")
+    forks = request.getfixturevalue("forks_by_handle")
+    return lambda path, config=CONFIG: EngineProcess.load(forks.fork(), path, config)
+
+
+async def test_engine_reads_blocks_that_its_parent_writes(load_either, checkpoints, oracle):
     expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
     short = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-    async with running(load(checkpoints["llama"])) as serving:
+    async with running(load_either(checkpoints["llama"])) as serving:
         (pool,) = serving.pools
-        assert pool.shared is not None
+        assert (pool.shared is None) != (pool.mapped is None)
         with serving.open(replace(request(short), purpose=Purpose.PREFILL)) as source:
             last = (await read(source))[-1]
             assert last.token_id == expected[0]
@@ -60,6 +81,66 @@ async def test_engine_reads_blocks_that_its_parent_writes(load, checkpoints, ora
                 tokens = [update.token_id for update in await read(stream)]
         assert tuple(tokens) == expected[1:]
         await assert_empty(serving)
+
+
+async def test_pools_opened_by_handle_are_closed_after_stop(ipc, forks_by_handle, checkpoints):
+    """Their places are the engine's, where other workers open them."""
+    core = EngineProcess.load(forks_by_handle.fork(), checkpoints["gemma3"], CONFIG)
+    async with running(core) as serving:
+        assert len(ipc.opened) == len(serving.pools) == 2
+        for pool in serving.pools:
+            assert pool.mapped is not None
+            pool.content[1] = 5
+            other = MappedMemory(pool.mapped.place, pool.content.nbytes, pool.device, ipc)
+            assert torch.equal(other.content, pool.content.view(-1))
+            other.close()
+    assert not ipc.opened
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [("open", "no peer mapping"), ("view", "no peer mapping"), ("content", "has other content")],
+)
+def test_load_says_why_memory_of_the_process_cannot_be_opened(
+    ipc, forks_by_handle, checkpoints, monkeypatch, broken, problem
+):
+    """Before the model is loaded, so that it can be loaded elsewhere."""
+
+    def fail(*_):
+        raise RuntimeError("no peer mapping")
+
+    if broken == "content":
+        monkeypatch.setattr(pool_memory, "_SAMPLE", bytes(256))
+    else:
+        monkeypatch.setattr(ipc, broken, fail)
+    phases: list[str] = []
+    forked_child = forks_by_handle.fork()
+    with pytest.raises(MemoryNotSharedError, match=f"on cpu: .*{problem}.*--engine-process no"):
+        EngineProcess.load(
+            forked_child, checkpoints["llama"], CONFIG, lambda phase, _: phases.append(phase)
+        )
+    assert not phases
+    assert not ipc.opened
+    assert forked_child.exit_code is not None
+
+
+def test_load_says_why_the_process_cannot_export_memory(ipc, monkeypatch, checkpoints):
+    """Read by the child's own code, in this process."""
+
+    def fail(*_):
+        raise RuntimeError("not permitted")
+
+    monkeypatch.setattr(ipc, "export", fail)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        rings = [Ring.create(1 << 12), Ring.create(1 << 12)]
+        page = ReadingPage.create()
+        descriptors = [*rings[0].descriptors, *rings[1].descriptors, page.descriptor]
+        send(ours, Start(checkpoints["llama"], CONFIG), descriptors)
+        assert child.run(theirs) == 1
+        message, _ = receive(ours)
+    assert isinstance(message, NotShared)
+    assert "on cpu: not permitted; give --engine-process no" in message.problem
 
 
 async def test_pools_are_not_shared_with_workers_unless_asked(load, checkpoints):
@@ -118,9 +199,11 @@ async def test_engine_steps_on_while_the_event_loop_stands_still(load, checkpoin
     ],
     ids=["killed", "aborted", "error"],
 )
-async def test_death_of_the_process_fails_streams_with_its_reason(load, checkpoints, end, reason):
+async def test_death_of_the_process_fails_streams_with_its_reason(
+    load_either, checkpoints, end, reason
+):
     reasons: asyncio.Queue[str] = asyncio.Queue()
-    core = load(checkpoints["llama"])
+    core = load_either(checkpoints["llama"])
     async with running(core, on_failure=reasons.put_nowait) as serving:
         with serving.open(request()) as stream:
             await anext(stream.updates())
@@ -140,7 +223,6 @@ def test_load_raises_the_reason_if_the_process_is_killed(forks, checkpoints):
     child.kill()
     with pytest.raises(UnavailableError, match=r"loaded: its process .* killed by SIGKILL"):
         EngineProcess.load(child, checkpoints["llama"], CONFIG)
-    child.close()
 
 
 def test_load_raises_the_errors_of_the_engine(forks, tmp_path):
@@ -152,7 +234,6 @@ def test_load_raises_the_errors_of_the_engine(forks, tmp_path):
         EngineProcess.load(child, path, CONFIG)
     assert str(found.value) == str(expected.value)
     assert child.exit_code == 1
-    child.close()
 
 
 @contextmanager

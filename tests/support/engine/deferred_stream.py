@@ -7,12 +7,11 @@ of a run of tests as it starts.
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable
 from random import Random
-from types import ModuleType
 from typing import Any
+
+from tests.support.changed_import import ChangedImport, is_changed
 
 
 class _Deferred:
@@ -91,15 +90,18 @@ VARIABLE = "BATON_DEFERRED"
 def install() -> None:
     """Makes every engine of this process, and of those forked from it, compute on a deferred
     device. Raises `RuntimeError` if engines may have another one already."""
-    if _MODULE in sys.modules:
-        raise RuntimeError(f"{_MODULE} is imported before the deferred device is installed")
-    sys.meta_path.insert(0, _Installer(Modes()))
+    modes = Modes()
+
+    def change(module: Any) -> None:
+        assert callable(module.stream_of), "engines take their stream from elsewhere"
+        module.stream_of = lambda _device: modes.stream()
+
+    ChangedImport(_MODULE, change).install()
 
 
 def check_installed() -> None:
     """Raises `RuntimeError` if `VARIABLE` is set and this process has no deferred device."""
-    is_installed = any(isinstance(finder, _Installer) for finder in sys.meta_path)
-    if os.environ.get(VARIABLE) and not is_installed:
+    if os.environ.get(VARIABLE) and not is_changed(_MODULE):
         raise RuntimeError(f"{VARIABLE} is set, but the deferred device is not installed")
 
 
@@ -137,28 +139,3 @@ class Modes:
         again = f"BATON_TEST_SEED={self._seed} BATON_DEFERRED_FIRST={number}"
         print(f"deferred device: {mode}; as the first engine: {again}", file=sys.stderr, flush=True)
         return DeferredStream(None if is_late else Random(f"{self._seed} {number}"))
-
-
-class _Installer(MetaPathFinder):
-    """Finder of the module of streams, which it changes as it is loaded."""
-
-    def __init__(self, modes: Modes) -> None:
-        self._modes = modes
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        assert spec is not None
-        assert spec.loader is not None
-        load = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            load(module)
-            assert callable(module.stream_of), "engines take their stream from elsewhere"
-            module.stream_of = lambda _device: self._modes.stream()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 
 from baton.engine.process import child
 from baton.engine.process.engine_child import EngineChild
+from tests.support.engine import host_ipc
 
+BY_HANDLE = "--by-handle"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -37,11 +39,12 @@ class Zygote:
 
 
 @contextmanager
-def zygote() -> Iterator[Zygote]:
+def zygote(*options: str) -> Iterator[Zygote]:
+    """Runs a process that forks engines. With `BY_HANDLE` they share their pools as on a GPU."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), *options]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
         with ours:
@@ -83,4 +86,6 @@ def _fork_engine(requests: socket.socket, control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    if BY_HANDLE in sys.argv:
+        host_ipc.install()
     _serve(socket.socket(fileno=int(sys.argv[1])))

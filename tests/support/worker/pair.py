@@ -2,13 +2,14 @@
 place."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
+from baton.engine.process.engine_child import EngineChild
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
@@ -211,15 +212,16 @@ async def pair_of(
     *,
     prefill: dict[str, Any] | None = None,
     decode: dict[str, Any] | None = None,
+    fork: Callable[[], EngineChild | None] = lambda: None,
     **both: Any,
 ) -> AsyncIterator[Pair]:
     """Both workers on one checkpoint, in float32 on the CPU, which hold nothing in the end.
-    Keywords are settings."""
+    Keywords are settings. `fork` returns the process for an engine; None: a thread."""
     common = {**COMMON, "model": model, **both}
     settings = settings_class()
     workers = (
-        assemble("prefill", settings(**{**common, **(prefill or {})})),
-        assemble("decode", settings(**{**common, **(decode or {})})),
+        assemble("prefill", settings(**{**common, **(prefill or {})}), fork()),
+        assemble("decode", settings(**{**common, **(decode or {})}), fork()),
     )
     async with AsyncExitStack() as stack:
         await start(stack, *workers)

@@ -91,6 +91,11 @@ class Agent:
 
         Raises `UnavailableError` if NIXL is missing or cannot register the pools.
         """
+        if any(pool.mapped is not None for pool in pools):
+            raise UnavailableError(
+                "nixl registers no GPU memory of another process, such as the engine's; give "
+                "--engine-process no"
+            )
         self._nixl = load()
         self._errors = _errors(self._nixl)
         self._layouts: tuple[KvLayout, ...] = tuple(pool.layout for pool in pools)
