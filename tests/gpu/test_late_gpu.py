@@ -11,7 +11,7 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
-from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.sampling import SamplingParams
 from tests.support.kernels.delayed_engine import DelayedModel, cycles, delayed_engine
 from tests.support.kernels.engine_families import GREEDY, PROMPTS
@@ -79,6 +79,40 @@ def test_engine_announces_blocks_after_the_gpu_wrote_them(load_delayed, asynchro
     model.num_cycles = cycles(DELAY, engine.device)
     for found, content in zip(announced_content(engine, onlooker), expected, strict=True):
         assert torch.equal(found, content), "a block was announced before it was written"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_engine_announces_external_blocks_after_gpu_used_them(load_delayed, asynchronous):
+    """Those of sequences that left while a step that writes to their blocks was launched. They are
+    filled on a stream of their own, as by a transfer, which waits for no step."""
+    engine, model = load_delayed(
+        num_blocks=6,
+        max_model_len=6 * BLOCK_SIZE,
+        prefix_caching=False,
+        free_block_margin=0.0,
+        async_scheduling=asynchronous,
+    )
+    pool, params = engine.cache.pools[0], SamplingParams(max_tokens=40, ignore_eos=True)
+    stream = torch.cuda.Stream() if pool.content.is_cuda else None
+    engine.generate([PROMPT[:40]], params)  # compiles
+    for name in ("a", "b"):
+        engine.add_request(EngineRequest(name, PROMPT[:40], params, 40))
+    for _ in range(3):
+        engine.step()
+    model.num_cycles = cycles(DELAY, engine.device)
+    engine.step()
+    engine.abort("a", "b")
+    longest, one = (*PROMPT, *PROMPT)[: 6 * BLOCK_SIZE - 1], SamplingParams(max_tokens=1)
+    engine.add_request(EngineRequest("it", longest, one, len(longest), kv_source=KvSource.EXTERNAL))
+    (allocation,) = next(filter(None, (engine.step().external for _ in range(4))))
+    targets = list(allocation.block_ids[0])
+    assert len(targets) == 6
+    with torch.cuda.stream(stream):
+        pool.content[targets] = 77
+    if stream is not None:
+        torch.cuda.synchronize()
+    assert pool.content[targets].eq(77).all(), "a block was announced before a step wrote to it"
+    engine.abort("it")
 
 
 @pytest.mark.gpu  # a CPU computes while the host waits
