@@ -13,12 +13,11 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.process.engine_process import EngineProcess
-from tests.support.engine import host_ipc
+from tests.support.engine.by_handle import forks_by_handle, ipc  # noqa: F401
 from tests.support.engine.checkpoints import FAMILIES, save_random
-from tests.support.engine.host_ipc import HostIpc
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.streams import running
-from tests.support.engine.zygote import BY_HANDLE, Zygote, zygote
+from tests.support.engine.zygote import Zygote, zygote
 
 Serve = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 
@@ -55,19 +54,6 @@ def forks() -> Iterator[Zygote]:
     """Source of processes for engines, whose pools are opened by descriptor."""
     with zygote() as forking:
         yield forking
-
-
-@pytest.fixture(scope="session")
-def forks_by_handle() -> Iterator[Zygote]:
-    """The same, for pools that are opened by handle as on a GPU; needs `ipc`."""
-    with zygote(BY_HANDLE) as forking:
-        yield forking
-
-
-@pytest.fixture
-def ipc(monkeypatch: pytest.MonkeyPatch) -> HostIpc:
-    """CUDA IPC of this process, on a CPU."""
-    return host_ipc.install(monkeypatch.setattr)
 
 
 @pytest.fixture(params=["thread", "process"])

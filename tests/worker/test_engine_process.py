@@ -1,7 +1,6 @@
 """Process of a worker's engine: as the settings say, and as the device allows."""
 
 import logging
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -16,9 +15,6 @@ from baton.worker import engine_process
 from baton.worker.engine_process import child_for
 from baton.worker.settings import WorkerSettings
 from baton_kvtransfer.connectors.nixl.agent import Agent
-from tests.support.engine import host_ipc
-from tests.support.engine.host_ipc import HostIpc
-from tests.support.engine.zygote import BY_HANDLE, Zygote, zygote
 from tests.support.worker.pair import pair_of
 from tests.support.worker.reference import alone, prompt_of
 
@@ -28,17 +24,6 @@ LENGTHS = (1, 16, 75, 160)
 
 def settings(**changes: object) -> WorkerSettings:
     return WorkerSettings(redis_url=None, **changes)
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Zygote]:
-    with zygote(BY_HANDLE) as forking:
-        yield forking
-
-
-@pytest.fixture
-def ipc(monkeypatch: pytest.MonkeyPatch) -> HostIpc:
-    return host_ipc.install(monkeypatch.setattr)
 
 
 @pytest.fixture
@@ -105,10 +90,10 @@ def has_process(given: WorkerSettings) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-async def test_handoff_between_pools_opened_by_handle(checkpoint, forks, ipc, family):
+async def test_handoff_between_pools_opened_by_handle(checkpoint, forks_by_handle, ipc, family):
     model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
     expected = alone(model, prompts, GREEDY)
-    async with pair_of(model, fork=forks.fork, max_num_batched_tokens=24) as pair:
+    async with pair_of(model, fork=forks_by_handle.fork, max_num_batched_tokens=24) as pair:
         for worker in (pair.prefill, pair.decode):
             assert isinstance(worker.engine.core, EngineProcess)
             assert all(pool.mapped is not None for pool in worker.engine.pools)
@@ -122,11 +107,11 @@ async def test_handoff_between_pools_opened_by_handle(checkpoint, forks, ipc, fa
 
 
 async def test_engine_steps_in_a_thread_if_memory_cannot_be_opened(
-    checkpoint, forks, ipc, monkeypatch, caplog
+    checkpoint, forks_by_handle, ipc, monkeypatch, caplog
 ):
     model, prompt = checkpoint("llama"), prompt_of(40)
     monkeypatch.setattr(ipc, "open", cannot_open)
-    async with pair_of(model, fork=forks.fork) as pair:
+    async with pair_of(model, fork=forks_by_handle.fork) as pair:
         for worker in (pair.prefill, pair.decode):
             assert isinstance(worker.engine.core, EngineThread)
         answer = await pair.hand_over(prompt, GREEDY)
@@ -135,10 +120,10 @@ async def test_engine_steps_in_a_thread_if_memory_cannot_be_opened(
 
 
 async def test_engine_process_is_refused_if_memory_cannot_be_opened(
-    checkpoint, forks, ipc, monkeypatch
+    checkpoint, forks_by_handle, ipc, monkeypatch
 ):
     monkeypatch.setattr(ipc, "open", cannot_open)
-    children = iter([forks.fork()])
+    children = iter([forks_by_handle.fork()])
     fork = partial(next, children, None)
     with pytest.raises(MemoryNotSharedError, match="no peer mapping; give --engine-process no"):
         async with pair_of(checkpoint("llama"), fork=fork, engine_process="yes"):
