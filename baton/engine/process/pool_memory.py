@@ -32,11 +32,13 @@ def is_opened_by_handle(device: torch.device) -> bool:
 
 
 def cuda_ipc() -> CudaIpc:
+    """Returns the CUDA IPC interface of this process."""
     return CudaDriver()
 
 
 class SampleMemory:
-    """A few bytes on an engine's GPU, by which the parent finds out that it can open the pools.
+    """Sample of the memory of an engine's GPU, by which the parent finds out that it can open the
+    pools.
 
     Attributes:
         device: the GPU.
