@@ -20,9 +20,9 @@ DECODES = st.lists(
 WINDOWS = st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3)
 
 
-def inputs_of(make, windows, max_items):
+def inputs_of(make, windows, max_items, max_partials=99):
     capacity = SplitCapacity(max_items, 2 * MAX_ROWS, MAX_ROWS)
-    kinds = [KindInputs(capacity, 99, 4, SPLIT, 8, 2, window, 3) for window in windows]
+    kinds = [KindInputs(capacity, max_partials, 4, SPLIT, 8, 2, window, 3) for window in windows]
     return make(2, MAX_ROWS, BLOCK_SIZE, kinds)
 
 
@@ -35,21 +35,41 @@ def written(layout, decodes, tables, num_rows, shared=()):
 
 
 @pytest.mark.system
-@given(DECODES, WINDOWS, st.integers(0, 3), st.sampled_from([4, 99]), st.integers(0, 1))
+@given(
+    DECODES,
+    WINDOWS,
+    st.integers(0, 3),
+    st.sampled_from([4, 99]),
+    st.sampled_from([4, 99]),
+    st.lists(st.integers(0, 2), min_size=MAX_ROWS, max_size=MAX_ROWS),
+)
 def test_compiled_decode_inputs_equal_those_of_numpy(
-    decodes, windows, num_padded, max_items, num_shared
+    decodes, windows, num_padded, max_items, max_partials, prefixes
 ):
     random = np.random.default_rng(len(decodes))
     tables = [random.integers(1, 999, (MAX_ROWS, 76)).astype(np.int32) for _ in range(2)]
     num_rows = min(MAX_ROWS, len(decodes) + num_padded)
-    members = np.array([i for i, (_, start) in enumerate(decodes) if start >= SPLIT], np.int64)
-    is_shared = num_shared and len(members)
-    shared = [[SharedPrefix(members, SPLIT)] if is_shared and w is None else [] for w in windows]
+    prefix_of = dict(zip(range(len(decodes)), prefixes, strict=False))  # 0: of none
+    shared = list(filter(None, (prefix(decodes, prefix_of, number) for number in (1, 2))))
+    of_kinds = [[] if window else shared for window in windows]
     one, other = (
-        written(inputs_of(make, windows, max_items), decodes, tables, num_rows, shared)
+        written(
+            inputs_of(make, windows, max_items, max_partials), decodes, tables, num_rows, of_kinds
+        )
         for make in (DecodeInputs, compiled.CompiledDecodeInputs)
     )
     assert one == other
+
+
+def prefix(decodes, prefix_of, number):
+    """Returns the longest prefix that decodes with this number may share; None if there is none."""
+    members = [
+        i for i, (_, start) in enumerate(decodes) if prefix_of[i] == number and start >= SPLIT
+    ]
+    if not members:
+        return None
+    num_tokens = min(decodes[i][1] for i in members) // SPLIT * SPLIT
+    return SharedPrefix(np.array(members, np.int64), num_tokens)
 
 
 def test_decode_inputs_are_written_by_numpy_without_compiler(monkeypatch):

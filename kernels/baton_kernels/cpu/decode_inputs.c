@@ -3,6 +3,7 @@
 // `DecodeInputs` of baton_kernels.decode_inputs is its twin in numpy, by which tests check it.
 
 #include <stdint.h>
+#include <string.h>
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -10,11 +11,20 @@
 // A kind of layer, in the order of `_Kind` in decode_inputs.py. Places are in numbers, from the
 // beginning of the inputs.
 typedef struct {
-  int64_t num_items, num_shared_items, members, positions, first_slots, items;  // places
-  int64_t max_items, max_members;
+  int64_t num_items, num_shared_items, members, positions, first_slots, items, shared_items;
+  int64_t max_items, max_shared_items, max_members, max_partials;
   int64_t split_tokens, tile_keys;
+  int64_t members_per_shared_item;
   int64_t window;  // 0: none
 } Kind;
+
+// Prefixes that the layers of a kind attend once, in the order of `_Shared` in decode_inputs.py.
+typedef struct {
+  int64_t num_prefixes;
+  const int64_t* sizes;       // [num_prefixes], members of each
+  const int64_t* num_tokens;  // [num_prefixes], multiples of the split
+  const int64_t* members;     // the decodes of all prefixes, one prefix after the other
+} Shared;
 
 // In the order of `_Layout` in decode_inputs.py.
 typedef struct {
@@ -30,42 +40,90 @@ typedef struct {
   int32_t first_member, num_members, batch_slot, begin, end, seen_begin, seen_end, slot;
 } SplitItem;
 
-// Packs the plan of decodes that share no prefix. Returns its end, or -1 beyond the capacity.
-static int64_t pack_plan(const Kind* kind, const int64_t* batch_slots, const int64_t* starts,
-                         int64_t num_decodes, int32_t* inputs) {
-  int32_t *members = inputs + kind->members, *positions = inputs + kind->positions;
-  int32_t* first_slots = inputs + kind->first_slots;
-  SplitItem* items = (SplitItem*)(inputs + kind->items);
-  const int64_t split = kind->split_tokens;
-  int64_t count = 0;
-  if (num_decodes > kind->max_members) return -1;
-  for (int64_t i = 0; i < num_decodes; i++) {
-    const int64_t end = starts[i] + 1;
-    const int64_t seen_begin = kind->window ? end - kind->window : 0;
-    const int64_t begin = MAX(seen_begin, 0) / kind->tile_keys * kind->tile_keys;
-    const int64_t first = MAX(seen_begin, 0) / split, num_splits = starts[i] / split + 1 - first;
-    if (count + num_splits > kind->max_items) return -1;
-    members[i] = i;
-    positions[i] = starts[i];
-    first_slots[i] = count;
-    for (int64_t slot = 0; slot < num_splits; slot++) {
-      const int64_t edge = (first + slot) * split;
-      items[count++] = (SplitItem){i, 1, batch_slots[i], MAX(edge, begin), MIN(end, edge + split),
-                                   seen_begin, end, slot};
-    }
+// Plan that is being packed: how much there is of it so far.
+typedef struct {
+  int32_t *members, *positions, *first_slots;
+  SplitItem *items, *shared_items;
+  int64_t num_members, num_partials, num_items, num_shared_items;
+} Plan;
+
+// Adds a decode, whose first splits shared items cover. Returns whether its items fit.
+static int add_member(const Kind* kind, Plan* plan, int64_t decode, int64_t batch_slot,
+                      int64_t start, int64_t num_covered) {
+  const int64_t split = kind->split_tokens, end = start + 1;
+  const int64_t seen_begin = kind->window ? end - kind->window : 0;
+  const int64_t begin = MAX(seen_begin, 0) / kind->tile_keys * kind->tile_keys;
+  const int64_t first = MAX(seen_begin, 0) / split, num_splits = start / split + 1 - first;
+  const int64_t member = plan->num_members++;
+  if (plan->num_items + num_splits - num_covered > kind->max_items) return 0;
+  plan->members[member] = decode;
+  plan->positions[member] = start;
+  plan->first_slots[member] = plan->num_partials;
+  plan->num_partials += num_splits;
+  for (int64_t slot = num_covered; slot < num_splits; slot++) {
+    const int64_t edge = (first + slot) * split;
+    plan->items[plan->num_items++] =
+        (SplitItem){member,     1,   batch_slot, MAX(edge, begin), MIN(end, edge + split),
+                    seen_begin, end, slot};
   }
-  for (int64_t i = num_decodes; i < kind->max_members; i++) members[i] = i;
-  for (int64_t i = num_decodes; i <= kind->max_members; i++) first_slots[i] = count;
-  inputs[kind->num_items] = count;
-  inputs[kind->num_shared_items] = 0;
-  return kind->items + count * (int64_t)(sizeof(SplitItem) / sizeof(int32_t));
+  return 1;
 }
 
-// Writes the inputs of decodes; rows from their number to `num_rows` become padding. Returns the
-// end of what is read, or -1 if a plan exceeds its capacity.
+// Adds the items of a prefix of the next `size` members. Returns whether they fit.
+static int add_prefix(const Kind* kind, Plan* plan, int64_t batch_slot, int64_t size,
+                      int64_t num_splits) {
+  const int64_t step = kind->members_per_shared_item;
+  if (plan->num_shared_items + num_splits * ((size + step - 1) / step) > kind->max_shared_items)
+    return 0;
+  for (int64_t slot = 0; slot < num_splits; slot++) {
+    const int64_t begin = slot * kind->split_tokens, end = begin + kind->split_tokens;
+    for (int64_t offset = 0; offset < size; offset += step)
+      plan->shared_items[plan->num_shared_items++] =
+          (SplitItem){plan->num_members + offset, MIN(size - offset, step), batch_slot, begin, end,
+                      begin, end, slot};
+  }
+  return 1;
+}
+
+// Packs the plan of decodes, members of prefixes first. Returns its end, or -1 beyond the capacity.
+static int64_t pack_plan(const Kind* kind, const Shared* shared, const int64_t* batch_slots,
+                         const int64_t* starts, int64_t num_decodes, int32_t* inputs) {
+  Plan plan = {.members = inputs + kind->members,
+               .positions = inputs + kind->positions,
+               .first_slots = inputs + kind->first_slots,
+               .items = (SplitItem*)(inputs + kind->items),
+               .shared_items = (SplitItem*)(inputs + kind->shared_items)};
+  if (num_decodes > kind->max_members) return -1;
+  uint8_t is_added[num_decodes + 1];
+  memset(is_added, 0, sizeof is_added);
+  const int64_t* member = shared->members;
+  for (int64_t i = 0; i < shared->num_prefixes; i++) {
+    const int64_t size = shared->sizes[i], num_splits = shared->num_tokens[i] / kind->split_tokens;
+    if (!add_prefix(kind, &plan, batch_slots[*member], size, num_splits)) return -1;
+    for (const int64_t* end = member + size; member < end; member++) {
+      const int64_t decode = *member;
+      if (!add_member(kind, &plan, decode, batch_slots[decode], starts[decode], num_splits))
+        return -1;
+      is_added[decode] = 1;
+    }
+  }
+  for (int64_t i = 0; i < num_decodes; i++)
+    if (!is_added[i] && !add_member(kind, &plan, i, batch_slots[i], starts[i], 0)) return -1;
+  if (plan.num_partials > kind->max_partials) return -1;
+  for (int64_t i = num_decodes; i < kind->max_members; i++) plan.members[i] = i;
+  for (int64_t i = num_decodes; i <= kind->max_members; i++) plan.first_slots[i] = plan.num_partials;
+  inputs[kind->num_items] = plan.num_items;
+  inputs[kind->num_shared_items] = plan.num_shared_items;
+  const int64_t words = sizeof(SplitItem) / sizeof(int32_t);
+  if (plan.num_shared_items) return kind->shared_items + plan.num_shared_items * words;
+  return kind->items + plan.num_items * words;
+}
+
+// Writes the inputs of decodes; rows from their number to `num_rows` become padding. `shared` are
+// the prefixes of each kind. Returns the end of what is read, or -1 if a plan exceeds its capacity.
 int64_t baton_write_decode_inputs(const Layout* layout, int32_t* inputs,
                                   const int64_t* batch_slots, const int64_t* starts,
-                                  int64_t num_decodes, int64_t num_rows) {
+                                  int64_t num_decodes, int64_t num_rows, const Shared* shared) {
   int64_t* row = (int64_t*)inputs;
   for (int64_t i = 0; i < num_decodes; i++) row[i] = starts[i];
   for (int64_t i = num_decodes; i < num_rows; i++) row[i] = 0;
@@ -81,6 +139,6 @@ int64_t baton_write_decode_inputs(const Layout* layout, int32_t* inputs,
   }
   int64_t end = 2 * layout->row_words * (1 + layout->num_groups);
   for (int64_t i = 0; i < layout->num_kinds && end >= 0; i++)
-    end = pack_plan(&layout->kinds[i], batch_slots, starts, num_decodes, inputs);
+    end = pack_plan(&layout->kinds[i], &shared[i], batch_slots, starts, num_decodes, inputs);
   return end;
 }

@@ -5,6 +5,8 @@ import itertools
 import logging
 from collections.abc import Sequence
 
+import numpy as np
+
 from baton_kernels.attention_plan import Int32Array, Int64Array, Ranges, SharedPrefix
 from baton_kernels.cpu.library import DECODE_INPUTS, NoLibraryError, load
 from baton_kernels.decode_inputs import DecodeInputs, KindInputs
@@ -19,8 +21,20 @@ class _Kind(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             *("num_items", "num_shared_items", "members", "positions", "first_slots", "items"),
-            *("max_items", "max_members", "split_tokens", "tile_keys", "window"),
+            *("shared_items", "max_items", "max_shared_items", "max_members", "max_partials"),
+            *("split_tokens", "tile_keys", "members_per_shared_item", "window"),
         )
+    )
+
+
+class _Shared(ctypes.Structure):
+    """Prefixes that the layers of a kind attend once, as `Shared` in decode_inputs.c."""
+
+    _fields_ = (
+        ("num_prefixes", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_void_p),
+        ("members", ctypes.c_void_p),
     )
 
 
@@ -39,7 +53,7 @@ class _Layout(ctypes.Structure):
 
 
 class CompiledDecodeInputs(DecodeInputs):
-    """`DecodeInputs` written by compiled code, unless decodes share prefixes or have drafts.
+    """`DecodeInputs` written by compiled code, unless decodes have drafts.
 
     Raises `NoLibraryError` if the library is not available.
     """
@@ -49,9 +63,11 @@ class CompiledDecodeInputs(DecodeInputs):
     ) -> None:
         super().__init__(num_groups, max_rows, block_size, kinds)
         self._function = load(DECODE_INPUTS).baton_write_decode_inputs
-        self._function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64)
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._function.argtypes = (*[pointer] * 4, number, number, pointer)
         self._function.restype = ctypes.c_int64
         self._kinds = (_Kind * len(kinds))(*map(_kind, self.kinds, self.places))
+        self._shared = (_Shared * len(kinds))()
         self._pointers = (ctypes.c_void_p * num_groups)()
         self._tables: Sequence[Int32Array] = ()  # whose addresses the layout has
         self._layout = _Layout(
@@ -71,10 +87,12 @@ class CompiledDecodeInputs(DecodeInputs):
         num_rows: int,
         shared: Sequence[Sequence[SharedPrefix]] = (),
     ) -> int | None:
-        if any(shared) or not ranges.are_decodes:
+        if not ranges.are_decodes:
             return super().write(inputs, ranges, tables, num_rows, shared)
         if tables is not self._tables:
             self._use(tables)
+        shared = shared or [()] * len(self.kinds)
+        columns = [self._share(i, prefixes) for i, prefixes in enumerate(shared)]
         end = self._function(
             ctypes.byref(self._layout),
             address(inputs),
@@ -82,8 +100,22 @@ class CompiledDecodeInputs(DecodeInputs):
             address(ranges.starts),
             len(ranges),
             num_rows,
+            ctypes.byref(self._shared),
         )
+        del columns  # not before the call has read them
         return None if end < 0 else int(end)
+
+    def _share(self, index: int, prefixes: Sequence[SharedPrefix]) -> Sequence[Int64Array]:
+        """Names the prefixes of a kind. Returns their columns, whose addresses the call reads."""
+        struct = self._shared[index]
+        struct.num_prefixes = len(prefixes)
+        if not prefixes:
+            return ()
+        sizes = np.array([len(prefix.members) for prefix in prefixes], np.int64)
+        num_tokens = np.array([prefix.num_tokens for prefix in prefixes], np.int64)
+        members = np.concatenate([prefix.members for prefix in prefixes], dtype=np.int64)
+        struct.sizes, struct.num_tokens, struct.members = map(address, (sizes, num_tokens, members))
+        return sizes, num_tokens, members
 
     def _use(self, tables: Sequence[Int32Array]) -> None:
         assert len({table.shape for table in tables}) == 1, "tables of several shapes"
@@ -114,10 +146,13 @@ def _kind(kind: KindInputs, place: slice) -> _Kind:
     capacity = kind.capacity
     *places, _ = itertools.accumulate(capacity.sizes, initial=place.start)
     return _Kind(
-        *places[:6],
+        *places[:7],
         max_items=capacity.items,
+        max_shared_items=capacity.shared_items,
         max_members=capacity.members,
+        max_partials=kind.max_partials,
         split_tokens=kind.split_tokens,
         tile_keys=kind.tile_keys,
+        members_per_shared_item=kind.tokens_per_shared_item,
         window=kind.window or 0,
     )
