@@ -307,7 +307,11 @@ class ModelRunner:
         """Returns the plan's tokens: those of its decodes, then those of its chunks."""
         columns = self._batch_slots
         decodes = RaggedBatch.of_decodes(
-            plan.decode_slots, plan.decode_starts, columns.block_tables, columns.table_versions
+            plan.decode_slots,
+            plan.decode_starts,
+            columns.block_tables,
+            columns.table_versions,
+            columns.table_rewrites,
         )
         if not plan.chunks:
             return decodes

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from baton.engine.attention import triton_attention
 from baton.engine.attention.device_tables import DeviceTables
 from baton.engine.attention.interface import Attention, RaggedBatch
 from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch, StepForm
@@ -17,10 +18,9 @@ from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.runner import DecoderModel
-from baton.engine.scheduler.sequences.batch_slots import BatchSlots
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from baton.sampling import SamplingParams
-from baton_kernels import cascade
 from baton_kernels.attention_plan import Ranges
 from baton_kernels.attention_plan_arrays import pack
 from baton_kernels.cpu.decode_inputs import CompiledDecodeInputs
@@ -61,6 +61,22 @@ def test_device_tables_equal_those_of_host_for_slots_of_step(
                 assert np.array_equal(sent[batch_slots, :8].numpy(), table[batch_slots])
 
 
+@pytest.mark.parametrize(
+    ("first", "block_ids", "is_rewrite"),
+    [(2, [7, 8], False), (1, [3, 7], True), (0, [0], True), (2, [], False)],
+)
+def test_table_rewrites_count_changes_of_blocks_alone(
+    first: int, block_ids: list[int], is_rewrite: bool
+) -> None:
+    columns = BatchSlots[None](2, 8, 1, 2)
+    columns.set_blocks(1, 0, 0, [4, 5])
+    assert [counts.tolist() for counts in columns.table_rewrites] == [[0, 0], [0, 0]]
+    columns.set_blocks(1, 0, first, block_ids)
+    assert [counts.tolist() for counts in columns.table_rewrites] == [[0, 0], [is_rewrite, 0]]
+    columns.release(0, 8)
+    assert [counts.tolist() for counts in columns.table_rewrites] == [[1, 0], [1 + is_rewrite, 0]]
+
+
 def test_device_tables_send_rows_of_unknown_versions_again() -> None:
     tables, slots = DeviceTables(1, 2, 2, CPU), np.arange(2)
     for content in ([[1, 2], [3, 4]], [[1, 5], [0, 4]]):
@@ -72,11 +88,13 @@ def test_device_tables_send_rows_of_unknown_versions_again() -> None:
 class CheckedBatch(StaticTritonBatch):
     """Static batch that compares the inputs of each step with those made from nothing."""
 
-    num_checked = num_with_drafts = num_sharing = 0
+    num_checked = num_with_drafts = num_sharing = num_appended = 0
+    _before: Sequence[tuple[np.ndarray, np.ndarray]] = ()  # tables and rewrites of the last step
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> StepForm | None:
         form = super().fill(ragged, num_rows)
         assert form is not None
+        self._check_rewrites(ragged)
         CheckedBatch.num_checked += 1
         CheckedBatch.num_with_drafts += len(ragged.batch_slots) > ragged.num_decodes
         CheckedBatch.num_sharing += form is StepForm.SHARING
@@ -95,6 +113,17 @@ class CheckedBatch(StaticTritonBatch):
             self._check_plan(batch.work[kind].arrays.splits, plan.splits)
             assert form is StepForm.SHARING or not len(plan.splits.shared_items)
         return form
+
+    def _check_rewrites(self, ragged: RaggedBatch) -> None:
+        """Rows without a rewrite since the step before begin with the blocks that they had."""
+        assert ragged.table_rewrites is not None
+        now = [*zip(ragged.block_tables, ragged.table_rewrites, strict=True)]
+        for (before, counts), (table, rewrites) in zip(self._before, now, strict=False):
+            is_appended = counts == rewrites
+            had, has = before[is_appended], table[is_appended]
+            assert np.array_equal(np.where(had == NULL_BLOCK, had, has), had)
+            CheckedBatch.num_appended += bool((had != has).any())
+        self._before = [(table.copy(), rewrites.copy()) for table, rewrites in now]
 
     def _check_plan(self, arrays, plan) -> None:  # type: ignore[no-untyped-def]
         capacity = arrays.capacity
@@ -150,10 +179,10 @@ def test_static_batch_equals_one_made_from_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
-    monkeypatch.setattr(cascade, "_LAUNCH_BYTES", 2**16)  # shared by a few short sequences
+    monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**16)  # shared by a few short sequences
     backend = CheckedBackend(make_inputs)
     before, with_drafts = CheckedBatch.num_checked, CheckedBatch.num_with_drafts
-    sharing = CheckedBatch.num_sharing
+    sharing, appended = CheckedBatch.num_sharing, CheckedBatch.num_appended
     random = np.random.default_rng(num_blocks)
     prefix = tuple(random.integers(8, 64, 300).tolist())
     num_preempted = 0
@@ -176,5 +205,6 @@ def test_static_batch_equals_one_made_from_nothing(
         engine.check_integrity()
     assert CheckedBatch.num_checked - before > 50
     assert 10 < CheckedBatch.num_sharing - sharing < CheckedBatch.num_checked - before - 10
+    assert CheckedBatch.num_appended - appended > 10
     assert (CheckedBatch.num_with_drafts - with_drafts > 10) == (max_drafts > 0)
     assert bool(num_preempted) == (num_blocks == 70)

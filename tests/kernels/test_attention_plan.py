@@ -1,10 +1,9 @@
-"""Plans of attention: every token's keys exactly once, whatever the batch; when sharing pays."""
+"""Plans of attention: every token's keys exactly once, whatever the batch."""
 
 import itertools
 from dataclasses import fields
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from baton_kernels.attention_plan import Ranges, SharedPrefix, SplitItem, plan_splits, plan_tiles
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.attention_tiling import choose_tiling
-from baton_kernels.cascade import find_shared, is_faster
 
 SPLIT, KEYS = 64, 16
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=8)
@@ -110,36 +108,6 @@ def test_choose_tiling_splits_by_model_unless_deterministic() -> None:
     assert [split(n, 8) for n in (512, 32768, 131072)] == [256, 512, 1024]
     assert split(32768, 1) == 256
     assert {split(n, h, True) for n in (512, 131072) for h in (1, 8)} == {512}
-
-
-def test_prefix_sharing_pays_when_it_saves_more_than_launch() -> None:
-    token_bytes = 2 * 8 * 128 * 2
-    assert not is_faster(1, 10**6, 16, token_bytes)
-    assert not is_faster(2, 512, 16, token_bytes)
-    assert is_faster(64, 512, 16, token_bytes)
-    assert is_faster(2, 32768, 16, token_bytes)
-    assert not is_faster(64, 512, 1, token_bytes)
-
-
-def test_find_shared_finds_prefixes_in_block_tables() -> None:
-    tables = np.zeros((6, 20), np.int32)
-    tables[[0, 2, 5], :8] = np.arange(1, 9)
-    tables[[0, 2, 5], 8:12] = [[9, 10, 11, 12], [9, 10, 11, 13], [9, 10, 14, 15]]
-    tables[[1, 3], :12] = np.arange(20, 32)
-    tables[4, :12] = np.arange(40, 52)
-    ranges = Ranges.of_batch(np.array([5, 4, 2, 3, 0, 1]), np.full(6, 190), np.ones(6, np.int64))
-    shared = find_shared(ranges, tables, 16, SPLIT, 16, 2**20)
-    found = [(prefix.members.tolist(), prefix.num_tokens) for prefix in shared]
-    assert found == [([0, 2, 4], 128), ([3, 5], 192 - SPLIT)]
-    assert find_shared(ranges, tables, 16, SPLIT, 16, 1) == []
-
-
-@pytest.mark.parametrize("start", [63, 64, 65])
-def test_find_shared_ends_prefix_before_first_query(start: int) -> None:
-    tables = np.tile(np.arange(1, 9, dtype=np.int32), (2, 1))
-    ranges = Ranges.of_batch(np.arange(2), np.array([start, 100]), np.ones(2, np.int64))
-    shared = find_shared(ranges, tables, 16, SPLIT, 16, 2**30)
-    assert [prefix.num_tokens for prefix in shared] == ([64] if start >= 64 else [])
 
 
 @given(SPANS, st.integers(0, 3), st.integers(0, 3))

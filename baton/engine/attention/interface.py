@@ -30,6 +30,8 @@ class RaggedBatch:
             tokens of the step.
         table_versions: `[num_batch_slots]`, the number of changes of each row of `block_tables`;
             None: any row may have changed.
+        table_rewrites: per cache group, `[num_batch_slots]`, as `table_versions`, without changes
+            that only append blocks.
         last_keys: `[num_tokens]`, the position of the last token that each token sees, which is one
             of the step; None: its own. A window ends with the token itself all the same.
     """
@@ -40,6 +42,7 @@ class RaggedBatch:
     num_decodes: int
     block_tables: Sequence[TokenArray]
     table_versions: Int64Array | None = None
+    table_rewrites: Sequence[Int64Array] | None = None
     last_keys: Int64Array | None = None
 
     @classmethod
@@ -49,10 +52,19 @@ class RaggedBatch:
         starts: Int64Array,
         block_tables: Sequence[TokenArray],
         table_versions: Int64Array | None = None,
+        table_rewrites: Sequence[Int64Array] | None = None,
     ) -> "RaggedBatch":
         """Returns a batch of one token per slot."""
         num_queries = np.ones(len(batch_slots), np.int64)
-        return cls(batch_slots, starts, num_queries, len(batch_slots), block_tables, table_versions)
+        return cls(
+            batch_slots,
+            starts,
+            num_queries,
+            len(batch_slots),
+            block_tables,
+            table_versions,
+            table_rewrites,
+        )
 
     def places(self) -> tuple[Int64Array, Int64Array]:
         """Returns slot and position of each token of the flat batch, `[num_tokens]` each."""

@@ -21,7 +21,7 @@ from baton.engine.attention.triton_attention import (
     TritonBatch,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.attention_plan import TILE_FIELDS, Ranges
+from baton_kernels.attention_plan import TILE_FIELDS, Ranges, SharedPrefix
 from baton_kernels.attention_plan_arrays import SplitArrays
 from baton_kernels.cpu.decode_inputs import decode_inputs
 from baton_kernels.decode_inputs import DecodeInputs, KindInputs
@@ -69,8 +69,8 @@ class StaticTritonBatch:
         """Allocates the batch; batch slots are below `max_rows`, and the longest sequence has
         `max_blocks` blocks."""
         self._attention = attention
-        sees_all = any(kind.window is None for kind in attention.tilings)
-        self.forms = tuple(StepForm) if sees_all else (StepForm.PLAIN,)
+        self._shared_prefixes = attention.shared_prefixes(max_rows)
+        self.forms = tuple(StepForm) if self._shared_prefixes else (StepForm.PLAIN,)
         device, num_groups = attention.device, attention.num_groups
         self._tables = DeviceTables(num_groups, max_rows, max_blocks, device)
         kinds = {kind: attention.kind_inputs(kind, max_rows) for kind in attention.tilings}
@@ -102,7 +102,7 @@ class StaticTritonBatch:
         """
         tables = ragged.block_tables
         ranges = ragged.ranges
-        shared = list(self._attention.shared_prefixes(ranges, tables).values())
+        shared = [self._shared(kind, ranges, ragged) for kind in self._work]
         # Torch reuses pinned memory only after the device has read it.
         pinned = torch.empty_like(self._inputs, device="cpu", pin_memory=self._inputs.is_cuda)
         end = self._layout.write(pinned.numpy(), ranges, tables, num_rows, shared)
@@ -111,6 +111,15 @@ class StaticTritonBatch:
         self._tables.update(ragged)
         self._inputs[:end].copy_(pinned[:end], non_blocking=True)
         return StepForm.SHARING if any(shared) else StepForm.PLAIN
+
+    def _shared(self, kind: LayerKind, ranges: Ranges, ragged: RaggedBatch) -> list[SharedPrefix]:
+        prefixes = self._shared_prefixes.get(kind)
+        if prefixes is None:
+            return []
+        group, rewrites = kind.cache_group, ragged.table_rewrites
+        return prefixes.find(
+            ranges, ragged.block_tables[group], None if rewrites is None else rewrites[group]
+        )
 
     def rows(self, num_rows: int, form: Hashable) -> TritonBatch:
         """Returns the first `num_rows` rows as the model's attention batch."""

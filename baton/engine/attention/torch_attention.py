@@ -19,7 +19,7 @@ from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_plan import SharedPrefix
-from baton_kernels.cascade import shared_prefixes
+from baton_kernels.cascade import SharedPrefixes, SharingCost
 
 # Two groups are merged when the padding this adds, in scores computed, costs less than a call.
 MERGE_WASTE = 1024
@@ -363,21 +363,11 @@ def _cascade(
 def _prefixes(ragged: RaggedBatch, table: TokenArray, layout: KvLayout) -> list[SharedPrefix]:
     """Returns the prefixes that decodes share and that are attended faster apart."""
     num_decodes, size = ragged.num_decodes, layout.block_size
-    if layout.window is not None or num_decodes < len(ragged.batch_slots):
+    if layout.window is not None or num_decodes < max(2, len(ragged.batch_slots)):
         return []
     token_bytes = layout.block_bytes / size / len(layout.layers)
-    # No sequence can share more than it has computed, nor without another in its first block.
-    if num_decodes < 2 or ragged.starts.sum() * token_bytes <= CASCADE_BYTES:
-        return []
-    firsts = np.sort(table[ragged.batch_slots, 0])
-    if not (firsts[1:] == firsts[:-1]).any():
-        return []
-    ranges = ragged.ranges
-    return [
-        prefix
-        for prefix in shared_prefixes(ranges, table, size, size)
-        if (len(prefix.members) - 1) * prefix.num_tokens * token_bytes > CASCADE_BYTES
-    ]
+    cost = SharingCost(num_decodes, token_bytes, CASCADE_BYTES)  # all members read K and V once
+    return SharedPrefixes(len(table), size, size, cost).find(ragged.ranges, table)
 
 
 def _groups(

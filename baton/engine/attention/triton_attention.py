@@ -6,6 +6,7 @@ heads for each KV head. Knows nothing of models beyond that.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from baton_kernels.attention_plan import Ranges, SharedPrefix
 from baton_kernels.attention_plan_arrays import SplitCapacity
 from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
 from baton_kernels.cache_write import CacheBlocks, write_kv
-from baton_kernels.cascade import find_shared
+from baton_kernels.cascade import SharedPrefixes, SharingCost
 from baton_kernels.decode_inputs import KindInputs
 from baton_kernels.gpu import Gpu
 from baton_kernels.paged_attention import (
@@ -31,6 +32,10 @@ from baton_kernels.paged_attention import (
 )
 from baton_kernels.paged_decode import Workspace
 from baton_kernels.tile_descriptors import describe_tiles
+
+# Bytes that a GPU reads from its L2 cache, which has the blocks after the first member's read, in
+# the time of the additional kernel launch that a shared prefix takes.
+LAUNCH_BYTES: Final = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +61,9 @@ class LayerKind:
         """Query heads of each KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def shared_prefixes(
-        self, ranges: Ranges, table: TokenArray, block_size: int, tiling: AttentionTiling
-    ) -> list[SharedPrefix]:
-        """Returns the prefixes that are attended once, where that pays (cascade).
-
-        Args:
-            table: `[num_batch_slots, blocks]`, block table of the group.
-        """
-        if self.window is not None or len(ranges) < 2 or ranges.last_keys is not None:
-            return []
-        return find_shared(
-            ranges,
-            table,
-            block_size,
-            tiling.split_tokens,
-            tiling.shared.num_tokens(self.group),
-            self.token_bytes,
-        )
+    def sharing_cost(self, tiling: AttentionTiling) -> SharingCost:
+        """Returns what attending once over a prefix saves and costs (cascade)."""
+        return SharingCost(tiling.shared.num_tokens(self.group), self.token_bytes, LAUNCH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,25 +178,33 @@ class TritonAttention:
 
     def plans(self, ranges: Ranges, tables: Sequence[TokenArray]) -> dict[LayerKind, AttentionPlan]:
         """Returns the plan of each kind of layer; `tables` are per cache group."""
+        shared: dict[LayerKind, list[SharedPrefix]] = {}
+        if ranges.last_keys is None:
+            shared = {
+                kind: prefixes.find(ranges, tables[kind.cache_group])
+                for kind, prefixes in self.shared_prefixes(len(tables[0])).items()
+            }
         return {
             kind: plan_attention(
                 ranges,
                 kind.group,
-                self.tilings[kind],
+                tiling,
                 kind.window,
-                shared,
+                shared.get(kind, ()),
                 self.max_decode_tokens,
             )
-            for kind, shared in self.shared_prefixes(ranges, tables).items()
+            for kind, tiling in self.tilings.items()
         }
 
-    def shared_prefixes(
-        self, ranges: Ranges, tables: Sequence[TokenArray]
-    ) -> dict[LayerKind, list[SharedPrefix]]:
-        """Returns the prefixes that each kind of layer attends once; `tables` are per group."""
+    def shared_prefixes(self, num_batch_slots: int) -> dict[LayerKind, SharedPrefixes]:
+        """Returns what finds the prefixes that a kind of layer attends once, for all kinds without
+        a window."""
         return {
-            kind: kind.shared_prefixes(ranges, tables[kind.cache_group], self.block_size, tiling)
+            kind: SharedPrefixes(
+                num_batch_slots, self.block_size, tiling.split_tokens, kind.sharing_cost(tiling)
+            )
             for kind, tiling in self.tilings.items()
+            if kind.window is None
         }
 
     def kind_inputs(self, kind: LayerKind, num_tokens: int) -> KindInputs:

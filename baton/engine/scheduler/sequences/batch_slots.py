@@ -38,6 +38,8 @@ class BatchSlots(Generic[Owner]):
             block, and advanced by array operations alone.
         block_tables: per cache group, `[num_batch_slots, blocks]`; `NULL_BLOCK` in unused entries.
         table_versions: the number of changes of each slot's block tables, `[num_batch_slots]`.
+        table_rewrites: per cache group, the number of changes of each slot's block table that do
+            more than append blocks, `[num_batch_slots]`.
         owners: the sequence that has each slot; None if it is free.
     """
 
@@ -57,6 +59,9 @@ class BatchSlots(Generic[Owner]):
             np.zeros((num_batch_slots, num_blocks), np.int32) for _ in range(num_groups)
         )
         self.table_versions: Int64Array = np.zeros(num_batch_slots, np.int64)
+        self.table_rewrites: tuple[Int64Array, ...] = tuple(
+            np.zeros(num_batch_slots, np.int64) for _ in range(num_groups)
+        )
         self.owners: list[Owner | None] = [None] * num_batch_slots
         self._free = list(reversed(range(num_batch_slots)))
         self._num_planned = self._num_applied = 0
@@ -79,13 +84,16 @@ class BatchSlots(Generic[Owner]):
         self, group: int, batch_slot: int, first: int, block_ids: SequenceOf[int]
     ) -> None:
         """Writes entries of a slot's block table, from `first` on."""
-        self.block_tables[group][batch_slot, first : first + len(block_ids)] = block_ids
+        entries = self.block_tables[group][batch_slot, first : first + len(block_ids)]
+        self.table_rewrites[group][batch_slot] += bool(entries.any())
+        entries[:] = block_ids
         self.table_versions[batch_slot] += 1
 
     def release(self, batch_slot: int, num_blocks: int) -> None:
         """Releases a slot; clears the first `num_blocks` entries of its block tables."""
-        for table in self.block_tables:
+        for table, rewrites in zip(self.block_tables, self.table_rewrites, strict=True):
             table[batch_slot, :num_blocks] = NULL_BLOCK
+            rewrites[batch_slot] += 1
         self.table_versions[batch_slot] += 1
         self.num_covered[batch_slot] = 0
         self.is_decoding[batch_slot] = False
