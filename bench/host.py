@@ -1,10 +1,11 @@
 """Host time of an engine's steps on a device that computes nothing, and steps launched ahead of it.
 
 256 sequences of 256 tokens at most, half of which may end by a stop token; a new request follows
-each that has ended. Timed is all that the engine does in a step as on a GPU: schedule, fill the
-inputs of a recorded decode step (block tables, attention plan) or make those of one with prompts,
-apply, and make messages of the tokens. Not timed: adding requests, committing external KV. Calls of
-CUDA cost nothing here. Seconds are those of the thread's processor, which others do not share.
+each that has ended. Some loads share long prefixes, which recorded steps attend once. Timed is
+all that the engine does in a step as on a GPU: schedule, fill the inputs of a recorded decode step
+(block tables, attention plan) or make those of one with prompts, apply, and make messages of the
+tokens. Not timed: adding requests, committing external KV. Calls of CUDA cost nothing here. Seconds
+are those of the thread's processor, which others do not share.
 """
 
 import time
@@ -35,14 +36,16 @@ from bench.report import Row, interleaved
 NUM_SEQUENCES = 256
 NUM_TOKENS = 256
 PROMPT_TOKENS = 64
+PREFIX_TOKENS = 1024
 BLOCK_SIZE = 16
-MAX_LENGTH = 1024
+MAX_LENGTH = 2048
 VOCAB_SIZE = 64
 STOP = 7
 # Steps in which one row of so many gets the stop token.
 STOP_EVERY = 400
 NUM_STEPS = 512
 NUM_BLOCKS = NUM_SEQUENCES * (PROMPT_TOKENS + NUM_TOKENS) // BLOCK_SIZE * 2
+KV_HEADS = 8
 CPU = torch.device("cpu")
 AIM_SHARE = 0.95
 AIM_MILLISECONDS = 0.4
@@ -56,6 +59,8 @@ def run(repeats: int) -> list[Row]:
     loads = {
         "prompts computed here": Load(KvSource.LOCAL),
         "KV from elsewhere": Load(KvSource.EXTERNAL),
+        "one prefix": Load(KvSource.EXTERNAL, num_prefixes=1),
+        "16 prefixes": Load(KvSource.EXTERNAL, num_prefixes=16),
     }
     contenders: dict[str, Callable[[], float]] = {n: load.measure for n, load in loads.items()}
     figures = interleaved(contenders, repeats)
@@ -159,7 +164,7 @@ def null_engine(
     max_drafts: int = 0,
 ) -> Engine:
     """Returns an engine that computes nothing, with one layer for each of `windows`."""
-    shapes = [KvShape(1, 64, 64)] * len(windows)
+    shapes = [KvShape(KV_HEADS, 64, 64)] * len(windows)
     layouts, places = plan_groups(shapes, windows, torch.bfloat16, BLOCK_SIZE)
     cache = KvCache([KvPool(layout, num_blocks, CPU) for layout in layouts], [], places)
     info = ModelInfo(
@@ -173,7 +178,7 @@ def null_engine(
     )
     attention = TritonAttention(
         cache,
-        [8] * len(windows),
+        [8 * KV_HEADS] * len(windows),
         torch.bfloat16,
         MAX_LENGTH,
         deterministic=False,
@@ -192,13 +197,17 @@ def null_engine(
 
 
 class Load:
-    """An engine at a steady number of sequences, whose prompts' KV has one source."""
+    """An engine at a steady number of sequences, whose prompts' KV has one source.
 
-    def __init__(self, source: KvSource) -> None:
+    `num_prefixes`: prompts begin with these, in turns, before tokens of their own.
+    """
+
+    def __init__(self, source: KvSource, num_prefixes: int = 0) -> None:
         torch.set_num_threads(1)
         self._engine = null_engine()
         self._source = source
         self._random = np.random.default_rng(1)
+        self._prefixes = [self._tokens(PREFIX_TOKENS) for _ in range(num_prefixes)] or [()]
         self._num_added = self._num_here = 0
         for number in range(NUM_SEQUENCES):  # so that endings are spread over the steps
             self._add(1 + number % NUM_TOKENS)
@@ -238,14 +247,18 @@ class Load:
     def _add(self, max_tokens: int) -> None:
         self._num_added += 1
         self._num_here += 1
-        prompt = tuple(self._random.integers(STOP + 1, VOCAB_SIZE, PROMPT_TOKENS).tolist())
+        prefix = self._prefixes[self._num_added % len(self._prefixes)]
+        prompt = prefix + self._tokens(PROMPT_TOKENS)
         stops = (STOP,) if self._num_added % 2 else ()
         self._engine.add_request(
             EngineRequest(
                 str(self._num_added),
                 prompt,
                 SamplingParams(max_tokens=max_tokens + 1, stop_token_ids=stops),
-                PROMPT_TOKENS,
+                len(prompt),
                 kv_source=self._source,
             )
         )
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._random.integers(STOP + 1, VOCAB_SIZE, count).tolist())
