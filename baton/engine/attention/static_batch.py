@@ -97,8 +97,8 @@ class StaticTritonBatch:
         """Copies a step's decodes; rows from their tokens to `num_rows` become padding.
 
         Returns None, and must not be replayed, if the plan exceeds its capacity: contexts that
-        share most of their blocks may add up to more than the pool, and a sequence may have more
-        drafts than are attended as decodes.
+        share most of their blocks may add up to more than `CONTEXTS_PER_POOL` times the pool, and a
+        sequence may have more drafts than are attended as decodes.
         """
         tables = ragged.block_tables
         ranges = ragged.ranges

@@ -37,6 +37,10 @@ from baton_kernels.tile_descriptors import describe_tiles
 # the time of the additional kernel launch that a shared prefix takes.
 LAUNCH_BYTES: Final = 16 * 2**20
 
+# How many times the pool's tokens the contexts of a recorded step may add up to, since sequences
+# share blocks. Partial results of the pool's tokens take group / (split_tokens * num_layers) of it.
+CONTEXTS_PER_POOL: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
@@ -227,8 +231,8 @@ class TritonAttention:
         return len(self._cache.pools)
 
     def capacity(self, kind: LayerKind, num_tokens: int) -> SplitCapacity:
-        """Returns the capacity for `num_tokens` of decodes that fill the pool and share no block.
-        A sequence's context is split for each program that holds some of its tokens."""
+        """Returns the capacity for `num_tokens` of decodes. A sequence's context is split for each
+        program that holds some of its tokens."""
         tokens_per_item = self.tilings[kind].decode.num_tokens(kind.group)
         num_programs = -(-self.max_decode_tokens // tokens_per_item)
         num_items = 2 * num_tokens + num_programs * self._num_splits(kind)
@@ -239,8 +243,10 @@ class TritonAttention:
         return 2 * num_tokens + self.max_decode_tokens * self._num_splits(kind)
 
     def _num_splits(self, kind: LayerKind) -> int:
-        pool = self._cache.pools[kind.cache_group]
-        return pool.num_blocks * self.block_size // self.tilings[kind].split_tokens
+        """Returns the splits of the pool's tokens, as often as sequences may share them."""
+        num_tokens = self._cache.pools[kind.cache_group].num_blocks * self.block_size
+        num_times = CONTEXTS_PER_POOL if kind.window is None else 1
+        return num_times * num_tokens // self.tilings[kind].split_tokens
 
     def blocks(self, index: int) -> CacheBlocks:
         """Returns the K and V blocks of a layer, for writing."""
