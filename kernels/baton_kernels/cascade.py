@@ -132,7 +132,7 @@ class SharedPrefixes:
         """Gives members that have none, and groups whose leader is gone, a leader to compare with.
 
         Args:
-            leaders: of each member, -1: none; those of one group have the same.
+            leaders: of each member, -1: none; members of one group that have one have the same.
         """
         chosen = np.maximum.reduceat(leaders, self._begins)
         is_gone = (chosen < 0) | (self._leaders[chosen] != chosen)

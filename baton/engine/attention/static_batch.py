@@ -113,6 +113,7 @@ class StaticTritonBatch:
         return StepForm.SHARING if any(shared) else StepForm.PLAIN
 
     def _shared(self, kind: LayerKind, ranges: Ranges, ragged: RaggedBatch) -> list[SharedPrefix]:
+        """Returns the prefixes that a kind of layer attends once."""
         prefixes = self._shared_prefixes.get(kind)
         if prefixes is None:
             return []
