@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 NUM_SLOWEST = 20
+_CRASHED = "???"  # phase of the test in which a process of xdist ended
 OTHER_LANES = {
     "make test-full": "slower ones, and those that need packages of the system (it names them)",
     "make nightly": "image builds, browsers, other languages, all families, long simulations",
@@ -48,6 +49,7 @@ class Run:
         slowest: seconds and id of the tests that took longest.
         is_interpreted: the run collected tests of the interpreter and no others.
         failed: ids of the tests that failed.
+        num_broken: files that cannot be collected, and processes of xdist that have crashed.
     """
 
     collected: dict[str, int]
@@ -56,6 +58,13 @@ class Run:
     slowest: list[tuple[float, str]] = field(default_factory=list)
     is_interpreted: bool = False
     failed: list[str] = field(default_factory=list)
+    num_broken: int = 0
+
+
+def without_group(test: str) -> str:
+    """Returns the id of a test without the group that xdist appends (`--dist loadgroup`)."""
+    head, _, group = test.rpartition("@")
+    return head if head and not {*group} & {*"]:"} else test
 
 
 class LaneReport:
@@ -68,17 +77,23 @@ class LaneReport:
         self._outcomes: Counter[str] = Counter()
         self._seconds: Counter[str] = Counter()
         self._failed: dict[str, None] = {}
+        self._num_broken = 0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self._collected = Counter(map(lane_of, items))
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._num_broken += report.failed
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += report.duration
+        test = without_group(report.nodeid)
+        self._seconds[test] += report.duration
         if report.when == "call" or report.outcome != "passed":
             self._outcomes[report.outcome] += 1
         if report.failed:
-            self._failed[report.nodeid] = None
+            self._failed[test] = None
+            self._num_broken += report.when == _CRASHED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -96,6 +111,7 @@ class LaneReport:
             slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
             is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
             failed=[*self._failed],
+            num_broken=self._num_broken,
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")
