@@ -1,0 +1,115 @@
+"""Steadiness of end-to-end tests: they run again and again beside busy processes.
+
+    python -m tests.support.steady --rounds 10 [--files FILE ...]
+
+Prints each test that failed at least once, how often, and the last reason. Exits with 1 if one did,
+or if a run of pytest ended otherwise than by its tests.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree as ET
+
+from baton.cluster.parent_death import dying_with_parent
+from tests.support.lanes import without_group
+from tests.support.repository import ROOT
+
+TIMEOUT = 3600.0  # seconds of one run of pytest
+_COMMIT = "not (nightly or gpu)"
+GROUPS = {
+    "two at a time": (f"e2e and not timing and {_COMMIT}", ["-n", "2", "--dist", "loadgroup"]),
+    "one by one": (f"timing and {_COMMIT}", []),
+}
+_BUSY = "while True: pass"
+_ENDED_BY_TESTS = (0, 1, 5)  # passed, failed, none in this group
+
+
+@dataclass
+class Failures:
+    """Failures of tests over all rounds.
+
+    Attributes:
+        counts: number of failures by test.
+        reasons: each test's last reason.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, test: str, reason: str) -> None:
+        self.counts[test] += 1
+        self.reasons[test] = reason
+
+    def read(self, report: Path) -> None:
+        """Adds the failures of a report in the format of JUnit."""
+        for case in ET.parse(report).iter("testcase"):
+            failed = [child for child in case if child.tag in ("failure", "error")]
+            if failed:
+                test = without_group(f"{case.get('classname')}::{case.get('name')}")
+                self.add(test, failed[0].get("message", ""))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{number:4} {test}\n     {' '.join(self.reasons[test].split())[:300]}"
+            for test, number in self.counts.most_common()
+        ]
+        return "\n".join(lines) or "   no test failed"
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Keeps `number` cores busy for the length of the block."""
+    command = dying_with_parent([sys.executable, "-c", _BUSY])
+    processes = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def run(rounds: int, files: Sequence[str]) -> Failures:
+    """Runs both groups `rounds` times, and prints what failed after each round."""
+    failures = Failures()
+    with TemporaryDirectory(prefix="baton-steady-") as folder, busy_processes(os.cpu_count() or 1):
+        for number in range(1, rounds + 1):
+            for name in GROUPS:
+                _run_group(name, files, Path(folder) / "report.xml", failures)
+            print(f"After round {number} of {rounds}:\n{failures}", flush=True)
+    return failures
+
+
+def _run_group(name: str, files: Sequence[str], report: Path, failures: Failures) -> None:
+    expression, options = GROUPS[name]
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-m", expression]
+    try:
+        status = subprocess.run([*command, *options, *files], cwd=ROOT, timeout=TIMEOUT).returncode
+    except subprocess.TimeoutExpired:
+        failures.add(f"pytest, {name}", f"did not end within {TIMEOUT:.0f} s")
+        return
+    if status not in _ENDED_BY_TESTS:
+        failures.add(f"pytest, {name}", f"ended with status {status}")
+    if report.exists():
+        failures.read(report)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--files", nargs="+", required=True)
+    arguments = parser.parse_args()
+    return 1 if run(arguments.rounds, arguments.files).counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
