@@ -9,11 +9,13 @@ VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A lane starts hundreds of processes, which need not compile Baton each.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A lane is three runs of pytest: on all cores what starts no processes; kernels in Triton's
-# interpreter; one by one what starts processes, since it minds how long things take. All three run,
-# whichever fails, and a report on them is printed at the end.
+# A lane is four runs of pytest: on all cores what starts no processes; kernels in Triton's
+# interpreter; two at a time what starts processes; one by one what depends on timing. All four run,
+# whichever fails, and a report on them is printed. A single test that failed then runs again, alone.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
+TWO_AT_A_TIME := -n 2 --dist loadgroup
 E2E_FILES     = $(shell grep -rlE --include='*.py' 'mark\.e2e' tests)
+TIMING_FILES  = $(shell grep -rlE --include='*.py' 'mark\.timing' tests)
 TEST         := not (slow or system or nightly or gpu)
 FULL         := (slow or system) and not (nightly or gpu)
 NIGHTLY      := (nightly or random) and not gpu
@@ -21,15 +23,18 @@ REPORT        = $(CURDIR)/.pytest_cache/$@.jsonl
 PYTEST        = BATON_LANE_REPORT=$(REPORT) $(BIN)/python -m pytest
 define run_lane
 	@mkdir -p .pytest_cache; rm -f $(REPORT); status=0; \
-	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=1; \
+	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=$$((status | $$?)); \
 	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
-	  tests/kernels/interpreted tests/gpu || status=1; \
-	$(PYTEST) -m 'e2e and $(1)' $(E2E_FILES) || status=1; \
-	$(BIN)/python -m tests.support.lanes $(REPORT); exit $$status
+	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?)); \
+	$(PYTEST) $(TWO_AT_A_TIME) -m 'e2e and not timing and $(1)' $(E2E_FILES) \
+	  || status=$$((status | $$?)); \
+	$(PYTEST) -m 'timing and $(1)' $(TIMING_FILES) || status=$$((status | $$?)); \
+	$(BIN)/python -m tests.support.lanes $(REPORT); \
+	$(BIN)/python -m tests.support.unsteady $(REPORT) $$status
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly nightly-tests deferred bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference survey docs dist lock audit images clean
+.PHONY: help demo test test-full nightly nightly-tests deferred bare steady soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference survey docs dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -80,6 +85,9 @@ deferred: $(VENV)/.dev  ## engines, workers and clusters on a CPU that computes 
 
 bare:  ## as root: demo and test in a root file system of Python and make; SUITE=bookworm
 	.ci/bare $(or $(SUITE),bookworm) demo test
+
+steady: $(VENV)/.kube  ## tests of processes again and again on busy cores; ROUNDS=10, FILES=tests/e2e
+	$(BIN)/python -m tests.support.steady --rounds $(or $(ROUNDS),10) --files $(or $(FILES),$(E2E_FILES))
 
 ifdef DEFERRED
 soak: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site

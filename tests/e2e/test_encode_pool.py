@@ -40,7 +40,7 @@ from tests.support.router.images import save_checkpoint
 from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
 from tests.support.waiting import until, until_observed
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
 
 ENCODERS = ("encode-0", "encode-1")
 ENCODED_ELSEWHERE = ("generate", "encode", "encode.call", "encoder.transfer", "encoder.send")

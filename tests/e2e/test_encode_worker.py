@@ -27,7 +27,7 @@ from tests.support.waiting import until_observed
 from tests.support.worker.crew import tokens_of
 from tests.support.worker.pair import rest_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -30,7 +30,7 @@ from tests.support.engine.images import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
 
 
 @pytest.fixture(scope="module")

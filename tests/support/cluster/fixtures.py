@@ -1,9 +1,11 @@
 """Fixtures of the cluster shapes, for the conftest of each folder whose tests use them.
 
 A shape starts with the first test that uses it, and stops after the last one: tests are ordered by
-shape, so that at most two run at a time. All folders of a session share them.
+shape, so that at most two run at a time. All folders of a session share them. Where processes of
+xdist share the tests (`--dist loadgroup`), one of them runs all tests of a shape.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -56,10 +58,21 @@ def _shapes_of(item: pytest.Item) -> list[str]:
     return [name for name in _ORDER if name in getattr(item, "fixturenames", ())]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders tests by shape; those of clusters of their own come first."""
+    """Orders tests by shape; those of clusters of their own come first. Marks what one process of
+    xdist runs: the tests of a shape, or of a file, where they are not of a group already."""
     if any(map(_shapes_of, items)):
         items.sort(key=lambda item: max(map(_ORDER.index, _shapes_of(item)), default=-1))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for item in items:
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def group_of(item: pytest.Item) -> str:
+    """Returns the last of a test's shapes; of a test without one, the name of its file."""
+    return _shapes_of(item)[-1] if _shapes_of(item) else item.path.stem
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
