@@ -13,9 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # interpreter; two at a time what starts processes; one by one what depends on timing. All four run,
 # whichever fails, and a report on them is printed. A single test that failed then runs again, alone.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
-TWO_AT_A_TIME := -n 2 --dist loadgroup
+TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 E2E_FILES     = $(shell grep -rlE --include='*.py' 'mark\.e2e' tests)
-TIMING_FILES  = $(shell grep -rlE --include='*.py' 'mark\.timing' tests)
+ALONE_FILES  = $(shell grep -rlE --include='*.py' 'mark\.alone' tests)
 TEST         := not (slow or system or nightly or gpu)
 FULL         := (slow or system) and not (nightly or gpu)
 NIGHTLY      := (nightly or random) and not gpu
@@ -26,9 +26,9 @@ define run_lane
 	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=$$((status | $$?)); \
 	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
 	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?)); \
-	$(PYTEST) $(TWO_AT_A_TIME) -m 'e2e and not timing and $(1)' $(E2E_FILES) \
+	$(PYTEST) $(TWO_AT_A_TIME) -m 'e2e and not alone and $(1)' $(E2E_FILES) \
 	  || status=$$((status | $$?)); \
-	$(PYTEST) -m 'timing and $(1)' $(TIMING_FILES) || status=$$((status | $$?)); \
+	$(PYTEST) -m 'alone and $(1)' $(ALONE_FILES) || status=$$((status | $$?)); \
 	$(BIN)/python -m tests.support.lanes $(REPORT); \
 	$(BIN)/python -m tests.support.unsteady $(REPORT) $$status
 endef

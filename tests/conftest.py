@@ -91,13 +91,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks random tests. Where cores share single tests, those that may take longest begin: at the
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks random tests. Where cores share the tests, those that may take longest begin: at the
     end no core is to wait for another one's."""
     for item in items:
         if "seed" in getattr(item, "fixturenames", ()) or _is_property(item):
             item.add_marker("random")
-    if "PYTEST_XDIST_WORKER" in os.environ and not config.getoption("loadgroup"):
+    if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_time_limit, reverse=True)
 
 

@@ -20,41 +20,32 @@ from baton.models import locate
 from baton.models.shapes.drawings import comparisons, held_out
 from tests.support.engine.images import greedy, image, words
 from tests.support.repository import ROOT
-from tests.support.router.images import (
-    animated,
-    data_url,
-    encoded,
-    frames_url,
-    save_checkpoint,
-)
+from tests.support.router.images import animated, data_url, encoded, frames_url
 
 pytestmark = pytest.mark.e2e
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
-FLAGS = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
 
 
 def tokens_of(client: Client, content: Sequence[str | Image | Clip]) -> list[int]:
     return list(client.generate([Message("user", content)], PARAMS).token_ids())
 
 
-def test_clip_equals_transformers(tmp_path):
-    checkpoint, question = save_checkpoint("llava_clip", tmp_path), words(5, 3)
+def test_clip_equals_transformers(pictured):
+    checkpoint, question = pictured.model, words(5, 3)
     frames = [image(4), image(4).rotate(180)]
     content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": question}]
     text = AutoProcessor.from_pretrained(checkpoint).apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True
     )
-    with (
-        LocalCluster(checkpoint, worker_flags=FLAGS) as cluster,
-        Client(cluster.address) as client,
-    ):
+    with Client(pictured.address) as client:
         found = tokens_of(client, [Clip(animated(frames, "PNG")), question])
     assert tuple(found) == greedy(checkpoint, text, frames, 12)
 
 
 @pytest.fixture(scope="module")
 def shapes() -> Iterator[LocalCluster]:
-    with LocalCluster(locate("shapes"), http_port=0, worker_flags=FLAGS) as started:
+    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
+    with LocalCluster(locate("shapes"), http_port=0, worker_flags=flags) as started:
         yield started
 
 

@@ -24,7 +24,7 @@ from tests.support.cluster.watch import load_of, until_nothing_is_held
 from tests.support.cluster.wide import listed
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 # Two tokens behind a long prompt; and many behind a short one.
 PROMPTS = SamplingParams(max_tokens=2, ignore_eos=True)

@@ -2,13 +2,10 @@
 becomes of them when those workers die, leave or change their role."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from pathlib import Path
-from unittest.mock import patch
 
 import grpc
 import pytest
@@ -30,67 +27,35 @@ from tests.support.cluster.image_requests import (
     prompts_of,
     router_of,
 )
+from tests.support.cluster.named_clusters import Traced
 from tests.support.cluster.scraped import scrape
 from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.traces import check_tree, named, share_told
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.wide import name_of, restored, stopped
+from tests.support.cluster.wide import name_of, stopped
 from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, image, words
-from tests.support.router.images import save_checkpoint
-from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
+from tests.support.serving.otlp_receiver import Collector, ReceivedSpan
 from tests.support.waiting import until, until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
+pytestmark = pytest.mark.e2e
 
 ENCODERS = ("encode-0", "encode-1")
 ENCODED_ELSEWHERE = ("generate", "encode", "encode.call", "encoder.transfer", "encoder.send")
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder: Path = tmp_path_factory.mktemp("llava")
-    return Model(save_checkpoint("llava_clip", folder))
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def environment(collector: Collector) -> dict[str, str]:
-    return {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
-        "OTEL_BSP_SCHEDULE_DELAY": "50",
-    }
-
-
-@pytest.fixture(scope="module")
-def started(llava: Model, environment: dict[str, str]) -> Iterator[LocalCluster]:
-    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
-    slow = {"max_num_batched_tokens": 2}  # a prompt takes more than fifty steps
-    router = {"admission": "none"}
-    cluster = LocalCluster(
-        llava.path,
-        num_encode=2,
-        num_decode=2,
-        worker_flags=flags,
-        prefill_flags=slow,
-        router_flags=router,
-    )
-    try:
-        with patch.dict(os.environ, environment):
-            cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
+def llava(pictured_shape: Traced) -> Model:
+    return Model(pictured_shape.cluster.model)
 
 
 @pytest.fixture
-def cluster(started: LocalCluster, environment: dict[str, str]) -> LocalCluster:
-    with patch.dict(os.environ, environment):
-        return restored(started)
+def collector(pictured_shape: Traced) -> Collector:
+    return pictured_shape.collector
+
+
+@pytest.fixture
+def cluster(pictured: LocalCluster) -> LocalCluster:
+    return pictured
 
 
 @pytest.fixture
@@ -148,13 +113,14 @@ SHOWN_TWICE: list[Given] = [(f"{words(9, seed)} {IMAGE_TOKEN}", (image(311),)) f
 @asking(SHOWN_TWICE)
 async def test_workers_share_cached_outputs(cluster, llava, asked):
     first, second = asked.requests
+    (encode,) = ids_of(cluster, "encode-0")
     async with router_of(cluster, llava) as router:
-        running = [Running(router.lifecycle(first, ids_of(cluster, "encode-0")))]
+        running = [Running(router.lifecycle(first, [encode]))]
         await running[0].task
-        for name, is_alone in (("encode-0", False), ("prefill-0", True)):
-            source = ids_of(cluster, name)
+        prefill = running[0].lifecycle.placement.prefill
+        for source, is_alone in ((encode, False), (prefill, True)):
             how = {"only_cached": True, "is_alone": is_alone}
-            running.append(Running(router.lifecycle(second, source, **how)))
+            running.append(Running(router.lifecycle(second, [source], **how)))
             await running[-1].task
         await until_nothing_is_held(cluster)
     await asked.check(running[:2])

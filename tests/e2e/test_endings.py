@@ -17,7 +17,7 @@ from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import stopped
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)

@@ -17,7 +17,7 @@ from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 

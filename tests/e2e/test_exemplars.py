@@ -13,7 +13,7 @@ from tests.support.cluster.prometheus import prometheus
 from tests.support.cluster.scraped import scrape_all
 from tests.support.cluster.wide import name_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 OF_ROUTER = (

@@ -30,7 +30,7 @@ from tests.support.cluster.wide import (
 )
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 PROMPTLY = 3.0
 

@@ -12,7 +12,7 @@ from baton.v1 import prefill_pb2
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton_router.fleet.cost_rates import PRIOR
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 
 LENGTHS = [20, 60, 130, 300, 700, 1500]
 NUM_ROUNDS = 16

@@ -1,9 +1,7 @@
 """Prompts with images on the processes of a cluster, by the parts of a router that place requests
 and run them."""
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import grpc
 import pytest
@@ -19,39 +17,25 @@ from tests.support.cluster.image_requests import (
     prompts_of,
     router_of,
 )
+from tests.support.cluster.named_clusters import Traced
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.wide import name_of, restored
-from tests.support.engine.images import (
-    IMAGE_TOKEN,
-    TOKENS_PER_IMAGE,
-    image,
-    save_vision_language,
-    words,
-)
+from tests.support.cluster.wide import name_of
+from tests.support.engine.images import IMAGE_TOKEN, TOKENS_PER_IMAGE, image, words
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
+pytestmark = pytest.mark.e2e
+
+PREFILL_ENCODES = ()  # no other worker encodes the images
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder: Path = tmp_path_factory.mktemp("llava")
-    save_vision_language("llava_clip", folder)
-    return Model(str(folder))
-
-
-@pytest.fixture(scope="module")
-def started(llava: Model) -> Iterator[LocalCluster]:
-    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
-    slow = {"max_num_batched_tokens": 2}  # a prompt takes more than fifty steps
-    two = {"num_prefill": 2, "num_decode": 2}
-    with LocalCluster(llava.path, **two, worker_flags=flags, prefill_flags=slow) as cluster:
-        yield cluster
+def llava(pictured_shape: Traced) -> Model:
+    return Model(pictured_shape.cluster.model)
 
 
 @pytest.fixture
-def cluster(started: LocalCluster) -> LocalCluster:
-    return restored(started)
+def cluster(pictured: LocalCluster) -> LocalCluster:
+    return pictured
 
 
 @pytest.fixture
@@ -68,24 +52,24 @@ async def test_router_finds_equal_images_cached_after_restart(cluster, llava, as
     first, again, other = asked.requests
     running = []
     async with router_of(cluster, llava) as router:
-        running.append(Running(router.lifecycle(first)))
+        running.append(Running(router.lifecycle(first, PREFILL_ENCODES)))
         await running[0].task
     async with router_of(cluster, llava) as router:
         for role in ("prefill", "decode"):
             await until(partial(router.knows, again, role, _CACHED))
             assert router.knows(other, role, 16)  # the text before the image
         for request in (again, other):
-            running.append(Running(router.lifecycle(request)))
+            running.append(Running(router.lifecycle(request, PREFILL_ENCODES)))
             await running[-1].task
     await asked.check(running)
     assert [each.usage.num_cached_prompt_tokens for each in running] == [0, _CACHED, 16]
     await until_nothing_is_held(cluster)
 
 
-@asking(prompts_of(1))
+@asking(prompts_of(61))
 async def test_images_survive_killed_prefill_worker(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
-        running = asked.begin(router)
+        running = asked.begin(router, PREFILL_ENCODES)
         await until(lambda: any(each.is_accepted for each in running))
         accepted = next(each for each in running if each.is_accepted)
         cluster.kill(name_of(cluster, accepted.lifecycle.placement.prefill))
@@ -93,20 +77,20 @@ async def test_images_survive_killed_prefill_worker(cluster, llava, asked):
     assert accepted.usage.num_migrations > 0, "it was killed after the prompt"
 
 
-@asking(prompts_of(2))
+@asking(prompts_of(62))
 async def test_images_survive_killed_decode_worker(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
-        running = asked.begin(router)
+        running = asked.begin(router, PREFILL_ENCODES)
         await until(lambda: len(running[0].tokens) > 3)
         cluster.kill(name_of(cluster, running[0].lifecycle.placement.decode))
         await asked.check(running)
     assert running[0].usage.num_migrations > 0
 
 
-@asking(prompts_of(3))
+@asking(prompts_of(63))
 async def test_draining_decode_worker_hands_over_images(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
-        running = asked.begin(router)
+        running = asked.begin(router, PREFILL_ENCODES)
         await until(lambda: len(running[0].tokens) > 3)
         process = cluster.process(name_of(cluster, running[0].lifecycle.placement.decode))
         async with grpc.aio.insecure_channel(process.admin_endpoint) as channel:

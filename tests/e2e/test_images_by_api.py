@@ -1,7 +1,5 @@
 """Images from clients by both APIs to the workers of a cluster: tokens equal transformers'."""
 
-from collections.abc import Iterator
-
 import openai
 import pytest
 from transformers import AutoProcessor
@@ -10,42 +8,35 @@ from baton import Client
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import Image, Message, SamplingParams
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, greedy, image, words
-from tests.support.router.images import data_url, encoded, save_checkpoint
+from tests.support.router.images import data_url, encoded
 
 pytestmark = pytest.mark.e2e
 NUM_TOKENS = 12
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=["llava_clip", "llava_siglip"])
-def checkpoint(request, tmp_path_factory) -> str:
-    return save_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture
+def cluster(pictured: LocalCluster) -> LocalCluster:
+    return pictured
 
 
-@pytest.fixture(scope="module")
-def cluster(checkpoint) -> Iterator[LocalCluster]:
-    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
-    with LocalCluster(checkpoint, http_port=0, worker_flags=flags) as started:
-        yield started
-
-
-def test_text_with_images_equals_transformers(cluster, checkpoint):
+def test_text_with_images_equals_transformers(cluster):
     text = f"{words(9, 1)} {IMAGE_TOKEN} {words(3, 2)} {IMAGE_TOKEN}"
     images = [Image(encoded(image(seed))) for seed in (1, 2)]
     with Client(cluster.address) as client:
         completion = client.generate(text, PARAMS, images=images).token_ids()
-    expected = greedy(checkpoint, text, [image(1), image(2)], NUM_TOKENS)
+    expected = greedy(cluster.model, text, [image(1), image(2)], NUM_TOKENS)
     assert tuple(completion) == expected
 
 
-def test_chat_over_both_apis_equals_transformers(cluster, checkpoint):
-    processor = AutoProcessor.from_pretrained(checkpoint)
+def test_chat_over_both_apis_equals_transformers(cluster):
+    processor = AutoProcessor.from_pretrained(cluster.model)
     question = words(5, 3)
     content = [{"type": "image"}, {"type": "text", "text": question}]
     text = processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True
     )
-    expected = greedy(checkpoint, text, [image(4)], NUM_TOKENS)
+    expected = greedy(cluster.model, text, [image(4)], NUM_TOKENS)
     with Client(cluster.address) as client:
         message = Message("user", [Image(encoded(image(4))), question])
         completion = client.generate([message], PARAMS).token_ids()

@@ -25,7 +25,7 @@ from tests.support.cluster.watch import load_of, until_nothing_is_held
 from tests.support.cluster.wide import listed, name_of, restored
 from tests.support.waiting import until_none_is_left, until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
 # What is noticed within the silence bound, placed anew and computed again.

@@ -18,7 +18,7 @@ from baton.sampling import SamplingParams
 from tests.support.dns_server import DnsServer, dns_server
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 # Asks one request after the other, and says how each ended. A process of its own, since gRPC reads
 # the choice of its resolver once.

@@ -20,7 +20,7 @@ from tests.support.cluster.wide import listed, name_of, restored
 from tests.support.proxy import Damage, corrupted, duplicated, ended, once, reordered, truncated
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 LONGER = SamplingParams(max_tokens=1600, ignore_eos=True)

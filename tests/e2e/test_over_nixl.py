@@ -31,7 +31,7 @@ __all__ = [
     "test_prefix_is_fetched_from_a_busy_worker_or_recomputed",
 ]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

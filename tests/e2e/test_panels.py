@@ -18,7 +18,7 @@ from baton.sampling import SamplingParams
 from tests.support.cluster.prometheus import Prometheus, prometheus
 from tests.support.engine.images import IMAGE_TOKEN, image, words
 from tests.support.repository import ROOT
-from tests.support.router.images import encoded, save_checkpoint
+from tests.support.router.images import encoded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(180)]
 
@@ -119,14 +119,10 @@ async def test_panels_show_data_and_rules_evaluate(cluster: LocalCluster, tmp_pa
         assert {target["health"] for target in targets} == {"up"}
 
 
-async def test_encode_pool_panels_show_data_of_images(tmp_path: Path) -> None:
-    flags = {"device": "cpu", "dtype": "float32", "num_blocks": 256}
-    slow = {"max_num_batched_tokens": 2}  # images are encoded elsewhere meanwhile
-    checkpoint = save_checkpoint("llava_clip", tmp_path)
-    with (
-        LocalCluster(checkpoint, num_encode=1, worker_flags=flags, prefill_flags=slow) as cluster,
-        prometheus(tmp_path, cluster.metrics_endpoints["router"]) as watching,
-    ):
+async def test_encode_pool_panels_show_data_of_images(
+    pictured: LocalCluster, tmp_path: Path
+) -> None:
+    with prometheus(tmp_path, pictured.metrics_endpoints["router"]) as watching:
         (board,) = (path for path in BOARDS if path.stem == ENCODE_POOL)
-        async with load(cluster, with_image):
+        async with load(pictured, with_image):
             await until_all_show_something(watching, list(queries(board)))

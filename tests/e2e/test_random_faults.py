@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.cluster.soak import run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

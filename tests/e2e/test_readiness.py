@@ -18,7 +18,7 @@ from baton.errors import DeadlineExceededError, OverloadedError, UnavailableErro
 from baton.sampling import SamplingParams
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.timing]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

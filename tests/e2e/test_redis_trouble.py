@@ -19,7 +19,7 @@ from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import listed
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1200, ignore_eos=True)

@@ -21,7 +21,7 @@ from tests.support.cluster.second_router import second_router
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 
 NUM_ROUNDS = 20
 NUM_ROUTER_KILLS = 5

@@ -24,7 +24,7 @@ from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.support.cluster.rolling import (
 from tests.support.cluster.watch import held, load_of, until_nothing_is_held
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Longer than a router that drains waits for its streams.
 LONG = SamplingParams(max_tokens=1900, ignore_eos=True)

@@ -32,7 +32,7 @@ from tests.support.cluster.wide import listed
 from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 NUM_EACH = 3
 VICTIMS = ("prefill-0", "decode-2", "prefill-1", "decode-0")

@@ -14,7 +14,7 @@ from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 
 MUCH = SamplingParams(max_tokens=1000, ignore_eos=True, logprobs=True, top_logprobs=20)
 NUM_SLOW = 12

@@ -22,7 +22,7 @@ from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
 
 IN_FLIGHT = 48
 ENDINGS = ["read", "read", "read", "leave", "abort", "hurry"]

@@ -28,7 +28,7 @@ from tests.support.cluster.rolling import (
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timing, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Runs on when a decode worker has no more time.
 LONG = SamplingParams(max_tokens=1900, ignore_eos=True)

@@ -21,12 +21,7 @@ from tests.support.cluster.checkpoints import prompt_of
 from tests.support.containers import RESTRICTED, Podman, temporary_podman
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.xdist_group("image"),
-    pytest.mark.nightly,
-    pytest.mark.e2e,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 MOST_BYTES = 300_000_000
 # The chart's default is longer. No end may need SIGKILL.

@@ -20,12 +20,7 @@ from baton.errors import UnavailableError
 from tests.support import container_file
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.xdist_group("image"),
-    pytest.mark.nightly,
-    pytest.mark.e2e,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(600)]
 
 MOST_BYTES = 300_000_000
 GREEDY = SamplingParams(max_tokens=8, temperature=0)

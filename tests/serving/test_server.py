@@ -229,7 +229,7 @@ class Process:
 
 
 @pytest.mark.e2e
-@pytest.mark.timing
+@pytest.mark.alone
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_server_finishes_call_in_flight_after_first_signal(signum):
     with Process(seconds=0.5) as process:
@@ -240,7 +240,7 @@ def test_server_finishes_call_in_flight_after_first_signal(signum):
 
 
 @pytest.mark.e2e
-@pytest.mark.timing
+@pytest.mark.alone
 def test_server_stops_at_once_after_second_signal():
     with Process(seconds=60.0) as process:
         process.signal(signal.SIGTERM)
@@ -254,7 +254,7 @@ def test_server_stops_at_once_after_second_signal():
 
 
 @pytest.mark.e2e
-@pytest.mark.timing
+@pytest.mark.alone
 def test_client_notices_silent_server_within_bound():
     with Process(seconds=60.0) as process:
         process.signal(signal.SIGSTOP)
@@ -278,7 +278,7 @@ CALLER = textwrap.dedent("""
 
 
 @pytest.mark.e2e
-@pytest.mark.timing
+@pytest.mark.alone
 async def test_server_notices_silent_client_within_bound():
     begun, ended = asyncio.Event(), asyncio.Event()
 

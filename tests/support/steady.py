@@ -25,8 +25,8 @@ from tests.support.repository import ROOT
 TIMEOUT = 3600.0  # seconds of one run of pytest
 _COMMIT = "not (nightly or gpu)"
 GROUPS = {
-    "two at a time": (f"e2e and not timing and {_COMMIT}", ["-n", "2", "--dist", "loadgroup"]),
-    "one by one": (f"timing and {_COMMIT}", []),
+    "two at a time": (f"e2e and not alone and {_COMMIT}", ["-n", "2", "--dist", "loadfile"]),
+    "one by one": (f"alone and {_COMMIT}", []),
 }
 _BUSY = "while True: pass"
 _ENDED_BY_TESTS = (0, 1, 5)  # passed, failed, none in this group

@@ -1,12 +1,13 @@
 """Fixtures of the cluster shapes, for the conftest of each folder whose tests use them.
 
-A shape starts with the first test that uses it, and stops after the last one: tests are ordered by
-shape, so that at most two run at a time. All folders of a session share them. Where processes of
-xdist share the tests (`--dist loadgroup`), one of them runs all tests of a shape.
+A shape starts with the first test that uses it. At most two run at a time in a process of tests:
+the one that was used least recently makes way for a third. Tests are ordered by shape, so that each
+starts once, or once in each process of xdist that runs files of its tests. All folders of a session
+share them.
 """
 
-import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.support.cluster import named_clusters
 from tests.support.cluster.wide import restored
 
 _SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "single_shape": named_clusters.single,
+    "pictured_shape": named_clusters.pictured,
     "secured_shape": named_clusters.secured,
     "traced_shape": named_clusters.traced,
     "narrow_shape": named_clusters.narrow,
@@ -27,28 +28,32 @@ _SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "pair_shape": named_clusters.pair,
     "networked_shape": named_clusters.networked,
     "rolling_shape": named_clusters.rolling,
+    "single_shape": named_clusters.single,
 }
 _ORDER = list(_SHAPES)
+_MAX_RUNNING = 2
 
 
 class _Running:
-    """The shapes that run, and the test after which each is needed no more."""
+    """The shapes that run, the least recently used one first."""
 
     def __init__(self) -> None:
-        self.last_tests: dict[str, str] = {}
-        self._shapes: dict[str, tuple[Any, ExitStack]] = {}
+        self._shapes: OrderedDict[str, tuple[Any, ExitStack]] = OrderedDict()
 
     def get(self, name: str) -> Any:
+        """Returns a running shape. It runs until two others are asked for."""
         if name not in self._shapes:
+            self.stop_all_but(_MAX_RUNNING - 1)
             stack = ExitStack()
             self._shapes[name] = stack.enter_context(_SHAPES[name]()), stack
+        self._shapes.move_to_end(name)
         return self._shapes[name][0]
 
-    def stop(self, *names: str) -> None:
-        for name in names:
-            if name in self._shapes:
-                _, stack = self._shapes.pop(name)
-                stack.close()
+    def stop_all_but(self, number: int) -> None:
+        """Stops all shapes except the `number` that were used most recently."""
+        while len(self._shapes) > number:
+            _, (_, stack) = self._shapes.popitem(last=False)
+            stack.close()
 
 
 _running = _Running()
@@ -58,49 +63,24 @@ def _shapes_of(item: pytest.Item) -> list[str]:
     return [name for name in _ORDER if name in getattr(item, "fixturenames", ())]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders tests by shape; those of clusters of their own come first. Marks what one process of
-    xdist runs: the tests of a shape, or of a file, where they are not of a group already."""
+    """Orders tests by shape; those of clusters of their own come first."""
     if any(map(_shapes_of, items)):
         items.sort(key=lambda item: max(map(_ORDER.index, _shapes_of(item)), default=-1))
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        for item in items:
-            if item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(group_of(item)))
-
-
-def group_of(item: pytest.Item) -> str:
-    """Returns the last of a test's shapes; of a test without one, the name of its file."""
-    return _shapes_of(item)[-1] if _shapes_of(item) else item.path.stem
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    _running.last_tests = {n: item.nodeid for item in session.items for n in _shapes_of(item)}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Stops the shapes that no later test uses."""
-    try:
-        yield
-    finally:
-        last = _running.last_tests
-        _running.stop(*(name for name in _shapes_of(item) if last.get(name) == item.nodeid))
 
 
 def pytest_sessionfinish() -> None:
-    _running.stop(*_ORDER)
+    _running.stop_all_but(0)
 
 
 def _fixture_of(shape: str) -> Any:
-    return pytest.fixture(scope="session", name=shape)(lambda: _running.get(shape))
+    return pytest.fixture(scope="module", name=shape)(lambda: _running.get(shape))
 
 
 globals().update({shape: _fixture_of(shape) for shape in _SHAPES})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(single_shape: LocalCluster) -> LocalCluster:
     """The shape `single`."""
     return single_shape
@@ -118,7 +98,7 @@ def pair(pair_shape: LocalCluster) -> LocalCluster:
     return restored(pair_shape)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secured(secured_shape: named_clusters.Secured) -> LocalCluster:
     return secured_shape.cluster
 
@@ -128,7 +108,13 @@ def traced(traced_shape: named_clusters.Traced) -> LocalCluster:
     return traced_shape.restored()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
+def pictured(pictured_shape: named_clusters.Traced) -> LocalCluster:
+    """The shape `pictured`, made whole after whatever an earlier test did to it."""
+    return pictured_shape.restored()
+
+
+@pytest.fixture(scope="module")
 def narrow(narrow_shape: LocalCluster) -> LocalCluster:
     return narrow_shape
 
@@ -138,6 +124,6 @@ def tight(tight_shape: LocalCluster) -> LocalCluster:
     return restored(tight_shape)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def swapping(swapping_shape: LocalCluster) -> LocalCluster:
     return swapping_shape

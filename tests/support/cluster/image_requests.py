@@ -71,7 +71,7 @@ class Router:
     def lifecycle(
         self,
         request: Request,
-        encoders: Sequence[str] = (),
+        encoders: Sequence[str] | None = None,
         *,
         only_cached: bool = False,
         is_alone: bool = False,
@@ -79,8 +79,8 @@ class Router:
         """Returns the lifecycle of a request.
 
         Args:
-            encoders: workers that encode the images, in turn, in every attempt; empty: those that
-                the placement chooses.
+            encoders: workers that encode the images, in turn, in every attempt; empty: none but
+                the one that computes the prompt; None: those that the placement chooses.
             only_cached: these workers have the outputs cached.
             is_alone: the decode worker computes the prompt itself.
         """
@@ -88,7 +88,7 @@ class Router:
         answer = Answer(request, self._model.card, time.monotonic())
         deadline = Deadline.after(60.0)
         placer = Placer(self.fleet, HANDOFFS)
-        if encoders:
+        if encoders is not None:
             choices = tuple(
                 EncoderChoice(index, each.length, worker, only_cached)
                 for (index, each), worker in zip(
@@ -147,7 +147,7 @@ class Asked:
         self._expected = [greedy(model.path, *each, NUM_TOKENS) for each in given]
 
     def begin(
-        self, router: Router, encoders: Sequence[str] = (), *, is_alone: bool = False
+        self, router: Router, encoders: Sequence[str] | None = None, *, is_alone: bool = False
     ) -> list[Running]:
         """Begins all requests. Arguments as of `Router.lifecycle`."""
         return [

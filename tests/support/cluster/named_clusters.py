@@ -1,4 +1,4 @@
-"""The clusters that tests share: nine named shapes, each running at most once at a time.
+"""The clusters that tests share: ten named shapes, each running at most once at a time.
 
 A test that needs another flag of the router adds a router to a shape (`second_router`), which takes
 a second; only tests of `LocalCluster` and of the commands that start one construct their own.
@@ -18,6 +18,7 @@ from baton.cli.local_cluster import LocalCluster
 from tests.support.cluster.network import Network
 from tests.support.cluster.rolling import Pools, pools
 from tests.support.cluster.wide import HANDOFFS, restored
+from tests.support.router.images import save_checkpoint
 from tests.support.serving.otlp_receiver import Collector, collecting
 
 _ROLES = ("router", "worker", "client", "admin")
@@ -160,14 +161,44 @@ def traced() -> Iterator[Traced]:
     """
     as_json = {"log_format": "json"}
     flags = {"max_num_batched_tokens": 48, "max_num_seqs": 16, **as_json}
-    with collecting() as collector:
+    cluster = LocalCluster(
+        num_decode=2,
+        worker_flags=flags,
+        decode_flags={"num_blocks": 40},
+        router_flags={**HANDOFFS, **as_json},
+        http_port=0,
+    )
+    with _tracing(cluster) as running:
+        yield running
+
+
+@contextmanager
+def pictured() -> Iterator[Traced]:
+    """Two workers of each role, the encode workers included, of a LLaVA model with random weights;
+    they send spans to a collector.
+
+    A prompt takes many steps of a prefill worker, so that prompts queue and other workers encode
+    their images.
+    """
+    with TemporaryDirectory(prefix="baton-llava-") as folder:
         cluster = LocalCluster(
+            save_checkpoint("llava_clip", Path(folder)),
+            num_encode=2,
+            num_prefill=2,
             num_decode=2,
-            worker_flags=flags,
-            decode_flags={"num_blocks": 40},
-            router_flags={**HANDOFFS, **as_json},
+            worker_flags={"device": "cpu", "dtype": "float32", "num_blocks": 256},
+            prefill_flags={"max_num_batched_tokens": 2},
+            router_flags={"admission": "none"},
             http_port=0,
         )
+        with _tracing(cluster) as running:
+            yield running
+
+
+@contextmanager
+def _tracing(cluster: LocalCluster) -> Iterator[Traced]:
+    """Runs a cluster whose processes send spans to a collector."""
+    with collecting() as collector:
         running = Traced(cluster, collector)
         try:
             with patch.dict(os.environ, running.environment):
