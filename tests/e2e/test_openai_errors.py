@@ -67,22 +67,6 @@ async def test_workers_refuse_bad_schema_by_name_of_field(cluster, stream):
     await until_nothing_is_held(cluster)
 
 
-async def test_errors_map_to_exceptions_of_the_openai_client(ai):
-    with pytest.raises(openai.NotFoundError) as caught:
-        await ai.completions.create(model="gpt-5", prompt="x")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.NotFoundError):
-        await ai.chat.completions.create(model="gpt-5", messages=MESSAGES, stream=True)
-    with pytest.raises(openai.BadRequestError) as refused:
-        await ai.completions.create(model="tiny", prompt="x", temperature=-1)
-    assert refused.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError) as refused:
-        await ai.embeddings.create(model="tiny", input="x")
-    assert (refused.value.code, refused.value.param) == ("unsupported_output", "model")
-    with pytest.raises(openai.NotFoundError):
-        await ai.moderations.create(model="tiny", input="x")
-
-
 # What is too large.
 
 

@@ -17,7 +17,6 @@ from baton.errors import (
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
-from baton.v1 import sampling_pb2
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import held, num_steps, until_nothing_is_held
 from tests.support.waiting import until_observed
@@ -39,55 +38,19 @@ async def refusal_of(address: str, request: bytes) -> Exception:
 
 
 def request(**fields: object) -> bytes:
-    fields = fields if {"chat", "token_ids", "text"} & fields.keys() else {"text": "a", **fields}
+    fields = fields if {"token_ids", "text"} & fields.keys() else {"text": "a", **fields}
     return pb.GenerateRequest(**fields).SerializeToString()
-
-
-def sampled(**fields: object) -> bytes:
-    return request(sampling=sampling_pb2.SamplingParams(**fields))
 
 
 def ids(*token_ids: int) -> pb.TokenIds:
     return pb.TokenIds(ids=token_ids)
 
 
-def chat_in(content: str) -> pb.Chat:
-    return pb.Chat(messages=[pb.ChatMessage(role="user", content=content)])
-
-
-BAD = b"b\xff\xfed"
-
-
-def with_bad(message: bytes) -> bytes:
-    """The message with bytes that are not UTF-8 in place of "good"."""
-    assert message.count(b"good") == 1
-    return message.replace(b"good", BAD)
-
-
+# One of each kind: the others are those of the intake and of malformed messages, without a process.
 REFUSED = {
     "too long": (request(token_ids=ids(*[5] * 2033)), "sampling.max_tokens", "is 2048"),
-    "cold": (sampled(temperature=-1), "sampling.temperature", "[0, 100]"),
-    "a bad word not UTF-8": (
-        with_bad(sampled(bad_words=["a", "good"])),
-        "sampling.bad_words[1]",
-        "UTF-8",
-    ),
     "10 MB of text": (request(text="a" * 10 * 2**20), "input.text", "1048576"),
-    "10 MB of role": (
-        request(chat=pb.Chat(messages=[pb.ChatMessage(role="r" * 10 * 2**20)])),
-        "input.chat.messages",
-        "1048576",
-    ),
-    "2 million ids": (request(token_ids=ids(*[5] * 2 * 2**20)), "input.token_ids", "at most 2048"),
-    "a text not UTF-8": (with_bad(request(text="good")), "input.text", "UTF-8"),
-    "a model not UTF-8": (with_bad(request(model="good")), "model", "UTF-8"),
-    "a message not UTF-8": (
-        with_bad(request(chat=chat_in("good"))),
-        "input.chat.messages[0].content",
-        "UTF-8",
-    ),
-    "a stop not UTF-8": (with_bad(sampled(stop=["a", "good"])), "sampling.stop[1]", "UTF-8"),
-    "no message at all": (b"\xff\xff\xff", "request", "baton.v1.GenerateRequest"),
+    "not UTF-8": (request(text="good").replace(b"good", b"b\xff\xfed"), "input.text", "UTF-8"),
 }
 
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.router.front import front_of
+from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import decode, prefill
 
 JSON = {"content-type": "application/json"}
@@ -160,10 +160,25 @@ async def test_front_names_unknown_routes_and_methods(front):
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
+async def test_errors_map_to_exceptions_of_the_openai_client(front):
+    async with openai_client_of(front) as ai:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await ai.completions.create(model="gpt-5", prompt="x")
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.NotFoundError):
+            await ai.chat.completions.create(model="gpt-5", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.completions.create(model="tiny", prompt="x", temperature=-1)
+        assert refused.value.param == "temperature"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.embeddings.create(model="tiny", input="x")
+        assert (refused.value.code, refused.value.param) == ("unsupported_output", "model")
+        with pytest.raises(openai.NotFoundError):
+            await ai.moderations.create(model="tiny", input="x")
+
+
 async def test_front_refuses_prompt_over_limit(front):
-    async with openai.AsyncOpenAI(
-        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
-    ) as ai:
+    async with openai_client_of(front) as ai:
         with pytest.raises(openai.BadRequestError, match="at most 1048576 are taken") as caught:
             await ai.completions.create(model="tiny", prompt="x" * 2**21)
     assert caught.value.param == "prompt"
