@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 # Far above what an end takes, far below what a lost signal costs.
 PROMPTLY = 30.0
-FEW, MANY = 7, 20  # moments
+FEW, MANY = 4, 20  # moments
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 PORTS = ["--port", "0", "--admin-port", "0", "--metrics-port", "0"]
 PROCESSES = {

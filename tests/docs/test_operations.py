@@ -26,10 +26,8 @@ def section(title: str) -> str:
     return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "row", [SIZES[0], *(pytest.param(row, marks=pytest.mark.nightly) for row in SIZES[1:])]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("row", SIZES)
 def test_sizing_table_is_what_the_simulator_finds(row, conversation_trace):
     (command,) = re.findall(r"^```\n(baton simulate.*?)```$", PAGE, re.DOTALL | re.MULTILINE)
     words = shlex.split(command.replace("\\\n", " "))[1:]

@@ -1,15 +1,13 @@
-"""A quarter of a minute of the soak; `make soak` runs ten minutes."""
+"""Short soaks; `make soak` runs ten minutes."""
 
 import pytest
 
 from tests.support.cluster.soak import run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "seed"), [(15.0, 1), pytest.param(120.0, 2, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("seconds", "seed"), [(15.0, 1), (120.0, 2)])
 def test_random_faults_lose_no_request_and_leak_nothing(seconds, seed):
     report = run(seconds, seed)
     assert report.lost == [], report

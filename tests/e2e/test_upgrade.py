@@ -28,7 +28,7 @@ from tests.support.cluster.rolling import (
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.serving.otlp_receiver import Collector, ReceivedSpan, collecting
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 # Runs on when a decode worker has no more time.
 LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
@@ -70,7 +70,7 @@ def collector() -> Iterator[Collector]:
             yield running
 
 
-@pytest.mark.parametrize("first", ["prefill", pytest.param("decode", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("first", ["prefill", "decode"])
 async def test_rolling_upgrade_under_load_loses_no_request(
     first, newer, collector, questions, long
 ):
