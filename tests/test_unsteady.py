@@ -31,10 +31,12 @@ class Alone:
 
 
 def test_lane_is_green_when_its_failed_test_passes_again(capsys):
-    alone = Alone(*[True] * NUM_REPEATS)
-    assert exit_status([PASSED, failed("a::x")], 1, alone) == 0
-    assert alone.asked == [("a::x", False)] * NUM_REPEATS
-    assert "UNSTEADY a::x: failed once" in capsys.readouterr().out
+    alone, test = Alone(*[True] * NUM_REPEATS), "tests/e2e/test_a.py::test_b"
+    assert exit_status([PASSED, failed(test)], 1, alone) == 0
+    assert alone.asked == [(test, False)] * NUM_REPEATS
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"UNSTEADY {test}: ")
+    assert f"\n{line}\n" in (ROOT / "docs" / "testing.md").read_text(), "which shows it"
 
 
 def test_lane_is_red_when_its_failed_test_fails_again(capsys):
