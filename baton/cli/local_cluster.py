@@ -94,12 +94,11 @@ class LocalCluster:
         tls_dir: Path | None = None,
     ) -> None:
         self.model = model
-        self._ports: set[int] = set()
+        # Of the router, as given: not to be replaced by free ones.
+        self._fixed_ports = {port, admin_port, http_port or 0} - {0}
+        self._ports = set(self._fixed_ports)
         self._replaced: dict[str, set[int]] = {}  # epochs of workers that have been replaced
         self._num_moves = Counter[str]()  # of each process since its start was requested
-        self._may_move_router = port == 0
-        self._may_move_admin = admin_port == 0
-        self._may_move_http = http_port == 0
         self._log_dir = log_dir
         self.tls = None if tls_dir is None else TlsFolder(tls_dir)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -347,19 +346,9 @@ class LocalCluster:
         for process in self.processes:
             may_move = self._num_moves[process.name] < _MAX_MOVES
             lost = process.lost_port if may_move else None
-            if lost is None:
+            if lost is None or lost in self._fixed_ports:
                 continue
-            is_router = process is self._router
-            if lost == process.metrics_port:
-                process.metrics_port = self._free_port()
-            elif lost == process.admin_port and (not is_router or self._may_move_admin):
-                process.admin_port = self._free_port()
-            elif lost == process.http_port and self._may_move_http:
-                process.http_port = self._free_port()
-            elif lost == process.port and (not is_router or self._may_move_router):
-                process.port = self._free_port()
-            else:
-                continue
+            process.move(lost, self._free_port())
             self._num_moves[process.name] += 1
             process.start(process.log_path.parent)
             has_moved = True

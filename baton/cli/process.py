@@ -33,6 +33,7 @@ _COMMANDS: dict[Role, str] = {
     "prefill": "prefill-worker",
     "decode": "decode-worker",
 }
+_PORTS = ("port", "admin_port", "metrics_port", "http_port")
 _TAIL_LINES = 15
 _TAIL_BYTES = 65536
 
@@ -174,8 +175,14 @@ class Process:
     def lost_port(self) -> int | None:
         """Own port that another process listens on, if it ended for that reason."""
         error = self._last_error() if self.has_failed else ""
-        ports = (self.port, self.admin_port, self.metrics_port, self.http_port)
+        ports = (getattr(self, name) for name in _PORTS)
         return next((port for port in ports if f"port {port} on " in error), None)
+
+    def move(self, lost: int, port: int) -> None:
+        """Replaces one of its ports, `lost`, by `port`. Valid while it is not running."""
+        for name in _PORTS:
+            if getattr(self, name) == lost:
+                setattr(self, name, port)
 
     def check_settings(self) -> None:
         """Raises `InvalidArgumentError` for settings that a worker would refuse when it starts."""

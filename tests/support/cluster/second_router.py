@@ -12,7 +12,7 @@ from baton.cli.process import Process
 from baton.cli.tls_folder import TlsFolder
 from baton.client.client import Client
 from baton.errors import BatonError
-from tests.support.waiting import wait_until
+from tests.support.cluster.started import start
 
 
 class SecondRouter:
@@ -93,10 +93,9 @@ def second_router(
         tls=cluster.tls,
     )
     with TemporaryDirectory(prefix="baton-router-") as folder:
-        router.start(Path(folder))
         try:
             view = SecondRouter(cluster, router)
-            wait_until(view.is_ready, within=60.0, what="a second router")
+            start(router, Path(folder), view.is_ready)
             yield view
         finally:
             router.signal(signal.SIGKILL)

@@ -12,21 +12,24 @@ import psutil
 from baton.cli.ports import HOST, free_port
 from baton.cli.process import Process
 from baton.cluster.embedded import EmbeddedRedis
-from tests.support.waiting import wait_until
+from tests.support.cluster.started import start
 
 
 class LoneRouter:
-    """A running router.
-
-    Attributes:
-        endpoint: address of gRPC, "host:port".
-        http_address: address of HTTP, "http://host:port".
-    """
+    """A router, which may take other ports until it runs."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self.endpoint = process.endpoint
-        self.http_address = process.http_address
+
+    @property
+    def endpoint(self) -> str:
+        """Address of gRPC, "host:port"."""
+        return self._process.endpoint
+
+    @property
+    def http_address(self) -> str:
+        """Address of HTTP, "http://host:port"."""
+        return self._process.http_address
 
     def rss(self) -> int:
         """Returns its resident memory in bytes."""
@@ -64,10 +67,9 @@ def lone_router(**flags: object) -> Iterator[LoneRouter]:
         process = Process(
             "router", "router", port, settings, admin_port=admin_port, http_port=http_port
         )
-        process.start(Path(folder))
         try:
             router = LoneRouter(process)
-            wait_until(router.listens, within=60.0, what="a router")
+            start(process, Path(folder), router.listens)
             yield router
         finally:
             process.signal(signal.SIGKILL)
