@@ -23,6 +23,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
+from tests.support.cluster.wide import restored
 from tests.support.waiting import wait_until
 
 Findings = dict[str, tuple[str, str, str]]
@@ -311,10 +312,10 @@ def test_doctor_notes_unencrypted_remote_endpoints(endpoints, level) -> None:
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[LocalCluster]:
-    """To be broken."""
-    with LocalCluster(worker_flags={"device": "cpu", "num_blocks": 64}) as running:
-        yield running
+def own(single_shape: LocalCluster) -> Iterator[LocalCluster]:
+    """The shape `single`, to be broken."""
+    yield single_shape
+    restored(single_shape)
 
 
 @pytest.mark.e2e

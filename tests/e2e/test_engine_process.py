@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.wide import restored
 from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
@@ -25,15 +27,21 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 SITE = ROOT / "tests" / "support" / "by_handle_site"
 
 
-@pytest.fixture(params=["by descriptor", "by handle"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+@pytest.fixture(scope="module", params=["by descriptor", "by handle"])
+def started(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """Workers that open the pools of their engines as those of a CPU, and as those of a GPU."""
-    if request.param == "by handle":
-        paths = [str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        monkeypatch = request.getfixturevalue("monkeypatch")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    with LocalCluster(num_decode=2, worker_flags={"engine_process": "yes"}) as running:
+    paths = [str(SITE), str(ROOT)] if request.param == "by handle" else []
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    with (
+        patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(paths)}),
+        LocalCluster(num_decode=2, worker_flags={"engine_process": "yes"}) as running,
+    ):
         yield running
+
+
+@pytest.fixture
+def cluster(started: LocalCluster) -> LocalCluster:
+    return restored(started)
 
 
 def engine_of(cluster: LocalCluster, name: str) -> psutil.Process:

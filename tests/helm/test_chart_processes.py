@@ -156,7 +156,9 @@ class Pod:
         probe = self.container["startupProbe"]
         within = probe["periodSeconds"] * probe["failureThreshold"]
         assert self.process is not None
-        wait_until(lambda: self.process.poll() is not None or self.passes("startup"), within)
+        wait_until(
+            lambda: self.process.poll() is not None or self.passes("startup"), within, interval=0.2
+        )
         assert self.process.poll() is None
 
 

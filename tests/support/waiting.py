@@ -10,10 +10,12 @@ def wait_until(
     within: float = 10.0,
     what: str = "the condition",
     ignoring: tuple[type[BaseException], ...] = (),
+    interval: float = 0.01,
 ) -> None:
     """Blocks until `condition()` holds; fails after `within` seconds.
 
-    An exception of a type in `ignoring` counts as a condition that does not hold yet.
+    An exception of a type in `ignoring` counts as a condition that does not hold yet. A condition
+    that costs more than a little is asked for each `interval` seconds.
     """
     deadline = time.monotonic() + within
     while True:
@@ -23,7 +25,7 @@ def wait_until(
         except ignoring:
             pass
         assert time.monotonic() < deadline, f"{what} did not happen within {within} s"
-        time.sleep(0.01)
+        time.sleep(interval)
 
 
 async def until(
