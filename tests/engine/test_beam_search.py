@@ -22,6 +22,7 @@ from tests.support.engine.engines import (
 )
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import random_prompt
+from tests.support.grids import grid
 
 NUM_TOKENS = 12
 # So many that some beam ends early, and so few that not all do.
@@ -139,9 +140,11 @@ def test_beams_equal_those_of_transformers(checkpoints, beam_oracle, family, wid
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("n", mostly_slow([1, 2, 4], 4))
-@pytest.mark.parametrize("penalty", mostly_slow([-1.0, 0.0, 0.6, 1.0, 2.0], 0.6))
-@pytest.mark.parametrize("stopping", list(EarlyStopping))
+@grid(
+    stopping=list(EarlyStopping),
+    penalty=mostly_slow([-1.0, 0.0, 0.6, 1.0, 2.0], 0.6),
+    n=mostly_slow([1, 2, 4], 4),
+)
 def test_beams_with_penalties_and_stops_equal_transformers(
     checkpoints, beam_oracle, stopping, penalty, n
 ):
@@ -176,9 +179,11 @@ def test_beams_end_at_the_model_end_tokens(checkpoints, beam_oracle, oracle):
         assert completion.finish_reason is reason
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("budget", mostly_slow([4, 5, 7, 16, 17, 64], 7))
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@grid(
+    family=["llama", "gemma3"],
+    budget=mostly_slow([4, 5, 7, 16, 17, 64], 7),
+    caching=[True, False],
+)
 def test_concurrent_chunked_beam_searches_equal_single_ones(
     checkpoints, beam_oracle, family, budget, caching
 ):
@@ -215,11 +220,13 @@ def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[lis
     return [found(updates[str(i)]) for i in range(len(CROWDS[crowd]))]
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("crowd", CROWDS)
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
-@pytest.mark.parametrize("budget", mostly_slow([9, 24, 64], 24))
+@grid(
+    budget=mostly_slow([9, 24, 64], 24),
+    policy=mostly_slow(POLICIES, "decode-first"),
+    crowd=CROWDS,
+    mode=MODES,
+    caching=[True, False],
+)
 def test_preempted_beam_searches_find_equal_beams(
     checkpoints, beam_oracle, oracle, budget, policy, crowd, mode, caching
 ):
@@ -237,9 +244,7 @@ def test_preempted_beam_searches_find_equal_beams(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("num_blocks", mostly_slow([33, 36, 40, 44], 33))
-@pytest.mark.parametrize("crowd", CROWDS)
+@grid(crowd=CROWDS, num_blocks=mostly_slow([33, 36, 40, 44], 33), caching=[True, False])
 def test_beam_searches_that_preempt_each_other_finish(
     checkpoints, beam_oracle, crowd, num_blocks, caching
 ):

@@ -45,6 +45,7 @@ from tests.support.engine.images import (
 )
 from tests.support.engine.recorded_steps import CountedGraphs
 from tests.support.engine.streams import read
+from tests.support.grids import grid
 
 NUM_TOKENS = 10
 # One model of each image format in the short run of the tests.
@@ -145,9 +146,7 @@ def test_prompts_with_images_answer_as_transformers_alone(checkpoint, name):
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-@pytest.mark.parametrize("num_batched", [7, 13, 24, 512])
-@pytest.mark.parametrize("name", MOSTLY_SLOW)
+@grid(name=MOSTLY_SLOW, num_batched=[7, 13, 24, 512], block_size=[4, 16])
 def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batched, block_size):
     path, given = checkpoint(name), prompts_for(name)
     if name == "gemma3":

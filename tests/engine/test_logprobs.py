@@ -21,6 +21,7 @@ from tests.support.engine.engines import (
 )
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.grids import grid
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True, top_logprobs=5)
 RANDOM = replace(GREEDY, temperature=1.3, top_k=40, top_p=0.9, min_p=0.01, seed=4)
@@ -70,9 +71,11 @@ def check_prompt(
     assert_right(got, dense(oracle, path, prompt)[:-1], prompt[1:], num_top)
 
 
-@pytest.mark.parametrize("num_top", mostly_slow([0, 1, 20], 20))
-@pytest.mark.parametrize("params", [GREEDY, RANDOM])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@grid(
+    family=["llama", "gemma3", "gpt2"],
+    params=[GREEDY, RANDOM],
+    num_top=mostly_slow([0, 1, 20], 20),
+)
 def test_output_logprobs_are_those_of_the_model(checkpoints, oracle, family, params, num_top):
     path = checkpoints[family]
     params = replace(
@@ -85,10 +88,10 @@ def test_output_logprobs_are_those_of_the_model(checkpoints, oracle, family, par
         check_output(oracle, path, prompt, updates[i], num_top)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("budget", mostly_slow([1, 2, 3, 5, 16, 17, 64], 3, 16))
-@pytest.mark.parametrize(
-    "family", mostly_slow(["llama", "gemma3", "mistral_short", "gpt2"], "llama", "mistral_short")
+@grid(
+    family=mostly_slow(["llama", "gemma3", "mistral_short", "gpt2"], "llama", "mistral_short"),
+    budget=mostly_slow([1, 2, 3, 5, 16, 17, 64], 3, 16),
+    caching=[True, False],
 )
 def test_prompt_logprobs_come_once_with_any_chunking(checkpoints, oracle, family, budget, caching):
     path = checkpoints[family]

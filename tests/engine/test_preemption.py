@@ -14,6 +14,7 @@ from tests.support.engine.engines import (
     tokens,
 )
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.grids import grid
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 RANDOM = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, seed=11)
@@ -23,15 +24,14 @@ SWAP = {"preemption": "swap", "swap_bytes": 2**20}
 MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "family",
-    mostly_slow(
+@grid(
+    family=mostly_slow(
         ["llama", "qwen3", "gemma3", "gpt_oss", "qwen2_hybrid", "mistral_short", "gemma3n"],
         "llama",
         "gemma3",
     ),
+    mode=MODES,
+    caching=[True, False],
 )
 def test_preemption_changes_no_token(checkpoints, oracle, family, mode, caching):
     path = checkpoints[family]

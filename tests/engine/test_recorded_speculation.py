@@ -21,6 +21,7 @@ from tests.support.engine.engines import (
 )
 from tests.support.engine.prompts import random_prompt
 from tests.support.engine.recorded_steps import CountedGraphs
+from tests.support.grids import grid
 
 NUM_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -63,9 +64,11 @@ def record(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[CountedGrap
     return CountedGraphs(engine), others
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("max_drafts", mostly_slow([1, 4, 8], 4))
-@pytest.mark.parametrize("family", mostly_slow(["llama", "mistral_short", "gemma3"], "llama"))
+@grid(
+    family=mostly_slow(["llama", "mistral_short", "gemma3"], "llama"),
+    max_drafts=mostly_slow([1, 4, 8], 4),
+    asynchronous=[False, True],
+)
 def test_recorded_drafts_give_tokens_of_transformers(
     checkpoints: Any,
     oracle: Any,

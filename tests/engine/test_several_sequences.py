@@ -22,6 +22,7 @@ from tests.support.engine.engines import (
     request,
 )
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.grids import grid
 
 RANDOM = SamplingParams(
     max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, top_p=0.95, seed=2**40 + 1
@@ -49,9 +50,11 @@ def test_sequences_equal_requests_with_their_index(checkpoints, family, n):
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
-@pytest.mark.parametrize("budget", mostly_slow([4, 7, 64], 7))
-@pytest.mark.parametrize("caching", [True, False])
+@grid(
+    caching=[True, False],
+    budget=mostly_slow([4, 7, 64], 7),
+    policy=mostly_slow(POLICIES, "decode-first"),
+)
 def test_concurrent_forking_requests_equal_single_ones(checkpoints, caching, budget, policy):
     path = checkpoints["qwen3"]
     prompts = [random_prompt(length, seed=length) for length in (1, 16, 17, 33, 5)]
@@ -69,9 +72,7 @@ def test_concurrent_forking_requests_equal_single_ones(checkpoints, caching, bud
         assert_idle(engine)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_blocks", mostly_slow([11, 13, 16, 20], 11, 16))
+@grid(num_blocks=mostly_slow([11, 13, 16, 20], 11, 16), mode=MODES, caching=[True, False])
 def test_sequences_that_do_not_fit_together_finish(checkpoints, num_blocks, mode, caching):
     """Nobody else runs, so that its sequences can only make room for each other."""
     path, prompt = checkpoints["llama"], random_prompt(30)

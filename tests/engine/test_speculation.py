@@ -20,6 +20,7 @@ from tests.support.engine.engines import (
     tokens,
 )
 from tests.support.engine.prompts import random_prompt
+from tests.support.grids import grid
 
 NUM_TOKENS = 40
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -75,10 +76,12 @@ def test_speculation_takes_fewer_steps_on_repetitive_text(checkpoints, max_draft
     assert steps[1][0] <= steps[0][0] - stats.num_accepted_tokens + 1
 
 
-@pytest.mark.parametrize("budget", mostly_slow([5, 9, 33], 9))
-@pytest.mark.parametrize("block_size", mostly_slow([1, 4], 4))
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short"])
+@grid(
+    family=["llama", "gemma3", "mistral_short"],
+    mode=["recompute", "swap"],
+    block_size=mostly_slow([1, 4], 4),
+    budget=mostly_slow([5, 9, 33], 9),
+)
 def test_speculation_amid_preemption_changes_no_token(
     checkpoints, oracle, family, mode, block_size, budget
 ):

@@ -26,6 +26,7 @@ from baton_kernels.attention_plan_arrays import pack
 from baton_kernels.cpu.decode_inputs import CompiledDecodeInputs
 from baton_kernels.decode_inputs import DecodeInputs
 from bench import host
+from tests.support.grids import grid
 
 CPU = torch.device("cpu")
 CHANGES = st.lists(
@@ -179,12 +180,12 @@ class RandomDrafter:
         return [self._random.integers(8, 64, count).astype(np.int32) for count in counts]
 
 
-@pytest.mark.parametrize(
-    "make_inputs", [DecodeInputs, pytest.param(CompiledDecodeInputs, marks=pytest.mark.system)]
+@grid(
+    windows=[[None], [None, 40]],
+    num_blocks=[70, 300],
+    max_drafts=[0, 5],
+    make_inputs=[DecodeInputs, pytest.param(CompiledDecodeInputs, marks=pytest.mark.system)],
 )
-@pytest.mark.parametrize("max_drafts", [0, 5])
-@pytest.mark.parametrize("windows", [[None], [None, 40]])
-@pytest.mark.parametrize("num_blocks", [70, 300])
 def test_static_batch_equals_one_made_from_nothing(
     windows: host.Windows,
     num_blocks: int,

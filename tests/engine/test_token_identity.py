@@ -22,6 +22,7 @@ from tests.support.engine.engines import (
     tokens,
 )
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
+from tests.support.grids import grid
 
 FUSED = [
     "llama", "llama_biased", "llama_yarn", "llama_llama3_rope", "qwen2", "qwen2_hybrid", "qwen3",
@@ -103,9 +104,11 @@ def test_tiny_model_equals_transformers(checkpoints, oracle, budget):
     ]
 
 
-@pytest.mark.parametrize("block_size", mostly_slow([1, 5, 16], 5))
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen2_hybrid", "mistral_short"])
+@grid(
+    family=["llama", "qwen2_hybrid", "mistral_short"],
+    caching=[True, False],
+    block_size=mostly_slow([1, 5, 16], 5),
+)
 def test_repeated_prompt_gives_equal_tokens_with_any_caching(
     checkpoints, oracle, family, caching, block_size
 ):

@@ -9,6 +9,7 @@ from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import MAX_LEN
 from tests.support.engine.engines import assert_idle, load, mostly_slow, output_of, request, tokens
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
+from tests.support.grids import grid
 
 HYBRID = {"gemma3": 9, "gpt_oss": 20, "qwen2_hybrid": 21, "gemma2": 24, "cohere2": 9, "gemma3n": 9}
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -79,9 +80,11 @@ def test_batch_runs_in_a_pool_sized_for_windows(checkpoints, oracle, family, cac
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("budget", mostly_slow([1, 3, 8, 32], 3, 8))
-@pytest.mark.parametrize("block_size", mostly_slow([1, 3, 4, 16], 1, 4))
+@grid(
+    block_size=mostly_slow([1, 3, 4, 16], 1, 4),
+    budget=mostly_slow([1, 3, 8, 32], 3, 8),
+    caching=[True, False],
+)
 def test_windowed_prompt_may_exceed_the_pool(checkpoints, oracle, block_size, budget, caching):
     path, prompt = checkpoints["mistral_short"], awkward_prompts()[-1]
     num_blocks = most_needed(11, budget, block_size)

@@ -22,6 +22,7 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import FirstToken, Handle
 from baton_kvtransfer.lease_machine import LeaseState
 from tests.support.failures import failure_of
+from tests.support.grids import grid
 from tests.support.kvtransfer.held import (
     abstract_sockets,
     num_mapped,
@@ -124,9 +125,14 @@ STAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
+@grid(
+    connector=["grpc", "shm", "nixl"],
+    stage=STAGES,
+    signum=[
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="stopped"),
+    ],
+)
 @pytest.mark.slow
 async def test_fetch_ends_and_frees_all_when_source_is_lost(peers, connector, stage, signum):
     files, mapped, shared = len(open_files()), num_mapped(), shared_files()

@@ -12,6 +12,7 @@ from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2, decode_pb2
 from baton.v1 import inference_pb2 as pb
 from tests.support.engine.engines import mostly_slow
+from tests.support.grids import grid
 from tests.support.worker.pair import TIMEOUT, Pair, pair_of, rest_of
 from tests.support.worker.reference import alone, engine_of, prompt_of
 
@@ -74,9 +75,11 @@ def joined(said: list[Any], outputs: Outputs) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("handed", [True, False], ids=["handed over", "computed here"])
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3"], "gemma3"))
+@grid(
+    family=mostly_slow(["llama", "gemma3"], "gemma3"),
+    name=WAYS,
+    handed=[pytest.param(True, id="handed over"), pytest.param(False, id="computed here")],
+)
 async def test_resumed_sequences_match_uninterrupted_ones(checkpoint, family, name, handed):
     model, params = checkpoint(family), WAYS[name]
     prompts = [prompt_of(n) for n in (1, 16, 40, 64)]

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from baton.engine.scheduler.sequences.beam import BeamSearch, BeamStep, Hypothesis
 from baton.sampling import EarlyStopping
 from tests.support.engine.engines import mostly_slow
+from tests.support.grids import grid
 
 Logprobs = Callable[[tuple[int, ...]], npt.NDArray[np.float32]]
 
@@ -147,9 +148,11 @@ def check_equal(
         assert hypothesis.was_cut == (hypothesis.token_ids[-1] not in eos)
 
 
-@pytest.mark.parametrize("early_stopping", EarlyStopping)
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("width", mostly_slow([2, 3, 4, 5], 3))
+@grid(
+    width=mostly_slow([2, 3, 4, 5], 3),
+    length_penalty=[-1.0, 0.0, 0.5, 1.0, 2.0],
+    early_stopping=EarlyStopping,
+)
 def test_beam_search_equals_transformers_on_a_llama(llama, width, length_penalty, early_stopping):
     num_early = 0
     for prompt in PROMPTS:

@@ -1,12 +1,12 @@
 """Shared parts of kernel tests: tolerances, poisoned outputs, combinations. Runs on any device."""
 
-import itertools
-import random as random_module
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+
+from tests.support.grids import pairwise as pairwise
 
 FP8 = torch.float8_e4m3fn
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -73,33 +73,3 @@ def each_case(
     quick = len(cases) if num_quick is None else num_quick
     slow = [pytest.param(case, marks=pytest.mark.slow) for case in cases[quick:]]
     return pytest.mark.parametrize("case", [*cases[:quick], *slow], ids=str)
-
-
-def pairwise(**factors: Sequence[Any]) -> list[dict[str, Any]]:
-    """Few cases in which any two values of any two factors meet."""
-    names, dice = list(factors), random_module.Random(0)
-    missing = set(_pairs(factors))
-    cases = []
-    while missing:
-        case = dict([*next(iter(sorted(missing, key=repr)))])
-        for name in names:
-            if name not in case:
-                gains = [(_gain(case, name, v, missing), dice.random()) for v in factors[name]]
-                case[name] = factors[name][gains.index(max(gains))]
-        missing -= set(_pairs({name: [value] for name, value in case.items()}, names))
-        cases.append({name: case[name] for name in names})
-    return cases
-
-
-def _pairs(
-    factors: dict[str, Sequence[Any]], order: Sequence[str] | None = None
-) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
-    for first, second in itertools.combinations(order or list(factors), 2):
-        for values in itertools.product(factors[first], factors[second]):
-            yield (first, values[0]), (second, values[1])
-
-
-def _gain(case: dict[str, Any], name: str, value: Any, missing: set[Any]) -> int:
-    """How many missing pairs the value would add to the case."""
-    pairs = [((name, value), other) for other in case.items()]
-    return sum(pair in missing or pair[::-1] in missing for pair in pairs)
