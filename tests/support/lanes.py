@@ -2,7 +2,7 @@
 
 A lane is several runs of pytest (on all cores, one by one, in the interpreter). As a plugin, this
 module appends one line of JSON about each run to the file that BATON_LANE_REPORT names. As a
-program, it prints what these runs say together:
+program, it prints what these runs say together, and fails if a test exceeded its budget:
 
     python -m tests.support.lanes FILE
 """
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.budgets import Meter
 
 NUM_SLOWEST = 20
 _CRASHED = "???"  # phase of the test in which a process of xdist ended
@@ -50,6 +52,7 @@ class Run:
         is_interpreted: the run collected tests of the interpreter and no others.
         failed: ids of the tests that failed.
         num_broken: files that cannot be collected, and processes of xdist that have crashed.
+        over_budget: seconds charged, budget and id of the tests that exceeded theirs.
     """
 
     collected: dict[str, int]
@@ -59,6 +62,7 @@ class Run:
     is_interpreted: bool = False
     failed: list[str] = field(default_factory=list)
     num_broken: int = 0
+    over_budget: list[tuple[float, float, str]] = field(default_factory=list)
 
 
 def without_group(test: str) -> str:
@@ -78,6 +82,7 @@ class LaneReport:
         self._seconds: Counter[str] = Counter()
         self._failed: dict[str, None] = {}
         self._num_broken = 0
+        self._over_budget: list[tuple[float, float, str]] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -94,6 +99,9 @@ class LaneReport:
         if report.failed:
             self._failed[test] = None
             self._num_broken += report.when == _CRASHED
+        charged, budget = getattr(report, "charged", 0.0), getattr(report, "budget", None)
+        if budget is not None and charged > budget:
+            self._over_budget.append((charged, budget, test))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -112,6 +120,7 @@ class LaneReport:
             is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
             failed=[*self._failed],
             num_broken=self._num_broken,
+            over_budget=self._over_budget,
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")
@@ -121,6 +130,7 @@ def register(config: pytest.Config) -> None:
     """Has pytest write a report where BATON_LANE_REPORT names a file."""
     if path := os.environ.get("BATON_LANE_REPORT"):
         config.pluginmanager.register(LaneReport(Path(path)), "baton-lane-report")
+        config.pluginmanager.register(Meter(), "baton-meter")
 
 
 def read(path: Path) -> list[Run]:
@@ -151,5 +161,17 @@ def summary(runs: Iterable[Run]) -> str:
     return "\n".join(lines)
 
 
+def over_budget(runs: Iterable[Run]) -> str:
+    """Returns a line about each test that exceeded its budget."""
+    return "\n".join(
+        f"{test} took {charged:.1f} s; expected at most {budget:.0f} s on an idle machine. "
+        "Make it quicker, cut it or mark it `nightly`."
+        for run in runs
+        for charged, budget, test in run.over_budget
+    )
+
+
 if __name__ == "__main__":
-    print(summary(read(Path(sys.argv[1]))))
+    lane = read(Path(sys.argv[1]))
+    print(summary(lane))
+    sys.exit(over_budget(lane) or 0)

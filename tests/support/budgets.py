@@ -1,0 +1,102 @@
+"""Budgets of tests: seconds of an idle machine that a test of every commit's lanes may take.
+
+A loaded machine makes tests slower, and none of them may fail for that. So a test is charged its
+wall time only if hardly any task of the machine waited for a core meanwhile (the kernel counts
+that: /proc/pressure/cpu), and otherwise the CPU time of its process and of the children that have
+ended, which waiting does not increase. What a fixture of a module or session does is shared, and
+charged to no test.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import randomness
+
+IN_PROCESS_SECONDS = 5.0
+END_TO_END_SECONDS = 15.0
+
+# Of the wall time; the kernel's count is a mean over the cores.
+_HARDLY_ANY = 0.1
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+def budget_of(marks: Set[str], chosen_seed: int | None = randomness.CHOSEN_SEED) -> float | None:
+    """Returns the seconds of a test with these marks; None for tests of other lanes, and in a run
+    with a chosen seed, whose tests may draw what takes longer."""
+    if marks & {"nightly", "gpu"} or chosen_seed is not None:
+        return None
+    return END_TO_END_SECONDS if "e2e" in marks else IN_PROCESS_SECONDS
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Times in seconds, since anything.
+
+    Attributes:
+        wall: time that passes.
+        cpu: time that cores worked for this process and for its children that have ended.
+        waiting: time in which some task of the machine waited for a core.
+    """
+
+    wall: float
+    cpu: float
+    waiting: float
+
+    @classmethod
+    def now(cls) -> "Clocks":
+        times, wall = os.times(), time.monotonic()
+        cpu = times.user + times.system + times.children_user + times.children_system
+        return cls(wall, cpu, _waiting(otherwise=wall))
+
+    def __add__(self, other: "Clocks") -> "Clocks":
+        return Clocks(self.wall + other.wall, self.cpu + other.cpu, self.waiting + other.waiting)
+
+    def __sub__(self, other: "Clocks") -> "Clocks":
+        return Clocks(self.wall - other.wall, self.cpu - other.cpu, self.waiting - other.waiting)
+
+    @property
+    def charged(self) -> float:
+        """Seconds of an idle machine, of a difference of two times."""
+        return self.wall if self.waiting <= _HARDLY_ANY * self.wall else self.cpu
+
+
+def _waiting(*, otherwise: float) -> float:
+    """Returns `otherwise` if the kernel does not count: then some task may always have waited."""
+    try:
+        return int(_PRESSURE.read_text().split("\n", 1)[0].rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError):
+        return otherwise
+
+
+class Meter:
+    """Pytest plugin that sets `charged` and `budget`, in seconds, in the last report of a test."""
+
+    def __init__(self) -> None:
+        self._began = Clocks.now()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._began = Clocks.now()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        began = Clocks.now()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                self._began += Clocks.now() - began
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        report: Any = yield
+        if report.when == "teardown":
+            report.charged = (Clocks.now() - self._began).charged
+            report.budget = budget_of({mark.name for mark in item.iter_markers()})
+        return report

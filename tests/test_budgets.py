@@ -1,0 +1,81 @@
+"""Budgets of tests, and what a test is charged."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.budgets import Clocks, Meter, budget_of
+from tests.support.lanes import Run, over_budget
+
+pytest_plugins = ["pytester"]
+
+
+def test_test_is_charged_cpu_time_if_tasks_waited_for_cores():
+    quiet, busy = Clocks(wall=8.0, cpu=1.0, waiting=0.5), Clocks(wall=8.0, cpu=1.0, waiting=4.0)
+    assert (quiet.charged, busy.charged) == (8.0, 1.0)
+
+
+def test_meter_charges_a_test_but_not_for_shared_fixtures(pytester):
+    """Only CPU time is spent, which is charged on any machine."""
+    pytester.makepyfile(
+        """
+        import time, pytest
+
+        def spend(seconds):
+            until = time.process_time() + seconds
+            while time.process_time() < until:
+                pass
+
+        @pytest.fixture(scope="session")
+        def shared():
+            spend(0.4)
+
+        @pytest.fixture
+        def own():
+            spend(0.2)
+
+        def test_own(shared, own):
+            spend(0.2)
+
+        def test_shared(shared):
+            pass
+        """
+    )
+    reports = Reports()
+    pytester.inline_run("-p", "no:asyncio", plugins=[Meter(), reports])
+    own, shared = (report.charged for report in reports.ended)
+    assert own > 0.39 > shared
+
+
+@pytest.mark.parametrize(
+    ("marks", "seed", "budget"),
+    [
+        ({"slow"}, None, 5.0),
+        ({"e2e", "slow"}, None, 15.0),
+        ({"e2e", "nightly"}, None, None),
+        ({"random"}, 7, None),
+    ],
+    ids=str,
+)
+def test_budget_is_of_tests_that_every_commit_repeats(marks, seed, budget):
+    assert budget_of(marks, seed) == budget
+
+
+class Reports:
+    """Pytest plugin that keeps the last report of each test."""
+
+    def __init__(self) -> None:
+        self.ended: list[Any] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "teardown":
+            self.ended.append(report)
+
+
+def test_lane_names_each_test_over_its_budget_and_what_to_do():
+    assert over_budget([Run({}, {}, 1.0)]) == ""
+    text = over_budget([Run({}, {}, 1.0, over_budget=[(7.25, 5.0, "tests/test_x.py::test_y")])])
+    assert text == (
+        "tests/test_x.py::test_y took 7.2 s; expected at most 5 s on an idle machine. "
+        "Make it quicker, cut it or mark it `nightly`."
+    )
