@@ -1,10 +1,9 @@
 """Budgets of tests: seconds of an idle machine that a test of every commit's lanes may take.
 
 A loaded machine makes tests slower, and none of them may fail for that. So a test is charged its
-wall time only if hardly any task of the machine waited for a core meanwhile (the kernel counts
-that: /proc/pressure/cpu), and otherwise the CPU time of its process and of the children that have
-ended, which waiting does not increase. What a fixture of a module or session does is shared, and
-charged to no test.
+wall time only if hardly any task of the machine waited meanwhile (the kernel counts that), and
+otherwise the CPU time of its process and of the children that have ended, which waiting does not
+increase. What a fixture of a module or session does is shared, and charged to no test.
 """
 
 import os
@@ -21,9 +20,7 @@ from tests.support import randomness
 IN_PROCESS_SECONDS = 5.0
 END_TO_END_SECONDS = 15.0
 
-# Of the wall time; the kernel's count is a mean over the cores.
-_HARDLY_ANY = 0.1
-_PRESSURE = Path("/proc/pressure/cpu")
+_HARDLY_ANY = 0.1  # of the wall time; the kernel's counts are means over the cores
 
 
 def budget_of(marks: Set[str], chosen_seed: int | None = randomness.CHOSEN_SEED) -> float | None:
@@ -41,7 +38,8 @@ class Clocks:
     Attributes:
         wall: time that passes.
         cpu: time that cores worked for this process and for its children that have ended.
-        waiting: time in which some task of the machine waited for a core.
+        waiting: time in which some task of the machine waited for a core, a disk or memory, or the
+            machine itself for its host.
     """
 
     wall: float
@@ -69,9 +67,12 @@ class Clocks:
 def _waiting(*, otherwise: float) -> float:
     """Returns `otherwise` if the kernel does not count: then some task may always have waited."""
     try:
-        return int(_PRESSURE.read_text().split("\n", 1)[0].rpartition("total=")[2]) / 1e6
-    except (OSError, ValueError):
+        pressures = [Path(f"/proc/pressure/{each}").read_text() for each in ("cpu", "io", "memory")]
+        stolen = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+    except OSError:
         return otherwise
+    totals = (int(text.split("\n", 1)[0].rpartition("total=")[2]) for text in pressures)
+    return sum(totals) / 1e6 + stolen / os.sysconf("SC_CLK_TCK")
 
 
 class Meter:
