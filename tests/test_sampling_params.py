@@ -26,7 +26,8 @@ COMPANY: dict[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": 100},
 }
 
-# Field -> (the ends of what is accepted, the nearest that is not).
+# Field -> (the ends of what is accepted, the nearest that is not). This is where each bound is
+# tested; intake and the APIs test that they pass them on.
 BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "max_tokens": ([1, 10**6], [0, -1]),
     "min_tokens": ([0, 100], [-1, 101]),
@@ -65,6 +66,31 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     ),
 }
 
+# What a refusal says that a value must be.
+EXPECTED: dict[str, list[str]] = {
+    "max_tokens": ["at least 1"],
+    "min_tokens": ["at least 0", "in [0, max_tokens = 100]"],
+    "temperature": ["in [0, 100]"],
+    "top_k": ["0 (all) or more"],
+    "top_p": ["in (0, 1]"],
+    "min_p": ["in [0, 1]"],
+    "seed": ["in [0, 2^64)"],
+    "n": ["in [1, 16]"],
+    "best_of": ["in [1, 16]"],
+    "beam_width": ["0 (off) or in [2, 16]"],
+    "length_penalty": ["in [-10, 10]"],
+    "repetition_penalty": ["in (0, 10]"],
+    "presence_penalty": ["in [-2, 2]"],
+    "frequency_penalty": ["in [-2, 2]"],
+    "top_logprobs": ["in [0, 20]"],
+    "prompt_logprobs": ["in [0, 20]"],
+    "stop": ["1 to 256 bytes", "at most 4", "text that UTF-8 can hold"],
+    "bad_words": ["1 to 256 bytes", "at most 64", "text that UTF-8 can hold"],
+    "stop_token_ids": ["at most 64"],
+    "logit_bias": ["of a token id of at least 0", "in [-100, 100]", "given once", "at most 300"],
+    "bad_token_ids": ["1 to 32 ids", "ids of at least 0", "at most 256"],
+}
+
 
 @pytest.mark.parametrize(
     ("field", "value"), [(field, v) for field, (good, _) in BOUNDS.items() for v in good]
@@ -81,8 +107,9 @@ def test_sampling_params_refuse_value_past_bound_by_name(field: str, value: obje
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingParams(**COMPANY.get(field, {}), **{field: value})
     assert caught.value.field.startswith(f"sampling.{field}")
-    assert caught.value.problem.startswith("is ")
-    assert "; must be " in caught.value.problem
+    said, _, expected = caught.value.problem.partition("; must be ")
+    assert said.startswith("is ")
+    assert expected in EXPECTED[field]
 
 
 @pytest.mark.parametrize("text", ["", "a" * (MAX_GRAMMAR_BYTES + 1), "ö" * 32_769, "\ud800"])
@@ -156,18 +183,26 @@ def test_sampling_params_name_both_sides_of_contradiction(
     assert str(caught.value) == f"sampling.{refusal}"
 
 
-def test_sampling_params_accept_compatible_fields() -> None:
-    SamplingParams(
-        beam_width=4, n=4, length_penalty=-1.0, early_stopping=EarlyStopping.NEVER,
-        repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=-1.0, min_tokens=3,
-        logit_bias=((1, 2.0),), bad_words=("x",), bad_token_ids=((1,),), logprobs=True,
-        prompt_logprobs=20, speculate=False, stop_token_ids=(5,), ignore_eos=True,
-    )  # fmt: skip
-    SamplingParams(
-        temperature=1.0, n=2, best_of=5, top_k=3, top_p=0.5, min_p=0.1, grammar=REGEX,
-        speculate=True, logprobs=True, top_logprobs=20, prompt_logprobs=0, stop=("x",),
-        min_tokens=16,
-    )  # fmt: skip
+COMPATIBLE: dict[str, dict[str, Any]] = {
+    "beams": {
+        "beam_width": 4, "n": 4, "length_penalty": -1.0, "early_stopping": EarlyStopping.NEVER,
+        "repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": -1.0,
+        "min_tokens": 3, "logit_bias": ((1, 2.0),), "bad_words": ("x",), "bad_token_ids": ((1,),),
+        "logprobs": True, "prompt_logprobs": 20, "speculate": False, "stop_token_ids": (5,),
+        "ignore_eos": True,
+    },
+    "samples": {
+        "temperature": 1.0, "n": 2, "best_of": 5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
+        "grammar": REGEX, "speculate": True, "logprobs": True, "top_logprobs": 20,
+        "prompt_logprobs": 0, "stop": ("x",), "min_tokens": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", COMPATIBLE.values(), ids=COMPATIBLE)
+def test_sampling_params_keep_compatible_fields(fields: dict[str, Any]) -> None:
+    params = SamplingParams(**fields)
+    assert {name: getattr(params, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(

@@ -460,8 +460,11 @@ async def test_stop_ends_open_streams_and_rejects_new_ones():
                 await asyncio.wait_for(attempt(), 30)
 
 
-async def test_stop_ends_an_idle_engine(engine):
-    await asyncio.wait_for(engine.stop(), 30)
+async def test_stop_closes_an_idle_engine():
+    engine = ScriptedEngine()
+    async with running(engine) as serving:
+        await asyncio.wait_for(serving.stop(), 30)
+        assert engine.is_closed
 
 
 async def test_reopened_id_receives_no_update_of_its_predecessor():

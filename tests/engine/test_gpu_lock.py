@@ -11,7 +11,7 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.memory import cache_allocation
-from baton.engine.memory.gpu_lock import file_lock, gpu_lock
+from baton.engine.memory.gpu_lock import file_lock
 
 
 def test_file_lock_excludes_other_holders_until_released(tmp_path: Path) -> None:
@@ -28,11 +28,6 @@ def test_file_lock_excludes_other_holders_until_released(tmp_path: Path) -> None
         events.append("first")
     thread.join(10.0)
     assert events == ["first", "second"]
-
-
-def test_gpu_lock_is_free_on_cpu() -> None:
-    with gpu_lock(torch.device("cpu")), gpu_lock(torch.device("cpu")):
-        pass
 
 
 def test_allocate_measures_and_takes_memory_under_the_lock(

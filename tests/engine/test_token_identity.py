@@ -1,5 +1,8 @@
 """Baton's greedy tokens are those of transformers, however the work is cut into steps."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +35,9 @@ GENERIC = [
     "llama_gelu", "gpt2", "gpt2_scaled", "gemma2", "gemma3", "gpt_oss", "mixtral", "deepseek_v3",
     "cohere2", "gpt_neox", "gemma3n",
 ]  # fmt: skip
+WINDOWED = ["mistral_short", "mistral_long"]
+HYBRID = ["qwen2_hybrid", "gemma2", "gemma3", "gpt_oss", "cohere2", "gemma3n"]
+FULL = [family for family in FUSED + GENERIC if family not in WINDOWED + HYBRID]
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 RANDOM = SamplingParams(
     max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, top_p=0.9, top_k=50, seed=2**63 + 5
@@ -62,24 +68,22 @@ def test_chunks_of_any_size_give_equal_tokens(checkpoints, oracle, family, budge
     assert_idle(engine)
 
 
-# Where chunks begin and end matters to windows, and without them to blocks of sixteen alone: there
-# one decoder of either kind tells for all.
 ANY_SIZE = [*range(1, 34), 47, 63, 64, 65, 127, 128, 129, 255]
-AROUND_BLOCKS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 47, 64, 65, 127, 255]
-IN_ANY_SIZE = {
-    "llama", "gpt2", "qwen2_hybrid", "mistral_short", "mistral_long", "gemma2", "gemma3", "gpt_oss",
-    "cohere2", "gemma3n",
-}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("family", "budget"),
-    [
-        pytest.param(family, budget, marks=() if budget == 17 else pytest.mark.slow)
-        for family in (*FUSED, *GENERIC)
-        for budget in (ANY_SIZE if family in IN_ANY_SIZE else AROUND_BLOCKS)
-    ],
-)
+def cases_of_any_size() -> Iterator[Any]:
+    """Each kind of attention meets chunks of each size, by families that take turns; all families
+    do so nightly. Where chunks begin and end matters to blocks and windows, and to nothing else of
+    a model."""
+    for families in (FULL, WINDOWED, HYBRID):
+        for turn, family in enumerate(families):
+            for i, budget in enumerate(ANY_SIZE):
+                is_its_turn = i % len(families) == turn
+                later = pytest.mark.slow if is_its_turn else pytest.mark.nightly
+                yield pytest.param(family, budget, marks=() if budget == 17 else later)
+
+
+@pytest.mark.parametrize(("family", "budget"), cases_of_any_size())
 def test_chunks_of_any_size_give_equal_tokens_in_every_family(checkpoints, oracle, family, budget):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3))
