@@ -25,8 +25,8 @@ with suppress(ImportError):  # `make gpu` does without
     settings.load_profile("baton")
 
 
-_TESTS_FROZEN = 100
-_num_tests = 0
+_MOST_FROZEN = 1000
+_num_frozen = 0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,17 +47,25 @@ def pytest_report_header() -> str:
 @pytest.fixture(autouse=True)
 def collected_garbage(request: pytest.FixtureRequest) -> Iterator[None]:
     """Collects garbage after each test with an event loop, so that a socket or task that it leaves
-    open fails the test itself and not a later one. What is left is frozen: the collector traverses
-    the objects of few tests, and every object only after `_TESTS_FROZEN` of them."""
+    open fails the test itself and not a later one. What is left is frozen, so that the collector
+    traverses the objects of one test."""
     yield
     if not inspect.iscoroutinefunction(request.function):
         return
-    global _num_tests
-    _num_tests += 1
-    if _num_tests % _TESTS_FROZEN == 0:
-        gc.unfreeze()
+    global _num_frozen
+    _num_frozen += 1
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Traverses every object, which takes seconds, after the `_MOST_FROZEN`-th of these tests."""
+    global _num_frozen
+    if _num_frozen == _MOST_FROZEN:
+        _num_frozen = 0
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
