@@ -15,7 +15,7 @@ from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE
-from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, request
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, nightly, request
 from tests.support.engine.kinds import GREEDY, KINDS, transcript
 from tests.support.engine.prompts import random_prompt, sharing_prompts
 
@@ -123,12 +123,6 @@ FAMILIES = ("gpt_oss", "qwen2_hybrid", "mistral_short", "qwen3", "gpt2")
     ("way", "policy", "family"),
     [
         *((way, "priority", "llama") for way in POLICY_WAYS),
-        *(
-            pytest.param(way, policy, "llama", marks=pytest.mark.slow)
-            for way in POLICY_WAYS
-            for policy in POLICIES
-            if policy != "priority"
-        ),
         *(  # any two of them meet
             pytest.param(way, policy, FAMILIES[(i + j) % len(FAMILIES)], marks=pytest.mark.slow)
             for i, way in enumerate(WAYS)
@@ -265,7 +259,7 @@ def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("turn", mostly_slow(range(80), *range(4)))
+@pytest.mark.parametrize("turn", [*mostly_slow(range(20), *range(4)), *nightly(range(20, 80))])
 def test_random_engine_settings_and_arrivals_change_no_output(checkpoints, alone, turn, rng):
     """Requests come while others run, some end early by themselves, some are aborted and come
     again, and the cache is flushed now and then."""

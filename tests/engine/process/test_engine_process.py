@@ -250,7 +250,7 @@ def forked(path: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
         parent.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # workers and their engines do so in tests/e2e/test_engine_process.py
 def test_engine_dies_with_its_parent(checkpoints):
     with forked(checkpoints["llama"]) as (parent, child):
         parent.kill()
@@ -258,7 +258,7 @@ def test_engine_dies_with_its_parent(checkpoints):
         assert psutil.wait_procs([child], timeout=10)[1] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_engine_ignores_sigterm_and_parent_says_how_it_died(checkpoints):
     with forked(checkpoints["llama"]) as (parent, child):
         for signum in (signal.SIGTERM, signal.SIGINT):

@@ -7,7 +7,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from tests.support.randomness import CHOSEN_SEED
 
 HASHES = [bytes([i]) * 16 for i in range(6)]
 
@@ -134,9 +133,9 @@ class ManyRuns(PoolModel):
     """The same for longer."""
 
 
-TestTheBlockPoolAgreesWithItsModelInManyRuns = pytest.mark.slow(ManyRuns.TestCase)
+TestTheBlockPoolAgreesWithItsModelInManyRuns = pytest.mark.nightly(ManyRuns.TestCase)
 TestTheBlockPoolAgreesWithItsModelInManyRuns.settings = settings(
-    max_examples=500 if CHOSEN_SEED is None else 1500, stateful_step_count=60
+    max_examples=1500, stateful_step_count=60
 )
 
 
