@@ -16,6 +16,7 @@ from tests.support.engine.engines import (
     drain,
     load,
     mostly_slow,
+    nightly,
     output_of,
     request,
     tokens,
@@ -110,7 +111,7 @@ def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
     return outputs
 
 
-@pytest.mark.parametrize("turn", mostly_slow(range(6), 0, 1))
+@pytest.mark.parametrize("turn", [*mostly_slow(range(3), 0, 1), *nightly(range(3, 6))])
 @pytest.mark.parametrize("changes", mostly_slow([0, 1, 2], 0))
 def test_async_scheduling_changes_no_token_in_random_schedules(checkpoints, turn, changes, seed):
     ways: tuple[dict[str, Any], ...] = (

@@ -257,15 +257,14 @@ def test_beam_searches_that_preempt_each_other_finish(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("family", "window", "budget"),
-    [("gemma3", None, 9), ("gpt_oss", None, 16), ("mistral_short", 11, 9)],
-)
+WINDOWED = {"gemma3": (None, 9), "gpt_oss": (None, 16), "mistral_short": (11, 9)}
+
+
+@grid(family=WINDOWED, mode=MODES, caching=[True, False])
 def test_windowed_beam_searches_find_equal_beams_if_preempted(
-    checkpoints, beam_oracle, oracle, family, window, budget, mode, caching
+    checkpoints, beam_oracle, oracle, family, mode, caching
 ):
+    window, budget = WINDOWED[family]
     path = checkpoints[family]
     per_beam = -(-(20 + 24 - 1) // 4) if window is None else -(-(window - 1 + budget) // 4) + 1
     settings = {**TIGHT, **MODES[mode], "num_blocks": 3 * per_beam}

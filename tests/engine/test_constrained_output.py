@@ -26,6 +26,7 @@ from tests.support.engine.engines import (
     drain,
     load,
     mostly_slow,
+    nightly,
     output_of,
     request,
 )
@@ -209,7 +210,7 @@ def test_constrained_requests_are_launched_ahead(checkpoints, expected):
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("turn", mostly_slow(range(20), 0, 1))
+@pytest.mark.parametrize("turn", [*mostly_slow(range(8), 0, 1), *nightly(range(8, 20))])
 def test_constrained_requests_equal_single_ones_in_random_pools(checkpoints, expected, turn, rng):
     """Requests come while others run; the pool has room for the largest and little more."""
     block_size = rng.choice([1, 2, 3, 4, 8])
@@ -240,7 +241,13 @@ def test_constrained_requests_equal_single_ones_in_random_pools(checkpoints, exp
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("way", mostly_slow(WAYS, "guessing amid preemption"))
+# In others their steps are those of sequences of requests, which any two of way and policy test.
+FORKED = ("guessing amid preemption", "in chunks", "swapped")
+
+
+@pytest.mark.parametrize(
+    "way", [*mostly_slow(FORKED, FORKED[0]), *nightly(way for way in WAYS if way not in FORKED)]
+)
 def test_forked_sequences_follow_the_grammar_independently(checkpoints, plain, way):
     engine = load(checkpoints["tiny"], **WAYS[way])
     n = min(4, engine.config.max_num_seqs)
@@ -255,7 +262,9 @@ def test_forked_sequences_follow_the_grammar_independently(checkpoints, plain, w
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
+@pytest.mark.parametrize(
+    "policy", ["decode-first", *nightly(each for each in POLICIES if each != "decode-first")]
+)
 def test_drafts_that_the_grammar_forbids_are_rejected(checkpoints, plain, expected, policy):
     """All drafts are what would be said without the grammar."""
     engine = load(checkpoints["tiny"], **ROOM, max_drafts=4, policy=policy)
