@@ -6,6 +6,8 @@ import functools
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
+from baton.installation import NAME
+
 NOT_INSTALLED = "from its sources"
 
 
@@ -13,6 +15,6 @@ NOT_INSTALLED = "from its sources"
 def version() -> str:
     """Returns the installed package's version, such as "0.1.0"; `NOT_INSTALLED` if it is not."""
     try:
-        return installed("baton-serve")
+        return installed(NAME)
     except PackageNotFoundError:
         return NOT_INSTALLED

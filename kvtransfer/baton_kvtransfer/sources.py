@@ -14,6 +14,7 @@ from typing import TypeVar
 from baton.engine.cache.cuda_ipc import CudaDriver, CudaIpc
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.installation import install_command
 from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Receiver
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
@@ -219,7 +220,7 @@ class Sources:
         if self._nixl_problem:
             raise UnavailableError(self._nixl_problem)
         if not is_installed():
-            raise UnavailableError("nixl is not installed here: pip install 'baton-serve[nixl]'")
+            raise UnavailableError(f"nixl is not installed here; {install_command('nixl')}")
         described = await self._describe(source[0], (NIXL,))
         return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
 

@@ -81,7 +81,7 @@ class RouterSettings(PickerSettings):
         ge=0,
         le=65535,
         description="Port for OpenAI's API, a page to try it and metrics, on --host; 0 takes any "
-        "free one. Needs `pip install 'baton-serve[http]'`. Unset: gRPC alone.",
+        "free one. Needs the extra http. Unset: gRPC alone.",
     )
     http_max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="Maximum bytes of the body of an HTTP request."

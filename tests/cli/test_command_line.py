@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from baton.cli.command import HINTS, MAX_SUMMARY, SECTIONS
 from baton.cli.main import app
 from baton.cli.process import Process
+from baton.installation import install_command
 from baton.models import INTRODUCTION
 from baton.placement_terms import LOAD, TERMS
 from baton.version import version
@@ -219,7 +220,7 @@ def test_up_serves_no_http_when_its_extra_is_missing(
         assert "--http-port" not in result.stdout
         return result
 
-    how = "needs starlette; pip install 'baton-serve[http]'\n"
+    how = f"needs starlette; {install_command('http')}\n"
     unasked = dry_run()
     assert (unasked.exit_code, unasked.stderr) == (0, f"baton: no HTTP: it {how}")
     unwanted = dry_run("--no-http")

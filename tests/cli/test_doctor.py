@@ -23,6 +23,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
+from baton.installation import install_command
 from tests.support.cluster.wide import restored
 from tests.support.waiting import wait_until
 
@@ -64,7 +65,7 @@ def test_doctor_prints_advice_below_each_fault(monkeypatch: pytest.MonkeyPatch) 
     lines = result.stdout.splitlines()
     (at,) = [i for i, line in enumerate(lines) if line.startswith("fault packages: ")]
     assert "grpcio is 0.0.1, " in lines[at]
-    assert lines[at + 1].strip() == "pip install --upgrade baton-serve"
+    assert lines[at + 1].strip() == install_command()
     assert lines[-1].startswith("1 fault")
 
 
@@ -92,7 +93,7 @@ def test_doctor_notes_a_missing_extra(
     assert found[f"extra {extra}"] == (
         "note",
         f"{package} is not installed; needed for {purpose}",
-        f"pip install 'baton-serve[{extra}]'",
+        install_command(extra),
     )
 
 
@@ -111,7 +112,7 @@ def test_doctor_says_that_no_worker_can_run(
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor"])
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, summary)
     assert re.search(rf"(note|fault) +no worker can run here: .*{module}", result.stdout)
-    assert "baton-serve[worker]'" in result.stdout
+    assert install_command("worker") in result.stdout
 
 
 def test_doctor_finds_missing_redis_server_for_local_cluster(
@@ -130,7 +131,7 @@ def test_doctor_finds_missing_redis_server_for_local_cluster(
     assert found["extra worker"] == ("ok", "is installed, for workers", "")
     level, text, advice = found["embedded Redis"]
     assert (level, text[:29]) == ("fault", "there is no Redis to start: i")
-    assert "pip install 'baton-serve[worker]'" in advice
+    assert install_command("worker") in advice
 
 
 def test_doctor_finds_taken_port_and_unreachable_redis() -> None:

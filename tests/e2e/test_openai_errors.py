@@ -18,6 +18,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import HOST, free_port
 from baton.client.client import AsyncClient
 from baton.errors import NotFoundError
+from baton.installation import install_command
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.named_clusters import tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router
@@ -305,9 +306,8 @@ def test_router_names_the_extra_that_http_port_needs(tmp_path):
         "u.find_spec = lambda name, *a: None if name == 'starlette' else find(name, *a)\n"
     )
     found = router("--http-port", "0", PYTHONPATH=str(tmp_path))
-    assert found.splitlines()[-1] == (
-        "router: --http-port needs starlette; pip install 'baton-serve[http]'"
-    )
+    needed = f"--http-port needs starlette; {install_command('http')}"
+    assert found.splitlines()[-1] == f"router: {needed}"
 
 
 def router(*flags: str, **variables: str) -> str:

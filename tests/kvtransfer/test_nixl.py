@@ -1,6 +1,7 @@
 """Agents that read each other's pools: when there is one, and what it makes of what it is told."""
 
 import asyncio
+import re
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
+from baton.installation import install_command
 from baton.v1.kv_transfer_pb2 import DescribeResponse
 from baton_kvtransfer import client, sources
 from baton_kvtransfer.block_batch import BlockBatch
@@ -75,7 +77,7 @@ async def test_fetch_falls_back_to_grpc_and_says_why_without_nixl(monkeypatch):
 async def test_fetch_names_install_command_when_nixl_is_missing(monkeypatch):
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     async with transfer(connector="nixl") as ends:
-        with pytest.raises(FailedPreconditionError, match=r"pip install 'baton-serve\[nixl\]'"):
+        with pytest.raises(FailedPreconditionError, match=re.escape(install_command("nixl"))):
             await fetched(ends)
         assert ends.nixl._agent is None
 

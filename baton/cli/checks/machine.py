@@ -16,6 +16,7 @@ from baton.cli.checks.finding import Finding, Level, fault, note, ok
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS
 from baton.engine.memory.machine_memory import allowed_memory, machine_memory
 from baton.errors import FailedPreconditionError
+from baton.installation import NAME, install_command
 from baton.serving.optional_dependencies import check_extra
 from baton.worker.roles import modules
 
@@ -64,14 +65,14 @@ def _python() -> Finding:
 def _packages() -> Iterator[Finding]:
     """Checks every requirement of Baton, and reports which extras are installed."""
     try:
-        found = f"baton-serve {version('baton-serve')}"
-        wanted = [Requirement(line) for line in requires("baton-serve") or ()]
+        found = f"{NAME} {version(NAME)}"
+        wanted = [Requirement(line) for line in requires(NAME) or ()]
     except PackageNotFoundError:
-        yield note("packages", "Baton runs from its sources", "pip install -e '.[local]'")
+        yield note("packages", "Baton runs from its sources", install_command("local"))
         return
     wrong = [text for r in wanted if _is_wanted(r, "") and (text := _mismatch(r))]
     if wrong:
-        yield fault("packages", "; ".join(wrong), "pip install --upgrade baton-serve")
+        yield fault("packages", "; ".join(wrong), install_command())
     else:
         yield ok("packages", found)
     for extra, purpose in _EXTRAS.items():
@@ -84,8 +85,8 @@ def _packages() -> Iterator[Finding]:
             and (text := _mismatch(r))
         ]
         if lacking:
-            advice = f"pip install 'baton-serve[{extra}]'"
-            yield note(f"extra {extra}", f"{'; '.join(lacking)}; needed for {purpose}", advice)
+            text = f"{'; '.join(lacking)}; needed for {purpose}"
+            yield note(f"extra {extra}", text, install_command(extra))
         else:
             yield ok(f"extra {extra}", f"is installed, for {purpose}")
 
@@ -140,8 +141,7 @@ def _workers() -> Finding:
             importlib.import_module(module)
     # Libraries raise anything when they do not fit together.
     except Exception as error:
-        advice = "pip install --upgrade 'baton-serve[worker]'"
-        return fault(NO_WORKER, f"{type(error).__name__}: {error}", advice)
+        return fault(NO_WORKER, f"{type(error).__name__}: {error}", install_command("worker"))
     return ok("workers", "can run here")
 
 

@@ -9,6 +9,7 @@ from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import check_answers, connect, transact
 from baton.errors import BatonError
+from baton.installation import install_command
 
 _NUM_TRIPS = 5
 # Seconds of a slow round trip: commands time out after one second.
@@ -33,7 +34,7 @@ def store(url: str | None) -> Iterator[Finding]:
         advice = (
             "check that it runs, and that this machine can reach it"
             if url
-            else "pip install 'baton-serve[worker]', or name a Redis with --redis-url"
+            else f"{install_command('worker')}, or name a Redis with --redis-url"
         )
         yield fault(subject, str(error), advice)
 

@@ -14,6 +14,7 @@ from baton.engine.attention.flash_attention import FlashAttention
 from baton.engine.attention.flashinfer_attention import FlashInfer
 from baton.engine.attention.interface import LayerAttention
 from baton.engine.attention.library_attention import AttentionLibrary
+from baton.installation import install_command
 from baton_kernels.attention_inputs import HEAD_DIMS
 from baton_kernels.gpu import Gpu
 
@@ -93,7 +94,7 @@ class Library:
 LIBRARIES: Final = {
     "flashinfer": Library(
         "flashinfer",
-        "Install baton-serve[flashinfer], or use attention_backend=triton",
+        f"{install_command('flashinfer')}, or use attention_backend=triton",
         lambda capability: capability >= (8, 0),
         "8.0 or newer",
         (64, 128, 256),

@@ -25,6 +25,7 @@ from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
+from baton.installation import install_command
 
 # Microseconds after which a source's progress thread wakes even without an event.
 _WAKE_US = 10_000
@@ -268,7 +269,7 @@ def load() -> Any:
         from nixl import _bindings
     except (ImportError, OSError) as error:
         raise UnavailableError(
-            f"nixl is not to be had ({error}); pip install 'baton-serve[nixl]'"
+            f"nixl cannot be imported ({error}); {install_command('nixl')}"
         ) from error
     logging.raiseExceptions = raises
     log = logging.getLogger("nixl")

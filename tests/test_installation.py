@@ -1,0 +1,58 @@
+"""Commands that install what an installation of Baton lacks."""
+
+import json
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from baton.installation import command_for, install_command
+
+WHEEL = "baton_serve-0.1.0-py3-none-any.whl"
+
+
+@pytest.fixture(autouse=True)
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without a pip of its own, as an image has it."""
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "installed", "command"),
+    [
+        ({"dir_info": {"editable": True}}, "checkout", "pip install -e '{0}[vision]'"),
+        ({"dir_info": {}}, "checkout", "pip install '{0}[vision]'"),
+        ({"archive_info": {}}, WHEEL, "pip install '{0}[vision]'"),
+        ({"archive_info": {}}, "lost.whl", "pip install 'baton-serve[vision]'"),
+    ],
+    ids=["editable", "folder", "wheel", "lost wheel"],
+)
+def test_command_fits_the_origin_of_the_installation(
+    tmp_path: Path, kind: dict[str, object], installed: str, command: str
+) -> None:
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / WHEEL).touch()
+    path = tmp_path / installed
+    assert command_for({"url": path.as_uri(), **kind}, "vision") == command.format(path)
+
+
+def test_command_names_the_package_of_an_index() -> None:
+    assert command_for({}, "http") == "pip install 'baton-serve[http]'"
+    assert command_for({}) == "pip install baton-serve"
+
+
+def test_command_of_this_installation_reads_its_metadata() -> None:
+    origin = json.loads(distribution("baton-serve").read_text("direct_url.json") or "{}")
+    assert install_command("http") == command_for(origin, "http")
+
+
+def test_command_runs_the_pip_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "bin" / "pip"
+    own.parent.mkdir()
+    own.touch(mode=0o755)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert command_for({}) == f"{own} install baton-serve"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert command_for({}) == "pip install baton-serve"
