@@ -2,16 +2,16 @@
 
 import functools
 import logging
+from importlib.metadata import requires
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 
 from baton.engine.attention.in_place_attention import InPlaceAttention, why_not_in_place
 from baton.engine.attention.interface import Attention, LayerAttention
-from baton.engine.attention.library_choice import LIBRARIES, Library, LibraryModel
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_pool import KvCache
-from baton.engine.cache.kv_scales import FP8
 from baton.engine.config import EngineConfig
 from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.models.fused_model import FusedModel
@@ -21,7 +21,8 @@ from baton.engine.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, TransformersModel
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.installation import package_command
 from baton_kernels.cpu.library import NoLibraryError
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
@@ -135,14 +136,17 @@ def choose_backend(
     device: torch.device,
 ) -> Backend:
     """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
-    to change, if the config requires Triton kernels that cannot run."""
+    to change, if the config requires Triton kernels that cannot run, and
+    `FailedPreconditionError` on a GPU without Triton. A CPU needs none."""
+    if device.type == "cuda":
+        _check_triton()
     wanted = _named(config)
     if config.kernels != "torch" and (wanted is not None or device.type == "cuda"):
         why_not = _why_no_kernels(config, model, layers, device)
         if why_not is None:
-            from baton.engine.triton_backend import TritonBackend
+            from baton.engine.triton_backend import TritonBackend, choose_library
 
-            library = _library(config, model, layers, device)
+            library = choose_library(config, model, layers, device)
             return TritonBackend(config, layers, model.dtype, max_len, library)
         if wanted is not None:
             raise InvalidArgumentError(
@@ -168,40 +172,13 @@ def _named(config: EngineConfig) -> str | None:
     return "kernels" if config.kernels == "triton" else None
 
 
-def _library(
-    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
-) -> Library | None:
-    """Returns the library that attends; None: Triton's kernels do. Raises `InvalidArgumentError` if
-    the config names one that cannot."""
-    name = config.attention_backend
-    if name not in LIBRARIES:
-        why = " (attention_backend is auto, which chooses no library)" if name == "auto" else ""
-        logger.info("Triton's kernels compute attention%s", why)
-        return None
-    described = LibraryModel(
-        dtype=model.dtype,
-        kv_dtype=FP8 if config.kv_cache_dtype == "fp8_e4m3" else model.dtype,
-        head_dims=frozenset(layer.shape.key_head_dim for layer in layers),
-        layers=[layer.attention for layer in layers],
-        deterministic=config.deterministic,
-    )
-    why_not = LIBRARIES[name].why_not(described, device)
-    if why_not is not None:
-        raise InvalidArgumentError("attention_backend", f"is {name!r}, but {why_not}")
-    recorded = "; in decode steps replayed from CUDA graphs Triton's do" * config.cuda_graphs
-    logger.info("%s computes attention, as attention_backend says%s", name, recorded)
-    return LIBRARIES[name]
-
-
 def _why_no_kernels(
     config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
 ) -> str | None:
-    import triton
-
+    if device.type != "cuda" and not _are_interpreted():
+        return "they run on a GPU and the device is a CPU: unset it there"
     from baton_kernels.attention_inputs import check_model
 
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
-        return "they run on a GPU and the device is a CPU: unset it there"
     if config.deterministic and (reason := why_unknown(model)) is not None:
         return reason
     for layer in layers:
@@ -213,3 +190,22 @@ def _why_no_kernels(
         except ValueError as error:
             return str(error)
     return None
+
+
+def _are_interpreted() -> bool:
+    if find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _check_triton() -> None:
+    """Raises `FailedPreconditionError` where Triton is missing, also if torch shall compute: blocks
+    are copied by a kernel. Builds of torch for GPUs require one release of it."""
+    if find_spec("triton") is None:
+        needed = next((line for line in requires("torch") or () if line.startswith("triton")), "")
+        release = needed.partition(";")[0].strip() or "triton"
+        raise FailedPreconditionError(
+            f"a GPU needs Triton, which is not installed; {package_command(release)}"
+        )

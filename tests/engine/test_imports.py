@@ -8,6 +8,7 @@ import pytest
 # Of the serving side and of features that a bare engine does without.
 NOT_NEEDED = ("redis", "opentelemetry", "grpc", "rich", "pydantic", "llguidance", "typer")
 NOT_NEEDED += ("PIL", "torchvision")  # of images, which a text model does without
+NOT_NEEDED += ("triton",)  # of GPUs
 NOT_IMPORTED = (
     "transformers.models.clip",
     "transformers.image_processing",
@@ -29,7 +30,7 @@ print(len(result.token_ids), imported, engine.encoder_pool)
 
 
 @pytest.mark.slow  # `make check` forbids the imports of the engine's own modules
-def test_engine_runs_without_packages_of_servers_and_images(checkpoints):
+def test_engine_runs_without_packages_of_servers_images_and_gpus(checkpoints):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, checkpoints["llama"]],
         capture_output=True,

