@@ -38,7 +38,7 @@ def write_settings(path, settings):
 '''
 
 _QUESTION = "Write a function `get` that returns the value of the key."
-_PROMPTS: tuple[tuple[str, str, Prompt], ...] = (
+PROMPTS: tuple[tuple[str, str, Prompt], ...] = (
     ("1", "a Python file to continue", _PREFIX + "def read_file(path):\n"),
     ("2", "the same file, another ending", _PREFIX + "def read_lines(path):\n"),
     ("3", "a conversation", [Message("user", _QUESTION)]),
@@ -74,7 +74,7 @@ def run(console: Console) -> None:
             with status_display(console) as on_status:
                 cluster.start(on_status=on_status)
             with Client(cluster.address, timeout=_ANSWER_TIMEOUT) as client:
-                answers = [_ask(client, console, *prompt) for prompt in _PROMPTS]
+                answers = [_ask(client, console, *prompt) for prompt in PROMPTS]
             console.print(handoff(answers[0]), table(answers), INTRODUCTION, highlight=False)
         finally:
             cluster.stop()

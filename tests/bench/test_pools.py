@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bench.pools import goodput_rows
-from tests.support.readme import README
+from tests.support.documents import README
 from tests.support.repository import ROOT
 
 
@@ -15,5 +15,5 @@ def test_goodput_of_the_documentation_is_what_is_simulated(conversation_trace):
     shown = re.findall(r"^\| 18\.2 \| \d+ ms \| (\d+)% \| (\d+)% \|$", page, re.MULTILINE)
     found = [(f"{row.value:.0f}", f"{row.reference:.0f}") for row in goodput_rows((6.0,))]
     assert shown == found
-    (first,) = re.findall(r"18 recorded requests/s: .* \| (\d+)% \| (\d+)% \|", README)
+    (first,) = re.findall(r"at 18 requests/s.*: (\d+)% by .* (\d+)% by", README)
     assert first == found[0]

@@ -3,15 +3,17 @@ import signal
 import pytest
 
 from tests.cli.conftest import baton, gone, interrupt, running, started
-from tests.support.readme import OUTPUTS, shows
+from tests.support.documents import outputs_of, shows
 
 pytestmark = pytest.mark.e2e
 
 
-def test_demo_prints_what_the_readme_shows() -> None:
+def test_demo_prints_what_the_pages_show() -> None:
     ended = baton("demo", COLUMNS="120")
     assert ended.returncode == 0, ended.stderr
-    assert shows(OUTPUTS["make demo"], ended.stdout)
+    shown = outputs_of("make demo", "baton demo")
+    assert len(shown) > 2
+    assert all(shows(output, ended.stdout) for output in shown), ended.stdout
 
 
 @pytest.mark.nightly

@@ -3,7 +3,7 @@
 import re
 import tomllib
 
-from tests.support.readme import OUTPUTS, README
+from tests.support.documents import OUTPUTS, README
 from tests.support.repository import ROOT
 
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -14,7 +14,7 @@ def test_every_target_exists():
     named = re.findall(r"`make ([a-z-]+)`", README)
     assert set(named) >= {"test", "dist", "images"}
     assert not set(named) - set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    assert "make demo" in OUTPUTS
+    assert "make demo" in dict(OUTPUTS["README.md"])
     assert re.search(r"^demo:.*\n\t\$\(BIN\)/baton demo$", makefile, re.MULTILINE)
 
 
@@ -26,5 +26,6 @@ def test_every_command_exists():
 
 def test_every_extra_is_listed():
     extras = METADATA["optional-dependencies"].keys() - {"test", "dev"}
-    assert set(re.findall(r"`baton-serve\[([\w-]+)\]`", README)) == extras
-    assert f"`pip install {METADATA['name']}`" in README
+    assert set(re.findall(r"`\[([\w-]+)\]`", README)) == extras
+    wheel = f"{METADATA['name'].replace('-', '_')}-{METADATA['version']}-py3-none-any.whl"
+    assert f"pip install 'dist/{wheel}[local]'" in README

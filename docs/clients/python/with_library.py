@@ -1,4 +1,4 @@
-"""A client of Baton by its own library: `pip install baton-serve`, which needs no torch.
+"""A client of Baton by its own library: its wheel without extras, which needs no torch.
 
 python with_library.py HOST:PORT[,HOST:PORT...] PROMPT
 """
