@@ -1,0 +1,10 @@
+"""Transfer of blocks between workers, under leases and by one of several connectors.
+
+A claimant asks a source once which transports it offers (`Describe`): gRPC, or its memory
+(shared, opened by CUDA, or read by NIXL). `client.py` opens `KvTransfer.Fetch`, whose stream is
+the heartbeat of the lease. Blocks flow as chunks finish; those that the claimant holds are
+skipped. Threads read and write them, never the event loop: the source's ahead of what it sends
+(`send_ahead.py`), the claimant's while more arrives (`arrivals.py`); on a GPU on a stream beside
+the engine's, which waits for no step (`transfer_stream.py`). What follows from an event in each
+state of a lease is a table (`lease_machine.py`).
+"""

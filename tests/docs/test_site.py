@@ -16,6 +16,13 @@ def test_navigation_has_every_page():
     assert sorted(named) == sorted(pages)
 
 
+def test_index_of_decisions_has_each_once_by_its_title():
+    index = (DOCS / "adr/README.md").read_text()
+    listed = re.findall(r"^- \[(.+)\]\((\S+)\)$", index, re.MULTILINE)
+    decisions = {path: path.read_text().partition("\n")[0] for path in (DOCS / "adr").glob("0*.md")}
+    assert sorted(listed) == sorted((line[2:], path.name) for path, line in decisions.items())
+
+
 def test_troubleshooting_has_every_alert():
     headings = re.findall(
         r"^### (\w+)$", (DOCS / "guides/troubleshooting.md").read_text(), re.MULTILINE
