@@ -134,6 +134,11 @@ class Channels:
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._on_renewal: list[Callable[[], None]] = []
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Endpoints with an open channel."""
+        return tuple(self._channels)
+
     def on_renewal(self, callback: Callable[[], None]) -> None:
         """Registers `callback`, called when certificates were renewed and `get` has new channels.
         Endless calls should then move over: the old channels wait for them."""

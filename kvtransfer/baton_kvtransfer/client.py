@@ -27,7 +27,7 @@ from baton_kvtransfer.lease_machine import ClaimantEvent
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.offers import Description, description_of
 from baton_kvtransfer.plugins import NamedPlugin
-from baton_kvtransfer.sources import Sources
+from baton_kvtransfer.sources import Sources, TransportTimes
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
 from baton_kvtransfer.wire import connector_values, fetch_request, first_token_of
@@ -43,6 +43,7 @@ class KvFetcher:
 
     Attributes:
         meter: counters of its transfers.
+        sources: transports from the sources.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class KvFetcher:
         nixl_devices: str | None = None,
         nixl_problem: str = "",
         socket_dir: str | None = None,
+        times: TransportTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`service`: service of the sources. `connector`: the only one to use, or "auto". `plugin`:
@@ -74,7 +76,7 @@ class KvFetcher:
         self._service = service
         self._clock = clock
         nixl = NixlReader(pools, nixl_devices)
-        self._sources = Sources(
+        self.sources = Sources(
             pools,
             connector,
             self._describe,
@@ -82,11 +84,12 @@ class KvFetcher:
             plugin=plugin,
             nixl_problem=nixl_problem,
             socket_dir=socket_dir,
+            times=times,
         )
 
     def close(self) -> None:
         """Unmaps the memory of all sources. Idempotent."""
-        self._sources.close()
+        self.sources.close()
 
     def check(self, handle: Handle) -> None:
         """Raises `FailedPreconditionError` if the two workers may not pair.
@@ -125,7 +128,7 @@ class KvFetcher:
         except grpc.aio.AioRpcError as error:
             if not is_loss(error):
                 raise
-            self._sources.lost(handle.source_endpoint, handle.source_epoch)
+            self.sources.lost(handle.source_endpoint, handle.source_epoch)
             raise UnavailableError(
                 f"the connection to {handle.source_worker} broke: {error.details()}"
             ) from error
@@ -139,7 +142,7 @@ class KvFetcher:
     async def _take(
         self, handoff: Handoff, handle: Handle, num_held: int, deadline: float
     ) -> tuple[FirstToken | None, TransferReport]:
-        transport = await self._sources.transport(handle.source_endpoint, handle.source_epoch)
+        transport = await self.sources.transport(handle.source_endpoint, handle.source_epoch)
         with transport.transfer() as receiver:
             connector = transport.connector
             is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)

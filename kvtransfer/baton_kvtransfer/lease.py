@@ -79,6 +79,11 @@ class Lease:
         return self.state in OVER
 
     @property
+    def num_waiting(self) -> int:
+        """Number of tasks that wait for a change of it."""
+        return len(self._waiters)
+
+    @property
     def age(self) -> float:
         """Seconds since it was opened."""
         return self._clock.time() - self._opened

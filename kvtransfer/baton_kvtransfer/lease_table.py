@@ -17,7 +17,6 @@ from baton_kvtransfer.clock import Clock
 from baton_kvtransfer.lease import Claim, Lease, no_such_lease
 from baton_kvtransfer.lease_machine import LeaseState
 
-# Number of ids remembered after their leases are over, to reject a reused id.
 NUM_REMEMBERED = 16_384
 _DEFAULT_TIME_LIMIT = 60.0
 # A decode worker claims before the router calls the prefill worker, and is cancelled if that fails.
@@ -40,10 +39,13 @@ class LeaseTable:
         clock: Callable[[], Clock] = asyncio.get_running_loop,
         *,
         open_timeout: float = DEFAULT_OPEN_TIMEOUT,
+        num_remembered: int = NUM_REMEMBERED,
     ) -> None:
         """`time_limit`: seconds from a lease's completion to its confirmation. `clock` returns the
-        clock; it is called when a lease opens. `open_timeout`: as the attribute."""
+        clock; it is called when a lease opens. `open_timeout`: as the attribute. `num_remembered`:
+        number of ids remembered after their leases are over, to reject a reused id."""
         self.open_timeout = open_timeout
+        self._num_remembered = num_remembered
         self._time_limit = time_limit
         self._clock = clock
         self._leases: dict[Claim, Lease] = {}
@@ -54,6 +56,11 @@ class LeaseTable:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    @property
+    def num_awaited(self) -> int:
+        """Number of claims that wait for their leases to open."""
+        return len(self._awaited)
 
     @property
     def oldest_age(self) -> float:
@@ -129,5 +136,5 @@ class LeaseTable:
 
     def _forget_later(self, lease_id: bytes) -> None:
         self._past.append(lease_id)
-        if len(self._past) > NUM_REMEMBERED:
+        if len(self._past) > self._num_remembered:
             del self._used[self._past.popleft()]

@@ -60,6 +60,9 @@ class ServedPools:
         return connector_of(request.connector, request.plugin, self.plugin_connector)
 
 
+SenderOf = Callable[[pb.FetchRequest, ServedPools, TransferStream], Sender]
+
+
 class KvTransferService:
     """Service with Describe, Fetch and Confirm over one worker's pools and leases.
 
@@ -74,8 +77,11 @@ class KvTransferService:
         leases: LeaseTable,
         served: Callable[[], ServedPools],
         service: TransferService = KV,
+        sender_of: SenderOf | None = None,
     ) -> None:
+        """`sender_of` returns the sender for a request; None: that of the request's connector."""
         self.service = service
+        self._sender_of = sender_of or sender_of_connector
         self._leases = leases
         self._served = served
         self._stream = TransferStream()
@@ -94,7 +100,7 @@ class KvTransferService:
         claim = claim_of(request)
         served = self._served()
         _check(request, served)
-        sender = _sender(request, served, self._stream)
+        sender = self._sender_of(request, served, self._stream)
         remaining, timeout = context.time_remaining(), self._leases.open_timeout
         if remaining is not None:
             timeout = min(timeout, remaining)
@@ -144,7 +150,11 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
     served.pairing.check(other, request.claimant or "the claimant")
 
 
-def _sender(request: pb.FetchRequest, served: ServedPools, stream: TransferStream) -> Sender:
+def sender_of_connector(
+    request: pb.FetchRequest, served: ServedPools, stream: TransferStream
+) -> Sender:
+    """Returns the sender of the connector that a request names. Raises `FailedPreconditionError` if
+    these pools are not offered by it."""
     connector = served.connector_of(request)
     integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
     if connector is GRPC:
@@ -153,7 +163,7 @@ def _sender(request: pb.FetchRequest, served: ServedPools, stream: TransferStrea
     offered = offers.get(connector, served.plugin)
     if isinstance(offered, str):
         raise FailedPreconditionError(f"blocks cannot be had by {connector.name} here: {offered}")
-    return PlaceSender(integrity)
+    return PlaceSender(integrity, stream)
 
 
 async def _stream(

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -28,12 +29,24 @@ from baton_kvtransfer.transfer_stream import TransferStream
 # Connectors that read the source's memory; the fallback is `GRPC`.
 FASTEST_FIRST = (CUDA_IPC, SHM, NIXL)
 
-# Seconds after which a source is forgotten that no transfer has used: it may have left the cluster.
-_IDLE_SECONDS = 600.0
-# Seconds after which a faster connector is tried again that failed for a reason which may pass.
-_RETRY_SECONDS = 10.0
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportTimes:
+    """Times of the choice of transports, in seconds.
+
+    Attributes:
+        connect: in which a source of this host has to answer each call.
+        retry: after which a faster connector is tried again that failed for a reason which may
+            pass.
+        idle: after which a source is forgotten that no transfer has used: it may have left the
+            cluster.
+    """
+
+    connect: float = shm_claimant.CONNECT_TIMEOUT
+    retry: float = 10.0
+    idle: float = 600.0
 
 
 class Transport:
@@ -91,6 +104,17 @@ Describe = Callable[[str, Sequence[Connector]], Awaitable[Description]]
 _Source = tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Source with the task that chooses, or has chosen, its transport.
+
+    `last_used`: seconds of the event loop's clock.
+    """
+
+    choice: "asyncio.Task[Transport]"
+    last_used: float
+
+
 class Sources:
     """Transports from one worker's sources, cached by endpoint and epoch while they are used."""
 
@@ -105,6 +129,7 @@ class Sources:
         plugin: NamedPlugin | None = None,
         nixl_problem: str = "",
         socket_dir: str | None = None,
+        times: TransportTimes | None = None,
     ) -> None:
         """`describe` asks the source at an endpoint for its offers, and names the connectors that
         the source opens only on request. `nixl` is closed with this, and not used if `nixl_problem`
@@ -119,9 +144,14 @@ class Sources:
         self._nixl_problem = nixl_problem
         self._cuda = cuda or CudaDriver()
         self._socket_dir = socket_dir
+        self._times = times or TransportTimes()
         self._stream = TransferStream()
-        self._transports: dict[_Source, asyncio.Task[Transport]] = {}
-        self._last_used: dict[_Source, float] = {}  # in this order
+        self._known: dict[_Source, _Known] = {}  # in the order of last use
+
+    @property
+    def num_known(self) -> int:
+        """Number of sources whose transport is chosen, or being chosen."""
+        return len(self._known)
 
     async def transport(self, endpoint: str, epoch: int) -> Transport:
         """Returns the transport of the source at `endpoint`, in its incarnation `epoch`.
@@ -135,27 +165,30 @@ class Sources:
         now = asyncio.get_running_loop().time()
         self._drop_unusable(source, now)
         self._drop_idle(now)
-        self._last_used.pop(source, None)
-        self._last_used[source] = now
-        if source not in self._transports:
-            self._transports[source] = asyncio.create_task(self._choose(source))
-            self._transports[source].add_done_callback(partial(self._forget_failed, source))
-        return await asyncio.shield(self._transports[source])
+        known = self._known.pop(source, None)
+        choice = self._begin(source) if known is None else known.choice
+        self._known[source] = _Known(choice, now)
+        return await asyncio.shield(choice)
 
     def lost(self, endpoint: str, epoch: int) -> None:
         """Drops the transport of a source to which a connection broke; transfers that read its
         memory continue."""
-        transport = self._transports.get((endpoint, epoch))
-        if transport is not None and transport.done():
+        known = self._known.get((endpoint, epoch))
+        if known is not None and known.choice.done():
             self._drop((endpoint, epoch))
 
     def close(self) -> None:
         """Closes all transports. Idempotent."""
-        for source in tuple(self._transports):
+        for source in tuple(self._known):
             transport = self._forget(source)
             if transport is not None:
                 transport.close()
         self._nixl.close()
+
+    def _begin(self, source: _Source) -> "asyncio.Task[Transport]":
+        choice = asyncio.create_task(self._choose(source))
+        choice.add_done_callback(partial(self._forget_failed, source))
+        return choice
 
     async def _choose(self, source: _Source) -> Transport:
         endpoint, epoch = source
@@ -177,14 +210,14 @@ class Sources:
                 may_pass |= isinstance(error.__cause__, OSError)
             else:
                 reasons = [reason, *map(_why_not, problems.items())]
-                expires = _expiry(may_pass=may_pass)
+                expires = self._expiry(may_pass=may_pass)
                 return self._chosen(source, receiver, connector, "; ".join(reasons), expires)
         if self._choice != "auto":
             raise FailedPreconditionError(
                 f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
             )
         reason = "; ".join(map(_why_not, problems.items()))
-        expires = _expiry(may_pass=may_pass)
+        expires = self._expiry(may_pass=may_pass)
         return self._chosen(source, PayloadReceiver(self._stream), GRPC, reason, expires)
 
     def _allowed(self) -> Sequence[Connector]:
@@ -208,13 +241,17 @@ class Sources:
             if self._on_cpu:
                 raise UnavailableError("the pools of this worker are in host memory")
             ipc = _offered(described.ipc)
-            mapped = await _opened(partial(memory_handles.attach, ipc, self._pools, self._cuda))
+            attach_ipc = partial(memory_handles.attach, ipc, self._pools, self._cuda, self._stream)
+            mapped = await _opened(attach_ipc)
             return mapped, "both see one GPU's memory"
         if connector is SHM:
             if not self._on_cpu:
                 raise UnavailableError("the pools of this worker are not in host memory")
             shm, layouts = _offered(described.shm), [pool.layout for pool in self._pools]
-            receiver = await _opened(partial(shm_claimant.attach, shm, layouts, self._socket_dir))
+            attach_shm = partial(
+                shm_claimant.attach, shm, layouts, self._socket_dir, timeout=self._times.connect
+            )
+            receiver = await _opened(attach_shm)
             receiver.watch(partial(self._gone, source, receiver))
             return receiver, "both are on one host and of one user"
         if self._nixl_problem:
@@ -238,13 +275,14 @@ class Sources:
     def _forget_failed(self, source: _Source, choice: "asyncio.Task[Transport]") -> None:
         """Removes a choice that failed, so that the next fetch asks the source again."""
         failed = choice.cancelled() or choice.exception() is not None
-        if failed and self._transports.get(source) is choice:
+        known = self._known.get(source)
+        if failed and known is not None and known.choice is choice:
             self._forget(source)
 
     def _forget_others(self, source: _Source) -> None:
         """Drops other epochs of the same endpoint, which has one incarnation at a time."""
-        for other in tuple(self._transports):
-            if other != source and other[0] == source[0] and self._transports[other].done():
+        for other, known in tuple(self._known.items()):
+            if other != source and other[0] == source[0] and known.choice.done():
                 self._drop(other)
 
     def _drop_unusable(self, source: _Source, now: float) -> None:
@@ -255,8 +293,8 @@ class Sources:
 
     def _drop_idle(self, now: float) -> None:
         """Drops the transports that were not used for long."""
-        for source, last_used in tuple(self._last_used.items()):
-            if now - last_used < _IDLE_SECONDS:
+        for source, known in tuple(self._known.items()):
+            if now - known.last_used < self._times.idle:
                 return
             transport = self._chosen_for(source)
             if transport is not None and not transport.is_in_use:
@@ -264,10 +302,10 @@ class Sources:
 
     def _chosen_for(self, source: _Source) -> Transport | None:
         """Returns the transport of a source; None if it is not chosen yet, or could not be."""
-        choice = self._transports.get(source)
-        if choice is None or not choice.done() or choice.cancelled():
+        known = self._known.get(source)
+        if known is None or not known.choice.done() or known.choice.cancelled():
             return None
-        return None if choice.exception() is not None else choice.result()
+        return None if known.choice.exception() is not None else known.choice.result()
 
     def _drop(self, source: _Source) -> None:
         transport = self._forget(source)
@@ -285,9 +323,12 @@ class Sources:
     def _forget(self, source: _Source) -> Transport | None:
         """Removes a source, whose transport is to be chosen again. Returns it if there is one."""
         transport = self._chosen_for(source)
-        self._last_used.pop(source, None)
-        self._transports.pop(source).cancel()
+        self._known.pop(source).choice.cancel()
         return transport
+
+    def _expiry(self, *, may_pass: bool) -> float:
+        """Returns when to choose again: never, unless a faster connector's failure may pass."""
+        return asyncio.get_running_loop().time() + self._times.retry if may_pass else math.inf
 
 
 _Opened = TypeVar("_Opened", bound=Receiver)
@@ -306,11 +347,6 @@ async def _opened(attach: Callable[[], _Opened]) -> _Opened:
 def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _expiry(*, may_pass: bool) -> float:
-    """Returns when to choose again: never, unless a faster connector's failure may pass."""
-    return asyncio.get_running_loop().time() + _RETRY_SECONDS if may_pass else math.inf
 
 
 def _why_not(problem: tuple[Connector, str]) -> str:

@@ -1,7 +1,6 @@
 """Forked processes are what started ones would be: arguments, logs, ends, and nothing left."""
 
 import gc
-import itertools
 import os
 import resource
 import signal
@@ -9,13 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from baton.cli.fork_server import ForkedProcess, ForkServer
+from tests.support.descriptors import descriptors_left
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -52,21 +52,6 @@ noise = ctypes.c_void_p(libc.strdup(b"leaked 514 functions!"))
 libc.__cxa_atexit(ctypes.cast(libc.puts, ctypes.c_void_p), noise, None)
 atexit.register(print, "closed")
 """
-
-
-@contextmanager
-def descriptors_left(pid: int, number: int) -> Iterator[None]:
-    """A process may open so many more files."""
-    # Without the one that lists them.
-    used = {int(file.name) for file in [*Path(f"/proc/{pid}/fd").iterdir()] if file.is_symlink()}
-    free = (n for n in itertools.count() if n not in used)
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    limit = next(itertools.islice(free, number, None))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 class Nursery:

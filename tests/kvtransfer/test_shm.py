@@ -1,7 +1,6 @@
 """The door to a worker's pools: who is let in, and what a claimant makes of what it finds."""
 
 import asyncio
-import errno
 import os
 import socket
 import subprocess
@@ -10,9 +9,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +26,14 @@ from baton_kvtransfer import sources
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
-from baton_kvtransfer.connectors.nixl.claimant import NixlReader
-from baton_kvtransfer.connectors.shm import claimant as shm_claimant
-from baton_kvtransfer.connectors.shm import source as source_side
-from baton_kvtransfer.connectors.shm.claimant import attach
+from baton_kvtransfer.connectors.shm.claimant import PIECE_BYTES, CopyThreads, attach
 from baton_kvtransfer.connectors.shm.source import HandleServer, PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract
 from baton_kvtransfer.offers import Description
+from baton_kvtransfer.send_ahead import PartSizes
+from baton_kvtransfer.sources import Sources, TransportTimes
+from baton_kvtransfer.transfer_stream import TransferStream
+from tests.support.descriptors import descriptors_left
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
     CLAIMANT,
@@ -54,18 +56,27 @@ from tests.support.waiting import until
 TIMEOUT = 10.0
 
 
-async def attached(shm, layouts=HYBRID):
-    return await asyncio.to_thread(attach, shm, layouts)
+async def attached(shm, layouts=HYBRID, **options):
+    return await asyncio.to_thread(attach, shm, layouts, **options)
 
 
-async def refusal(shm, layouts=HYBRID) -> str:
+async def refusal(shm, layouts=HYBRID, **options) -> str:
     with pytest.raises(UnavailableError) as caught:
-        await attached(shm, layouts)
+        await attached(shm, layouts, **options)
     return str(caught.value)
+
+
+def sender(integrity: Integrity) -> PlaceSender:
+    return PlaceSender(integrity, TransferStream())
 
 
 def two_pools() -> list[KvPool]:
     return [filled_pool(5, layout) for layout in HYBRID]
+
+
+@pytest.fixture
+def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
 
 
 async def test_shm_reader_and_handle_server_notice_each_other_close():
@@ -75,11 +86,11 @@ async def test_shm_reader_and_handle_server_notice_each_other_close():
         receiver = await attached(server.endpoint)
         gone = asyncio.Event()
         receiver.watch(gone.set)
-        assert (len(server._readers), num_mapped()) == (1, mapped + 2)
+        assert (server.num_readers, num_mapped()) == (1, mapped + 2)
         other = await attached(server.endpoint)
-        assert len(server._readers) == 2
+        assert server.num_readers == 2
         other.close()
-        await until(lambda: len(server._readers) == 1, within=2.0)
+        await until(lambda: server.num_readers == 1, within=2.0)
     async with asyncio.timeout(2.0):
         await gone.wait()
     receiver.close()
@@ -107,17 +118,17 @@ async def test_handle_server_refuses_pools_without_shared_memory():
 async def test_shm_attach_refuses_endpoint_of_other_host():
     async with HandleServer(two_pools()) as server:
         assert "another host" in await refusal(replace(server.endpoint, host="elsewhere"))
-        assert not server._readers
+        assert not server.num_readers
 
 
-@pytest.mark.parametrize("side", [source_side, shm_claimant], ids=["source", "claimant"])
-async def test_shm_refuses_peer_of_other_user_on_either_side(side, monkeypatch):
-    monkeypatch.setattr(side, "is_same_user", lambda _connection: False)
-    async with HandleServer(two_pools()) as server:
+@pytest.mark.parametrize("side", ["source", "claimant"])
+async def test_shm_refuses_peer_of_other_user_on_either_side(side):
+    users = {side: os.geteuid() + 1}
+    async with HandleServer(two_pools(), user=users.get("source")) as server:
         files = len(open_files())
-        await refusal(server.endpoint)
+        await refusal(server.endpoint, user=users.get("claimant"))
         await asyncio.sleep(0.01)
-        assert not server._readers
+        assert not server.num_readers
         assert len(open_files()) <= files
 
 
@@ -183,11 +194,11 @@ async def test_shm_checksums_find_one_wrong_byte_anywhere(block_bytes):
     assert layouts[0].block_bytes == block_bytes
     source, target = filled_pool(6, layouts[0]), pool_of(6, layouts[0])
     places, into = (2, 5, 1, 6), (3, 4, 6, 1)
-    piece = shm_claimant._PIECE_BYTES
-    cuts = [at for cut in range(piece, block_bytes, piece) for at in (cut - 1, cut)]
+    pieces = range(PIECE_BYTES, block_bytes, PIECE_BYTES)
+    cuts = [at for cut in pieces for at in (cut - 1, cut)]
     async with HandleServer([source]) as server:
         receiver = await attached(server.endpoint, layouts)
-        run = await anext(PlaceSender(Integrity.CHECKSUMS).send(0, 0, places, source))
+        run = await anext(sender(Integrity.CHECKSUMS).send(0, 0, places, source))
         await receiver.receive(run, target, into, Integrity.CHECKSUMS)
         assert contents(target, into) == contents(source, places)
         for index, place in enumerate(places):
@@ -201,39 +212,43 @@ async def test_shm_checksums_find_one_wrong_byte_anywhere(block_bytes):
 
 @pytest.mark.parametrize("integrity", Integrity)
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 7, 16])
-async def test_shm_threads_share_blocks_of_batch(num_blocks, integrity, monkeypatch):
-    layouts = (LAYOUT,)
-    monkeypatch.setattr(shm_claimant, "_THREAD_BYTES", 3 * LAYOUT.block_bytes)
-    monkeypatch.setattr(shm_claimant, "_MOST_THREADS", 4)
+async def test_shm_threads_share_blocks_of_batch(num_blocks, integrity):
+    threads = CopyThreads(max_threads=4, min_bytes=3 * LAYOUT.block_bytes)
     source, target = filled_pool(20), pool_of(20, LAYOUT)
     places = tuple(range(num_blocks, 0, -1))
     into = tuple(range(21 - num_blocks, 21))
     async with HandleServer([source]) as server:
-        receiver = await attached(server.endpoint, layouts)
-        run = await anext(PlaceSender(integrity).send(0, 0, places, source))
+        receiver = await attached(server.endpoint, PLAIN, threads=threads)
+        run = await anext(sender(integrity).send(0, 0, places, source))
         await receiver.receive(run, target, into, integrity)
         receiver.close()
     assert contents(target, into) == contents(source, places)
 
 
-async def test_shm_waits_for_all_threads_when_one_fails(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "_THREAD_BYTES", 1)
-    monkeypatch.setattr(shm_claimant, "_MOST_THREADS", 2)
-    going_on, copy = threading.Event(), shm_claimant._copy_digested
+class SlowBlocks:
+    """Content of a pool whose block `slow` cannot be written before `going_on` is set."""
+
+    def __init__(self, content: torch.Tensor, slow: int, going_on: threading.Event) -> None:
+        self._content, self._slow, self._going_on = content, slow, going_on
+
+    def numpy(self) -> "SlowBlocks":
+        return self
+
+    def __getitem__(self, block: int) -> Any:
+        assert block != self._slow or self._going_on.wait(TIMEOUT)
+        return self._content.numpy()[block]
+
+
+async def test_shm_waits_for_all_threads_when_one_fails():
+    going_on = threading.Event()
     source, target = filled_pool(2), pool_of(2, LAYOUT)
-
-    def slow_for_the_second(source, target):
-        if target.ctypes.data != first:
-            assert going_on.wait(TIMEOUT)
-        return copy(source, target)
-
-    first = target.content[1].data_ptr()
-    monkeypatch.setattr(shm_claimant, "_copy_digested", slow_for_the_second)
+    slow: Any = SimpleNamespace(content=SlowBlocks(target.content, 2, going_on))
     async with HandleServer([source]) as server:
-        receiver = await attached(server.endpoint, (LAYOUT,))
-        run = await anext(PlaceSender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source))
+        threads = CopyThreads(max_threads=2, min_bytes=1)
+        receiver = await attached(server.endpoint, PLAIN, threads=threads)
+        run = await anext(sender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source))
         source.content[1, 0] ^= 1
-        receiving = asyncio.create_task(receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS))
+        receiving = asyncio.create_task(receiver.receive(run, slow, (1, 2), Integrity.CHECKSUMS))
         assert not (await asyncio.wait({receiving}, timeout=0.2))[0]
         receiving.cancel()
         assert not (await asyncio.wait({receiving}, timeout=0.2))[0]
@@ -245,21 +260,27 @@ async def test_shm_waits_for_all_threads_when_one_fails(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("integrity", "num_layers", "num_blocks", "sizes"),
-    [
-        (Integrity.CHECKSUMS, 512, 600, [8, 8, 16, 32, 64, 128, 128, 128, 88]),
-        (Integrity.CHECKSUMS, 2**17, 3, [1, 1, 1]),
-        (Integrity.FENCE, 512, 1100, [1024, 76]),
-    ],
+    ("num_layers", "num_blocks", "sizes"),
+    [(512, 600, [8, 8, 16, 32, 64, 128, 128, 128, 88]), (2**17, 3, [1, 1, 1])],
 )
-async def test_place_batches_grow_only_with_checksums(
-    integrity, num_layers, num_blocks, sizes, monkeypatch
-):
-    layout = layout_of(num_layers)
-    monkeypatch.setattr(source_side, "checksums_of", lambda *_: ())
-    pool = SimpleNamespace(layout=layout, device=torch.device("cpu"), read_blocks=list)
-    batches = PlaceSender(integrity).send(0, 0, range(num_blocks), pool)
+def test_part_sizes_grow_up_to_their_limit(num_layers, num_blocks, sizes):
+    parts = PartSizes().parts(num_blocks, layout_of(num_layers).block_bytes)
+    assert [len(part) for part in parts] == sizes
+
+
+@pytest.mark.parametrize(
+    ("integrity", "sizes"), [(Integrity.CHECKSUMS, [8, 8, 4]), (Integrity.FENCE, [20])]
+)
+async def test_place_batches_grow_only_with_checksums(integrity, sizes):
+    pool = filled_pool(20, layout_of(512))
+    batches = sender(integrity).send(0, 0, range(1, 21), pool)
     assert [len(batch.source_blocks) async for batch in batches] == sizes
+
+
+async def test_place_batches_without_checksums_are_of_limited_size():
+    pool: Any = SimpleNamespace(layout=layout_of(512))  # which nothing reads
+    batches = sender(Integrity.FENCE).send(0, 0, range(1100), pool)
+    assert [len(batch.source_blocks) async for batch in batches] == [1024, 76]
 
 
 async def fetched(ends, turn: int = 0, **changes):
@@ -279,22 +300,19 @@ async def test_fetch_takes_fastest_common_transport_and_logs_it(caplog):
         assert report.reason.startswith("both are on one host and of one user; not by cuda-ipc: ")
         assert f"fetching from {ends.endpoint} by shm" in caplog.text
         await fetched(ends, 1)
-        assert len(ends.handle_server._readers) == 1
+        assert ends.handle_server.num_readers == 1
         assert caplog.text.count("fetching from") == 1
 
 
-async def test_fetch_falls_back_to_grpc_and_says_why(monkeypatch):
-    monkeypatch.setattr(sources, "is_installed", lambda: False)
-    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
-    async with transfer(connector="auto") as ends:
+async def test_fetch_falls_back_to_grpc_and_says_why(without_nixl):
+    async with transfer(connector="auto", host="elsewhere") as ends:
         report = await fetched(ends)
         assert report.connector is GRPC
         assert "not by shm: the other worker is on another host; not by nixl: " in report.reason
 
 
-async def test_fetch_refuses_when_demanded_transport_is_missing(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
-    async with transfer(connector="shm") as ends:
+async def test_fetch_refuses_when_demanded_transport_is_missing():
+    async with transfer(connector="shm", host="elsewhere") as ends:
         with pytest.raises(FailedPreconditionError, match=r"only come by shm, .* another host"):
             await fetched(ends)
 
@@ -305,14 +323,13 @@ async def test_grpc_transport_requires_checksums():
             await fetched(ends, integrity=Integrity.FENCE)
 
 
-async def test_sources_ask_restarted_source_again(monkeypatch):
+async def test_sources_ask_restarted_source_again():
     async with transfer(connector="auto") as ends:
         assert (await fetched(ends)).connector is SHM
-        for reader in tuple(ends.handle_server._readers):
-            ends.handle_server._drop_reader(reader)
-        await until(lambda: not ends.fetcher._sources._transports, within=2.0)
+        ends.handle_server.disconnect()
+        await until(lambda: not ends.fetcher.sources.num_known, within=2.0)
         assert (await fetched(ends, 1)).connector is SHM
-        assert len(ends.handle_server._readers) == 1
+        assert ends.handle_server.num_readers == 1
 
 
 async def test_handle_of_an_earlier_epoch_harms_no_transfer_in_flight():
@@ -328,12 +345,12 @@ async def test_handle_of_an_earlier_epoch_harms_no_transfer_in_flight():
             lease.advance((tuple(range(1, 9)),), 8)
             lease.complete(None, lambda: None)
             assert (await in_flight)[1].connector is SHM
-            assert len(ends.fetcher._sources._transports) == 1
+            assert ends.fetcher.sources.num_known == 1
 
 
 async def test_lost_call_of_a_source_harms_no_transfer_in_flight():
     async with transfer(8, connector="shm") as ends:
-        table, sources = tuple(range(1, 9)), ends.fetcher._sources
+        table, sources = tuple(range(1, 9)), ends.fetcher.sources
         with ends.lease(8) as lease:
             lease.advance(((1, 2, 3, 4),), 4)
             fetch = ends.fetcher.fetch(ends.handle(8), allocation(table), TIMEOUT)
@@ -341,12 +358,12 @@ async def test_lost_call_of_a_source_harms_no_transfer_in_flight():
             await lease.claimed()
             sources.lost(ends.endpoint, EPOCH)
             await fetched_again(ends)
-            assert len(ends.handle_server._readers) == 2
+            assert ends.handle_server.num_readers == 2
             lease.advance((table,), 8)
             lease.complete(None, lambda: None)
             await in_flight
-        await until(lambda: len(ends.handle_server._readers) == 1, within=TIMEOUT)
-        assert len(sources._transports) == 1
+        await until(lambda: ends.handle_server.num_readers == 1, within=TIMEOUT)
+        assert sources.num_known == 1
 
 
 async def fetched_again(ends) -> None:
@@ -356,94 +373,76 @@ async def fetched_again(ends) -> None:
 
 
 @pytest.mark.parametrize("leaves_openly", [True, False])
-async def test_fetcher_forgets_sources_that_have_left(leaves_openly, monkeypatch):
-    monkeypatch.setattr(sources, "is_installed", lambda: False)
+async def test_fetcher_forgets_sources_that_have_left(leaves_openly, without_nixl):
+    host, times = None, None
     if not leaves_openly:  # such as one of another host
-        monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
-        monkeypatch.setattr(sources, "_IDLE_SECONDS", 0.0)
+        host, times = "elsewhere", TransportTimes(idle=0.0)
     channels = Channels(idle_seconds=0.0)
     pairing = Pairing(VERSION, MODEL, PLAIN)
-    fetcher = KvFetcher([pool_of(8)], pairing, CLAIMANT, channels, connector="auto")
+    fetcher = KvFetcher([pool_of(8)], pairing, CLAIMANT, channels, times=times)
     for _ in range(8):
-        async with transfer(8) as ends:
+        async with transfer(8, host=host) as ends:
             with ends.computed_lease((3,)):
                 await fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
         left = 0 if leaves_openly else 1
-        await until(lambda left=left: len(fetcher._sources._transports) == left, within=TIMEOUT)
-        assert len(fetcher._sources._last_used) == left
-        assert len(channels._channels) == 1
+        await until(lambda left=left: fetcher.sources.num_known == left, within=TIMEOUT)
+        assert len(channels.endpoints) == 1
     fetcher.close()
     await channels.close()
 
 
-async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "_CONNECT_TIMEOUT", 0.1)
-    monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(sources, "is_installed", lambda: False)
-    async with transfer(connector="auto") as ends:
-        admit, stalls = HandleServer._admit, [0.3]
+class ReaderStub:
+    """NIXL, by which every source can be read."""
 
-        def slow_once(server, reader):
-            if stalls:
-                time.sleep(stalls.pop())
-            admit(server, reader)
-
-        monkeypatch.setattr(HandleServer, "_admit", slow_once)
-        assert (await fetched(ends)).connector is GRPC
-        assert (await fetched(ends, 1)).connector is SHM
-
-
-async def test_shm_is_tried_again_although_nixl_attached(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "_CONNECT_TIMEOUT", 0.1)
-    monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(sources, "is_installed", lambda: True)
-    admit, stalls = HandleServer._admit, [0.3]
-
-    def slow_once(server, reader):
-        if stalls:
-            time.sleep(stalls.pop())
-        admit(server, reader)
-
-    async def attach_nixl(_reader, _offer):
+    async def attach(self, _offer):
         return SimpleNamespace(is_open=True, close=lambda: None)
 
-    monkeypatch.setattr(HandleServer, "_admit", slow_once)
-    monkeypatch.setattr(NixlReader, "attach", attach_nixl)
-    async with HandleServer(two_pools()) as server:
+    def close(self) -> None:
+        pass
 
-        async def describe(_endpoint, _wanted):
+
+@pytest.mark.parametrize("fallback", [GRPC, NIXL])
+async def test_shm_is_tried_again_after_a_source_was_slow(fallback):
+    """It accepts a connection later than it may, once, as it runs on the loop that stands still."""
+    async with HandleServer(two_pools()) as server:
+        stalls = [0.3]
+
+        async def describe(_endpoint, wanted):
+            if stalls and not wanted:
+                asyncio.get_running_loop().call_soon(time.sleep, stalls.pop())
             return Description(7, server.endpoint, nixl=object())
 
-        ways = sources.Sources(two_pools(), "auto", describe, NixlReader(()))
-        assert [(await ways.transport("source", 7)).connector for _ in range(2)] == [NIXL, SHM]
+        ways = Sources(
+            two_pools(),
+            "auto",
+            describe,
+            ReaderStub(),
+            nixl_problem="" if fallback is NIXL else "none",
+            times=TransportTimes(connect=0.1, retry=0.0),
+        )
+        assert [(await ways.transport("source", 7)).connector for _ in range(2)] == [fallback, SHM]
         ways.close()
 
 
-@pytest.mark.parametrize("call", ["socket", "recv_fds"])
-async def test_shm_is_tried_again_after_descriptors_ran_out(call, monkeypatch):
-    monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(sources, "is_installed", lambda: False)
-    done = {"socket": socket.socket, "recv_fds": socket.recv_fds}[call]
-    failures = ["no descriptor is left"]
+@pytest.mark.parametrize(("num_left", "reason"), [(0, "open files"), (2, "no descriptor left")])
+async def test_shm_is_tried_again_after_descriptors_ran_out(num_left, reason):
+    """Two are those of the connection's ends; the pools need two more."""
+    async with HandleServer(two_pools()) as server:
 
-    def fail_once(*arguments):
-        if not failures:
-            return done(*arguments)
-        failures.pop()
-        if call == "socket":
-            raise OSError(errno.EMFILE, "too many open files")
-        return GREETING, [], socket.MSG_CTRUNC, None
+        async def describe(_endpoint, _wanted):
+            return Description(7, server.endpoint, "nothing to offer")
 
-    async with transfer(connector="auto") as ends:
-        stub = SimpleNamespace(**{**vars(socket), call: fail_once})
-        monkeypatch.setattr(shm_claimant, "socket", stub)
-        assert (await fetched(ends)).connector is GRPC
-        assert not failures
-        assert (await fetched(ends, 1)).connector is SHM
+        times = TransportTimes(retry=0.0)
+        ways = Sources(two_pools(), "auto", describe, ReaderStub(), times=times)
+        with descriptors_left(os.getpid(), num_left):
+            way = await ways.transport("source", 7)
+        assert way.connector is GRPC
+        assert reason in way.reason
+        assert (await ways.transport("source", 7)).connector is SHM
+        ways.close()
 
 
-async def test_sources_ask_again_after_failed_description(monkeypatch):
-    monkeypatch.setattr(sources, "is_installed", lambda: False)
+async def test_sources_ask_again_after_failed_description():
     answers = [UnavailableError("the cat"), None]
 
     async def describe(_endpoint, _wanted):
@@ -452,7 +451,7 @@ async def test_sources_ask_again_after_failed_description(monkeypatch):
             raise answer
         return Description(7, "nothing to offer", "nothing to offer")
 
-    ways = sources.Sources(two_pools(), "auto", describe, NixlReader(()))
+    ways = Sources(two_pools(), "auto", describe, ReaderStub(), nixl_problem="none")
     first = asyncio.create_task(ways.transport("source", 7))
     await asyncio.sleep(0)
     first.cancel()  # whoever asked is gone before the answer
@@ -465,33 +464,30 @@ async def test_sources_ask_again_after_failed_description(monkeypatch):
     ways.close()
 
 
-async def test_sources_unmap_pools_attached_after_close(monkeypatch):
-    asked, going_on, receivers = threading.Event(), threading.Event(), []
-
-    def attach_slowly(*arguments):
-        asked.set()
-        assert going_on.wait(TIMEOUT)
-        receivers.append(attach(*arguments))
-        return receivers[0]
-
-    monkeypatch.setattr(shm_claimant, "attach", attach_slowly)
-    pools = two_pools()
+async def test_sources_unmap_pools_attached_after_close():
+    """The only thread, in which pools are attached, is busy until then."""
+    loop, going_on = asyncio.get_running_loop(), threading.Event()
+    thread = ThreadPoolExecutor(1)
     async with HandleServer(two_pools()) as server:
-        mapped = num_mapped()
+        described = asyncio.Event()
 
         async def describe(_endpoint, _wanted):
+            described.set()
             return Description(7, server.endpoint, "nothing to offer")
 
-        ways = sources.Sources(pools, "shm", describe, NixlReader(()))
+        ways = Sources(two_pools(), "shm", describe, ReaderStub())
+        mapped = num_mapped()
+        loop.set_default_executor(thread)
+        busy = loop.run_in_executor(None, going_on.wait, TIMEOUT)
         asking = asyncio.create_task(ways.transport("source", 7))
-        assert await asyncio.to_thread(asked.wait, TIMEOUT)
+        await described.wait()
         ways.close()
         going_on.set()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(
-            lambda: receivers and not (receivers[0].is_open or server._readers), within=TIMEOUT
-        )
+        await busy
+        await loop.run_in_executor(None, time.sleep, 0)  # it has attached by then
+        await until(lambda: not server.num_readers, within=TIMEOUT)
         assert num_mapped() == mapped
 
 
@@ -508,7 +504,7 @@ async def test_handle_server_can_listen_in_folder(short_path):
         assert [path.name for path in short_path.iterdir()] == [server.endpoint.address]
         assert not any(server.endpoint.address in name for name in abstract_sockets())
         receiver = await asyncio.to_thread(attach, server.endpoint, HYBRID, folder)
-        assert len(server._readers) == 1
+        assert server.num_readers == 1
         receiver.close()
         assert "cannot be read" in await refusal(server.endpoint)  # who has no folder finds nobody
     assert list(short_path.iterdir()) == []

@@ -6,6 +6,8 @@ remain after a process is killed.
 
 import ctypes
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -98,19 +100,37 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
 
 
+def load_driver(library: str = "libcuda.so.1") -> Any:
+    """Loads the CUDA driver's library. Raises `RuntimeError` where there is none."""
+    try:
+        return ctypes.CDLL(library)
+    except OSError as error:
+        raise RuntimeError(f"no CUDA driver: {error}") from error
+
+
 class CudaDriver:
     """`CudaIpc` of this process. Does not initialize CUDA before its first use."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Any] = load_driver,
+        context: Callable[[torch.device], AbstractContextManager[None]] = current_context,
+    ) -> None:
+        """`load` returns the driver's library, on first use. `context` makes a device's context
+        current for calls of it."""
+        self._load = load
+        self._context = context
         self._lock = threading.Lock()
         self._opened: dict[int, _Mapping] = {}
 
+    @property
+    def num_opened(self) -> int:
+        """Number of allocations of other processes that are open here."""
+        return len(self._opened)
+
     @cached_property
     def _driver(self) -> Any:
-        try:
-            return ctypes.CDLL("libcuda.so.1")
-        except OSError as error:
-            raise RuntimeError(f"no CUDA driver: {error}") from error
+        return self._load()
 
     def device_uuid(self, device: torch.device) -> bytes:
         uuid: Any = torch.cuda.get_device_properties(device).uuid
@@ -126,7 +146,7 @@ class CudaDriver:
 
     def export(self, memory: torch.Tensor) -> IpcPlace:
         handle, base = _Handle(), ctypes.c_uint64()
-        with current_context(memory.device):
+        with self._context(memory.device):
             torch.cuda.synchronize(memory.device)
             address = ctypes.c_uint64(memory.data_ptr())
             self._do("cuMemGetAddressRange_v2", ctypes.byref(base), None, address)
@@ -137,7 +157,7 @@ class CudaDriver:
         if len(handle) != HANDLE_BYTES:
             raise RuntimeError(f"a handle of {len(handle)} bytes")
         address = ctypes.c_uint64()
-        with current_context(device):
+        with self._context(device):
             opened = _Handle.from_buffer_copy(handle)
             flags = ctypes.c_uint(_LAZY_PEER_ACCESS)
             self._do("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, flags)
@@ -156,7 +176,7 @@ class CudaDriver:
             mapping.num_users -= 1
             if not mapping.num_users:
                 del self._opened[address]
-        with current_context(mapping.device):
+        with self._context(mapping.device):
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def _do(self, name: str, *arguments: Any) -> None:

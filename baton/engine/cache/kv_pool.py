@@ -153,6 +153,11 @@ class KvPool:
         return self._bytes
 
     @property
+    def waits_for_device(self) -> bool:
+        """Whether reads and writes wait for a device: event loops leave them to threads."""
+        return self.device.type != "cpu"
+
+    @property
     def address(self) -> int:
         """Address of block 0, in this process or on its device."""
         return self._bytes.data_ptr()

@@ -5,7 +5,7 @@ The side that computes is played by the test: it opens leases and advances them.
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from baton_kvtransfer.connectors.shm.source import HandleServer
 from baton_kvtransfer.handle import FirstToken, Handle
 from baton_kvtransfer.lease import Claim, Lease
 from baton_kvtransfer.lease_table import LeaseTable
-from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from baton_kvtransfer.service import KvTransferService, SenderOf, ServedPools, add_to_server
+from baton_kvtransfer.sources import TransportTimes
 
 EPOCH = 7
 CLAIMANT = "decode-0"
@@ -55,15 +56,15 @@ PLAIN = (LAYOUT,)
 HYBRID = (LAYOUT, WINDOWED)
 
 
-def pool_of(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
+def pool_of(num_blocks: int, layout: KvLayout = LAYOUT, kind: type[KvPool] = KvPool) -> KvPool:
     """A pool of zeros, that can be shared."""
     memory = SharedMemory.allocate("test", pool_bytes(layout, num_blocks))
-    return KvPool(layout, num_blocks, torch.device("cpu"), memory)
+    return kind(layout, num_blocks, torch.device("cpu"), memory)
 
 
-def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
+def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT, kind: type[KvPool] = KvPool) -> KvPool:
     """A pool whose every block has bytes of its own."""
-    pool = pool_of(num_blocks, layout)
+    pool = pool_of(num_blocks, layout, kind)
     generator = torch.Generator().manual_seed(num_blocks)
     size = (num_blocks * layout.block_bytes,)
     noise = torch.randint(256, size, dtype=torch.uint8, generator=generator)
@@ -144,16 +145,24 @@ async def transfer(
     connector: str = "grpc",
     leases: LeaseTable | None = None,
     nixl_problem: str = "",
+    host: str | None = None,
+    pool_type: type[KvPool] = KvPool,
+    service_type: type[KvTransferService] = KvTransferService,
+    sender_of: SenderOf | None = None,
+    times: TransportTimes | None = None,
 ) -> AsyncIterator[Transfer]:
-    """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's."""
+    """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's; `host` is
+    where the source says that it is."""
     ours, theirs = Pairing(VERSION, MODEL, layouts), pairing or Pairing(VERSION, MODEL, layouts)
-    sources = [filled_pool(num_blocks, layout) for layout in ours.layouts]
-    targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
+    sources = [filled_pool(num_blocks, layout, pool_type) for layout in ours.layouts]
+    targets = [pool_of(num_blocks, layout, pool_type) for layout in theirs.layouts]
     leases = LeaseTable() if leases is None else leases
     handle_server = HandleServer(sources)
     nixl = NixlSource(sources, "lo")
-    served = ServedPools(sources, ours, EPOCH, handle_server.endpoint, nixl)
-    service = KvTransferService(leases, lambda: served)
+    endpoint = handle_server.endpoint
+    shm = endpoint if host is None else replace(endpoint, host=host)
+    served = ServedPools(sources, ours, EPOCH, shm, nixl)
+    service = service_type(leases, lambda: served, sender_of=sender_of)
     server = Server(ServingSettings())
     if servicer is None:
         server.add(add_to_server, service)
@@ -169,6 +178,7 @@ async def transfer(
         connector=connector,
         nixl_devices="lo",
         nixl_problem=nixl_problem,
+        times=times,
     )
     try:
         async with handle_server:

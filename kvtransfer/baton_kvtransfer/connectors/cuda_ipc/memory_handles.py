@@ -19,7 +19,7 @@ from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.shm.unix_peer import host_id
+from baton_kvtransfer.connectors.shm.unix_peer import check_host, host_id
 from baton_kvtransfer.transfer_stream import TransferStream
 
 logger = logging.getLogger(__name__)
@@ -66,13 +66,18 @@ def _region(pool: KvPool, cuda: CudaIpc) -> IpcRegion:
     return IpcRegion(place.handle, place.offset, cuda.device_uuid(pool.device), pool.num_blocks)
 
 
-def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaIpc) -> "IpcReceiver":
-    """Opens a source's pools. Raises `UnavailableError` with the reason if it cannot."""
-    if offered.host != host_id():
-        raise UnavailableError("the other worker is on another host")
+def attach(
+    offered: IpcOffer,
+    pools: Sequence[KvPool],
+    cuda: CudaIpc,
+    stream: TransferStream,
+) -> "IpcReceiver":
+    """Opens a source's pools, to be copied on `stream`. Raises `UnavailableError` with the reason
+    if it cannot."""
+    check_host(offered.host)
     if len(offered.regions) != len(pools):
         raise UnavailableError(f"the other worker has {len(offered.regions)} pools")
-    receiver = IpcReceiver(cuda)
+    receiver = IpcReceiver(cuda, stream)
     try:
         visible = cuda.visible()
         for region, pool in zip(offered.regions, pools, strict=True):
@@ -92,9 +97,9 @@ def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaIpc) -> "IpcRec
 class IpcReceiver:
     """Receiver that has one source's pools open, until `close`."""
 
-    def __init__(self, cuda: CudaIpc) -> None:
+    def __init__(self, cuda: CudaIpc, stream: TransferStream) -> None:
         self._cuda = cuda
-        self._stream = TransferStream()
+        self._stream = stream
         self._mapped: list[MappedMemory] = []
         self._pools: list[torch.Tensor] = []  # each [num_blocks + 1, block_bytes]
         self._num_copying = 0

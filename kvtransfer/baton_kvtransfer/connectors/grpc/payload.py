@@ -16,7 +16,7 @@ from baton.errors import DataLossError
 from baton_kvtransfer.block_batch import BlockBatch, check, checksums_of
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.send_ahead import Build, batches_ahead
+from baton_kvtransfer.send_ahead import Build, PartSizes, batches_ahead
 from baton_kvtransfer.transfer_stream import TransferStream
 
 # Larger messages are slower: the allocator maps fresh memory for each of their buffers.
@@ -26,17 +26,28 @@ MESSAGE_BYTES = 2**20
 class PayloadSender:
     """Sender of the blocks' bytes with their checksums."""
 
-    def __init__(self, stream: TransferStream) -> None:
+    def __init__(
+        self,
+        stream: TransferStream,
+        *,
+        message_bytes: int = MESSAGE_BYTES,
+        sizes: PartSizes | None = None,
+    ) -> None:
+        """`message_bytes`: limit of one message, of one block at least. `sizes`: of the parts that
+        threads gather."""
         self._stream = stream
+        self._message_bytes = message_bytes
+        self._sizes = sizes
 
     def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
     ) -> AsyncGenerator[BlockBatch, None]:
         gather = partial(self._gather, pool, group)
         block_bytes = pool.layout.block_bytes
-        if not waits_for_device(pool):
-            return _gathered_here(gather, first_block, block_ids, _blocks_a_message(block_bytes))
-        return batches_ahead(gather, first_block, block_ids, block_bytes)
+        if not pool.waits_for_device:
+            num_at_once = self._blocks_a_message(block_bytes)
+            return _gathered_here(gather, first_block, block_ids, num_at_once)
+        return batches_ahead(gather, first_block, block_ids, block_bytes, self._sizes)
 
     def _gather(
         self, pool: KvPool, group: int, first_block: int, block_ids: Sequence[int]
@@ -45,12 +56,15 @@ class PayloadSender:
         block_bytes = pool.layout.block_bytes
         pieces = self._stream.read(pool, block_ids)
         batches = []
-        for payload in _messages(pieces, block_bytes):
+        for payload in _messages(pieces, self._blocks_a_message(block_bytes) * block_bytes):
             batches.append(
                 BlockBatch(group, first_block, checksums_of(payload, block_bytes), payload)
             )
             first_block += len(batches[-1].checksums)
         return batches
+
+    def _blocks_a_message(self, block_bytes: int) -> int:
+        return max(1, self._message_bytes // block_bytes)
 
 
 class PayloadReceiver:
@@ -70,7 +84,7 @@ class PayloadReceiver:
         if run.num_bytes != len(targets) * pool.layout.block_bytes:
             raise DataLossError(f"{run.num_bytes} bytes arrived for {len(targets)} blocks")
         scatter = partial(self._scatter, run, pool, targets)
-        if waits_for_device(pool):
+        if pool.waits_for_device:
             await in_thread(scatter)
         else:
             scatter()
@@ -82,11 +96,6 @@ class PayloadReceiver:
             pool.write_blocks(targets, run.payload)
 
 
-def waits_for_device(pool: KvPool) -> bool:
-    """Returns whether a copy waits for a device, in a thread for the sake of the event loop."""
-    return pool.device.type != "cpu"
-
-
 async def _gathered_here(
     gather: Build, first_block: int, block_ids: Sequence[int], num_at_once: int
 ) -> AsyncGenerator[BlockBatch, None]:
@@ -96,15 +105,11 @@ async def _gathered_here(
             yield batch
 
 
-def _blocks_a_message(block_bytes: int) -> int:
-    return max(1, MESSAGE_BYTES // block_bytes)
-
-
 def _messages(
-    pieces: "Sequence[memoryview[Any]]", block_bytes: int
+    pieces: "Sequence[memoryview[Any]]", most: int
 ) -> "Iterator[tuple[memoryview[Any], ...]]":
-    """Yields the pieces of each message. A piece, of whole blocks, may be cut between two."""
-    most = _blocks_a_message(block_bytes) * block_bytes
+    """Yields the pieces of each message of up to `most` bytes, which are whole blocks. A piece, of
+    whole blocks, may be cut between two."""
     message: list[memoryview[Any]] = []
     room = most
     for piece in pieces:

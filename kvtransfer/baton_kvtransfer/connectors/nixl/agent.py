@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -240,15 +240,15 @@ class Agent:
         return self._nixl.DRAM_SEG if region.device is None else self._nixl.VRAM_SEG
 
 
-def agent_thread(name: str, pools: Sequence[KvPool]) -> ThreadPoolExecutor:
-    """Returns a thread for all calls of one agent, with the CUDA context of its pools, if any."""
+def agent_thread(
+    name: str,
+    pools: Sequence[KvPool],
+    use: Callable[[torch.device], None] = use_device,
+) -> ThreadPoolExecutor:
+    """Returns a thread for all calls of one agent, with the CUDA context of its pools, if any:
+    it calls `use` for their devices when it starts."""
     devices = {pool.device for pool in pools}
-    return ThreadPoolExecutor(1, name, _use_devices, (devices,))
-
-
-def _use_devices(devices: set[torch.device]) -> None:
-    for device in devices:
-        use_device(device)
+    return ThreadPoolExecutor(1, name, lambda: [*map(use, devices)])
 
 
 def is_installed() -> bool:

@@ -4,9 +4,8 @@ The source takes no part in a read, so the blocks are valid only after it has co
 lease still held. A read whose source does not answer cannot be cancelled: NIXL and UCX write its
 bytes when the source resumes. So it ends with its agent, and the next handoff starts a new one.
 
-If reads progress only when polled, an abandoned agent is closed only after `_LINGER_S` seconds:
-over TCP the source answers each read, and UCX aborts a process that finds the connection closed
-when it answers.
+If reads progress only when polled, an abandoned agent lingers before it is closed: over TCP the
+source answers each read, and UCX aborts a process that finds the connection closed when it answers.
 """
 
 import asyncio
@@ -27,10 +26,9 @@ from baton_kvtransfer.transfer_stream import TransferStream
 
 # Seconds for a cancelled read to end by itself.
 _GRACE_S = 0.3
-# Seconds for a stalled source to resume, answer its reads and notice that its peer has left; and
-# the maximum number of agents that linger.
-_LINGER_S = 60.0
-_MOST_LINGERING = 4
+# Seconds for a stalled source to resume, answer its reads and notice that its peer has left.
+_LINGER_SECONDS = 60.0
+_MAX_LINGERING = 4
 
 _Result = TypeVar("_Result")
 
@@ -38,8 +36,19 @@ _Result = TypeVar("_Result")
 class NixlReader:
     """Reader that copies other workers' blocks into its pools. Its agent starts on first use."""
 
-    def __init__(self, pools: Sequence[KvPool], devices: str | None = None) -> None:
-        """`devices`: network devices as UCX names them; None for all."""
+    def __init__(
+        self,
+        pools: Sequence[KvPool],
+        devices: str | None = None,
+        *,
+        linger_seconds: float = _LINGER_SECONDS,
+        max_lingering: int = _MAX_LINGERING,
+    ) -> None:
+        """`devices`: network devices as UCX names them; None for all. `linger_seconds`: time after
+        which an abandoned agent is closed, and `max_lingering` number above which the oldest is."""
+        self._linger_seconds = linger_seconds
+        self._max_lingering = max_lingering
+        self._stream = TransferStream()
         self._pools = pools
         self._devices = devices
         self._thread = agent_thread("nixl-reader", pools)
@@ -48,10 +57,16 @@ class NixlReader:
         self._timers: dict[Agent, asyncio.TimerHandle] = {}  # each closes a lingering agent
         self._is_closed = False
 
+    @property
+    def num_lingering(self) -> int:
+        """Number of abandoned agents that are not closed yet."""
+        return len(self._lingering)
+
     async def attach(self, offer: NixlOffer) -> "NixlReceiver":
         """Returns a receiver for a source's pools. Raises `UnavailableError` with the reason."""
         agent, peer = await self._call(self._connect, offer)
-        return NixlReceiver(self, agent, peer, [region.num_blocks for region in offer.regions])
+        num_blocks = [region.num_blocks for region in offer.regions]
+        return NixlReceiver(self, agent, peer, num_blocks, self._stream)
 
     def close(self) -> None:
         """Ends every read and releases the pools. Idempotent."""
@@ -83,7 +98,7 @@ class NixlReader:
         await self._call(self._end_reads, agent)
         if agent not in self._timers:
             loop = asyncio.get_running_loop()
-            self._timers[agent] = loop.call_later(_LINGER_S, self._end_later, agent)
+            self._timers[agent] = loop.call_later(self._linger_seconds, self._end_later, agent)
 
     def forget(self, agent: Agent, peer: Peer) -> None:
         """Removes a peer from which no read is in flight, in the agent's thread."""
@@ -115,7 +130,7 @@ class NixlReader:
         if agent.is_open:
             agent.end_reads()
             self._lingering.append(agent)
-        while len(self._lingering) > _MOST_LINGERING:
+        while len(self._lingering) > self._max_lingering:
             self._end(self._lingering[0])
 
     def _end(self, agent: Agent) -> None:
@@ -130,22 +145,31 @@ class NixlReader:
 
 
 class NixlReceiver:
-    """Receiver for one source's pools, which the agent is connected to until `close`."""
+    """Receiver for one source's pools, which the agent is connected to until `close`.
+
+    Attributes:
+        agent: agent whose reads these are.
+    """
 
     def __init__(
-        self, reader: NixlReader, agent: Agent, peer: Peer, num_blocks: Sequence[int]
+        self,
+        reader: NixlReader,
+        agent: Agent,
+        peer: Peer,
+        num_blocks: Sequence[int],
+        stream: TransferStream,
     ) -> None:
         self._reader = reader
-        self._agent = agent
+        self.agent = agent
         self._peer = peer
         self._num_blocks = num_blocks
-        self._stream = TransferStream()
+        self._stream = stream
         self._is_closed = False
         self._num_reading = 0
 
     @property
     def is_open(self) -> bool:
-        return not self._is_closed and self._agent.is_open
+        return not self._is_closed and self.agent.is_open
 
     async def receive(
         self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
@@ -174,19 +198,19 @@ class NixlReceiver:
         self, group: int, sources: "npt.NDArray[np.int64]", targets: Sequence[int]
     ) -> None:
         reading = asyncio.ensure_future(
-            self._reader.read(self._agent, self._peer, group, sources, targets)
+            self._reader.read(self.agent, self._peer, group, sources, targets)
         )
         try:
             await asyncio.shield(reading)
         finally:
             # Other sequences may get the targets as soon as this ends, even by cancellation.
             if not await ended(reading, _GRACE_S):
-                await ended(asyncio.ensure_future(self._reader.abandon(self._agent)))
+                await ended(asyncio.ensure_future(self._reader.abandon(self.agent)))
                 await ended(reading)
 
     def _forget_if_done(self) -> None:
         if self._is_closed and not self._num_reading:
-            self._reader.forget(self._agent, self._peer)
+            self._reader.forget(self.agent, self._peer)
 
     def _check(self, run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
         """Verifies the checksums of the copied blocks, in a thread."""

@@ -19,6 +19,11 @@ class NixlSource:
         self._thread = agent_thread("nixl-source", pools)
         self._agent: asyncio.Future[Agent] | None = None
 
+    @property
+    def is_started(self) -> bool:
+        """Whether the agent has been started, or is being started."""
+        return self._agent is not None
+
     async def offer(self) -> NixlOffer | str:
         """Returns the metadata by which another worker reads the pools, or the reason for none."""
         if self._agent is None:

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -28,27 +29,49 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,
     HandleEndpoint,
     address_of,
-    host_id,
-    is_same_user,
+    belongs_to,
+    check_host,
 )
 
-_CONNECT_TIMEOUT = 1.0
+CONNECT_TIMEOUT = 1.0
+"""Seconds in which a source has to answer each call of `attach`."""
 # Piece that is copied and then hashed while source and target are in a core's L2 cache.
-_PIECE_BYTES = 2**17
-# One core cannot use the full memory bandwidth, a few can. Each thread copies at least these bytes.
-_MOST_THREADS = min(4, os.cpu_count() or 1)
-_THREAD_BYTES = 2**22
+PIECE_BYTES = 2**17
 
 # Function that copies some of a batch's blocks, in a thread.
 Copy = Callable[[slice], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyThreads:
+    """Threads that share the blocks of a batch: one core cannot use the full memory bandwidth, a
+    few can.
+
+    Attributes:
+        max_threads: of one batch.
+        min_bytes: that each thread copies, if there are several.
+    """
+
+    max_threads: int = min(4, os.cpu_count() or 1)
+    min_bytes: int = 2**22
+
+    def parts(self, num_blocks: int, block_bytes: int) -> list[slice]:
+        """Returns the blocks that each thread copies."""
+        worth = num_blocks * block_bytes // self.min_bytes
+        num_threads = max(1, min(self.max_threads, worth, num_blocks))
+        bounds = [num_blocks * i // num_threads for i in range(num_threads + 1)]
+        return [slice(*part) for part in pairwise(bounds)]
+
+
 class SharedReceiver:
     """Receiver that maps one source's pools, until `close` or until the source is gone."""
 
-    def __init__(self, connection: socket.socket, pools: Sequence[Rows]) -> None:
+    def __init__(
+        self, connection: socket.socket, pools: Sequence[Rows], threads: CopyThreads
+    ) -> None:
         self._connection = connection
         self._pools: tuple[Rows, ...] = tuple(pools)
+        self._threads = threads
         self.is_open = True
 
     async def receive(
@@ -64,7 +87,7 @@ class SharedReceiver:
             copy = _copying(rows, sources, pool, targets)
         start = asyncio.get_running_loop().run_in_executor
         copying = asyncio.gather(
-            *(start(None, copy, part) for part in _parts(len(targets), rows.itemsize)),
+            *(start(None, copy, part) for part in self._threads.parts(len(targets), rows.itemsize)),
             return_exceptions=True,  # so that it ends after all threads have
         )
         try:
@@ -89,32 +112,39 @@ class SharedReceiver:
 
 
 def attach(
-    endpoint: HandleEndpoint, layouts: Sequence[KvLayout], socket_dir: str | None = None
+    endpoint: HandleEndpoint,
+    layouts: Sequence[KvLayout],
+    socket_dir: str | None = None,
+    *,
+    timeout: float = CONNECT_TIMEOUT,
+    threads: CopyThreads | None = None,
+    user: int | None = None,
 ) -> SharedReceiver:
-    """Maps a source's pools, which have these `layouts`. Blocks for at most a second per call.
+    """Maps a source's pools, which have these `layouts`. Blocks for at most `timeout` seconds per
+    call.
 
-    `socket_dir`: folder of the sockets of this host's workers; None for abstract sockets.
+    `socket_dir`: folder of the sockets of this host's workers; None for abstract sockets. `user`:
+    id of the user whose processes may be the source; None for this process's.
 
     Raises `UnavailableError` with the reason if the pools cannot be mapped.
     """
-    if endpoint.host != host_id():
-        raise UnavailableError("the other worker is on another host")
+    check_host(endpoint.host)
     if len(endpoint.num_blocks) != len(layouts):
         raise UnavailableError(f"the other worker has {len(endpoint.num_blocks)} pools")
     try:
         with ExitStack() as on_failure:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(connection.close)
-            connection.settimeout(_CONNECT_TIMEOUT)
+            connection.settimeout(timeout)
             connection.connect(address_of(endpoint.address, socket_dir))
-            if not is_same_user(connection):
+            if not belongs_to(connection, user):
                 raise UnavailableError("the other worker belongs to another user")
             pools = _receive_pools(connection, endpoint, layouts)
             connection.setblocking(False)
             on_failure.pop_all()
     except (OSError, ValueError) as error:
         raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
-    return SharedReceiver(connection, pools)
+    return SharedReceiver(connection, pools, threads or CopyThreads())
 
 
 def _receive_pools(
@@ -135,14 +165,6 @@ def _receive_pools(
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def _parts(num_blocks: int, block_bytes: int) -> list[slice]:
-    """Returns the blocks that each thread copies."""
-    worth = num_blocks * block_bytes // _THREAD_BYTES
-    num_threads = max(1, min(_MOST_THREADS, worth, num_blocks))
-    bounds = [num_blocks * i // num_threads for i in range(num_threads + 1)]
-    return [slice(*part) for part in pairwise(bounds)]
 
 
 def _copying(rows: Rows, sources: Int64Array, pool: KvPool, targets: Sequence[int]) -> Copy:
@@ -168,12 +190,12 @@ def _copy_digested(source: Rows, target: Any) -> int:
     """Copies a block's bytes. Returns the checksum of the copy."""
     import xxhash  # imported late: the environment of the GPU tests lacks it
 
-    if len(source) <= _PIECE_BYTES:
+    if len(source) <= PIECE_BYTES:
         target[:] = source
         return xxhash.xxh3_64_intdigest(target)
     digest = xxhash.xxh3_64()
-    for start in range(0, len(source), _PIECE_BYTES):
-        piece = target[start : start + _PIECE_BYTES]
-        piece[:] = source[start : start + _PIECE_BYTES]
+    for start in range(0, len(source), PIECE_BYTES):
+        piece = target[start : start + PIECE_BYTES]
+        piece[:] = source[start : start + PIECE_BYTES]
         digest.update(piece)
     return digest.intdigest()

@@ -16,8 +16,8 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,
     PREFIX,
     HandleEndpoint,
+    belongs_to,
     host_id,
-    is_same_user,
     listen,
     remove,
 )
@@ -40,9 +40,12 @@ class HandleServer:
         endpoint: where claimants connect.
     """
 
-    def __init__(self, pools: Sequence[KvPool], socket_dir: str | None = None) -> None:
-        """`socket_dir`: folder of the socket; None for an abstract one. Raises `ValueError` if a
-        pool is not in shared memory; entering raises `OSError` if the socket cannot be made."""
+    def __init__(
+        self, pools: Sequence[KvPool], socket_dir: str | None = None, *, user: int | None = None
+    ) -> None:
+        """`socket_dir`: folder of the socket; None for an abstract one. `user`: id of the user
+        whose processes may read the pools; None for this process's. Raises `ValueError` if a pool
+        is not in shared memory; entering raises `OSError` if the socket cannot be made."""
         if any(pool.shared is None for pool in pools):
             raise ValueError("the pools of this worker are not in shared memory")
         self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
@@ -51,6 +54,7 @@ class HandleServer:
         num_blocks = tuple(pool.num_blocks for pool in pools)
         self.endpoint = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
         self._folder = socket_dir
+        self._user = user
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._readers: set[socket.socket] = set()
         self._accepting: asyncio.Task[None] | None = None
@@ -71,6 +75,15 @@ class HandleServer:
         await asyncio.gather(self._accepting, return_exceptions=True)
         self._socket.close()
         remove(self.endpoint.address, self._folder)
+        self.disconnect()
+
+    @property
+    def num_readers(self) -> int:
+        """Number of connected readers."""
+        return len(self._readers)
+
+    def disconnect(self) -> None:
+        """Closes the connections of all readers, which then unmap the pools."""
         for reader in tuple(self._readers):
             self._drop_reader(reader)
 
@@ -90,7 +103,7 @@ class HandleServer:
                 reader.close()
 
     def _admit(self, reader: socket.socket) -> None:
-        if not is_same_user(reader):
+        if not belongs_to(reader, self._user):
             logger.warning("a process of another user was refused the KV pools")
             reader.close()
             return
@@ -109,9 +122,9 @@ class HandleServer:
 class PlaceSender:
     """Sender of block ids for reads in place, with checksums if requested, computed in a thread."""
 
-    def __init__(self, integrity: Integrity) -> None:
+    def __init__(self, integrity: Integrity, stream: TransferStream) -> None:
         self._checked = integrity is Integrity.CHECKSUMS
-        self._stream = TransferStream()
+        self._stream = stream
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool

@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.errors import UnavailableError
+
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _PROBE_SECONDS = 1.0
 GREETING = b"baton-kv"
@@ -38,11 +40,21 @@ def host_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def is_same_user(connection: socket.socket) -> bool:
-    """Returns whether the process at the other end runs as the same user."""
+def check_host(host: str) -> None:
+    """Raises `UnavailableError` unless `host` is the id of this one."""
+    try:
+        own = host_id()
+    except OSError as error:  # such as too many open files
+        raise UnavailableError(f"the id of this host cannot be read: {error}") from error
+    if host != own:
+        raise UnavailableError("the other worker is on another host")
+
+
+def belongs_to(connection: socket.socket, user: int | None) -> bool:
+    """Returns whether the process at the other end runs as `user`; None: as this process's."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
-    return bool(uid == os.geteuid())
+    return bool(uid == (os.geteuid() if user is None else user))
 
 
 def abstract(name: str) -> str:
