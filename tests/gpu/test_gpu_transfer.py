@@ -76,7 +76,7 @@ def test_cuda_ipc_copies_blocks_from_another_process(device, far_pool, integrity
         pytest.importorskip("xxhash")
     _, offered = far_pool
     targets = empty(device)
-    receiver = attach(offered, targets, CudaDriver())
+    receiver = attach(offered, targets, CudaDriver(), TransferStream())
     asyncio.run(receive_all(receiver, targets, integrity))
     check_arrived(targets, device)
     receiver.close()
@@ -87,7 +87,7 @@ def test_cuda_ipc_survives_a_killed_source(device, far_pool):
     """Its memory stays readable or it does not; either way this process goes on."""
     process, offered = far_pool
     targets = empty(device)
-    receiver = attach(offered, targets, CudaDriver())
+    receiver = attach(offered, targets, CudaDriver(), TransferStream())
     asyncio.run(receive_all(receiver, targets, Integrity.FENCE))
     process.kill()
     process.wait()

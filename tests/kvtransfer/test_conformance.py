@@ -12,8 +12,6 @@ from baton.errors import DataLossError, NotFoundError, UnavailableError
 from baton_kvtransfer import service
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.grpc import payload
-from baton_kvtransfer.connectors.shm import source
 from baton_kvtransfer.handle import Handle
 from baton_kvtransfer.lease_machine import LeaseState
 from baton_kvtransfer.lease_table import LeaseTable
@@ -105,7 +103,7 @@ async def test_connector_streams_blocks_in_order_as_they_fill(way):
     async with between(way) as ends:
         into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
         fetching = asyncio.create_task(fetch(ends, way, 6, into))
-        await until(lambda: ends.leases._awaited, within=5.0)  # before there is a lease
+        await until(lambda: ends.leases.num_awaited, within=5.0)  # before there is a lease
         with ends.lease(6) as lease:
             for num_filled in (1, 2, 2, 5):
                 lease.advance((out_of[:num_filled],), num_filled)
@@ -184,22 +182,22 @@ async def test_connector_fetch_can_be_cancelled_at_every_step(way):
                 fetching.cancel()
                 (outcome,) = await asyncio.gather(fetching, return_exceptions=True)
                 # From here on the blocks are somebody else's.
-                ends.target._bytes.fill_(7)
+                ends.target.content.fill_(7)
                 if isinstance(outcome, asyncio.CancelledError):
                     num_finished = 0
                     await asyncio.sleep(0.002)
                 else:
                     assert outcome[0] == TOKEN
                     num_finished += 1
-                assert bool((ends.target._bytes == 7).all()), "written behind the end"
+                assert bool((ends.target.content == 7).all()), "written behind the end"
             assert lease.state in (LeaseState.RELEASED, LeaseState.FAILED)
             if isinstance(outcome, tuple):
                 assert lease.state is LeaseState.RELEASED
             num_turns += 1 if num_turns < 40 else 10
         baseline = len(open_files())
-        await until(lambda: not ends.leases._awaited and len(ends.leases) == 0, within=5.0)
+        await until(lambda: not ends.leases.num_awaited and len(ends.leases) == 0, within=5.0)
         assert len(open_files()) <= baseline
-        assert len(ends.handle_server._readers) == (1 if way[0] == "shm" else 0)
+        assert ends.handle_server.num_readers == (1 if way[0] == "shm" else 0)
 
 
 STAGES = {
@@ -215,9 +213,9 @@ async def test_lease_ends_when_claimant_cancels(way, stage):
     async with between(way) as ends:
         fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
         if stage == "before the prefill":
-            await until(lambda: ends.leases._awaited, within=5.0)
+            await until(lambda: ends.leases.num_awaited, within=5.0)
             fetching.cancel()
-            await until(lambda: not ends.leases._awaited, within=5.0)
+            await until(lambda: not ends.leases.num_awaited, within=5.0)
             return
         with ends.lease(4) as lease:
             await until(lambda: lease.is_claimed, within=5.0)
@@ -234,7 +232,7 @@ async def test_lease_ends_when_claimant_cancels(way, stage):
 async def test_fetch_ends_when_source_cancels(way, stage):
     async with between(way) as ends:
         fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
-        await until(lambda: ends.leases._awaited, within=5.0)
+        await until(lambda: ends.leases.num_awaited, within=5.0)
         if stage == "before the prefill":
             fetching.cancel()
             return
@@ -255,14 +253,8 @@ class LateConfirm(service.KvTransferService):
         return await super().Confirm(request, context)
 
 
-@pytest.fixture
-def late_confirm(monkeypatch):
-    monkeypatch.setattr("tests.support.kvtransfer.loopback.KvTransferService", LateConfirm)
-
-
-@pytest.mark.usefixtures("late_confirm")
 async def test_fetch_fails_when_lease_breaks_before_confirmation(way):
-    async with between(way) as ends:
+    async with between(way, service_type=LateConfirm) as ends:
         with ends.computed_lease((1, 2)) as lease:
             ends.service.before = lambda: lease.end(UnavailableError("the cat"))
             failure = await failure_of(fetch(ends, way, 2, (5, 6)))
@@ -270,10 +262,10 @@ async def test_fetch_fails_when_lease_breaks_before_confirmation(way):
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
-@pytest.mark.usefixtures("late_confirm")
 async def test_fetch_fails_when_lease_expires_before_confirmation(way, is_late):
     clock = HeldClock()
-    async with between(way, leases=LeaseTable(5.0, lambda: clock)) as ends:
+    leases = LeaseTable(5.0, lambda: clock)
+    async with between(way, leases=leases, service_type=LateConfirm) as ends:
         with ends.computed_lease((1, 2)) as lease:
 
             def pass_time() -> None:
@@ -313,7 +305,7 @@ async def test_fetch_fails_when_source_reuses_blocks_during_read(way):
                 await until(lambda lease=lease: lease.is_claimed, within=5.0)
                 for _ in range(turn):
                     await asyncio.sleep(0)
-                ends.source._bytes[1:].random_(0, 255)
+                ends.source.content[1:].random_(0, 255)
                 lease.advance((table[::-1],), 255)
                 failure = await failure_of(fetching)
             assert isinstance(failure, NotFoundError | DataLossError)
@@ -328,15 +320,16 @@ class Damaging:
     async def send(self, group, first_block, block_ids, pool) -> AsyncGenerator[BlockBatch, None]:
         async with aclosing(self._sender.send(group, first_block, block_ids, pool)) as batches:
             async for batch in batches:
-                pool._bytes[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
+                pool.content[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
                 yield batch
 
 
 @pytest.mark.parametrize("way", rows(CHECKED))
-async def test_fetch_is_data_loss_when_bit_flips(way, monkeypatch):
-    monkeypatch.setattr(service, "PayloadSender", lambda s: Damaging(payload.PayloadSender(s)))
-    monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(source.PlaceSender(i)))
-    async with between(way) as ends:
+async def test_fetch_is_data_loss_when_bit_flips(way):
+    def damaging(*arguments: Any) -> Damaging:
+        return Damaging(service.sender_of_connector(*arguments))
+
+    async with between(way, sender_of=damaging) as ends:
         with ends.computed_lease((1, 2, 3)) as lease:
             failure = await failure_of(fetch(ends, way, 3, (5, 6, 7)))
             with pytest.raises(UnavailableError):
@@ -352,7 +345,7 @@ async def test_connector_releases_files_and_mappings_when_closed(way):
             with ends.lease(1) as lease:
                 lease.complete(TOKEN, nothing)
                 lease.advance(((1,),), 1)
-            assert not ends.leases._awaited
+            assert not ends.leases.num_awaited
             with ends.computed_lease((1,), lease_id=b"x" * 16):
                 handle = handle_of(ends, way, 1, lease_id=b"x" * 16)
                 await ends.fetcher.fetch(handle, allocation((1,)), TIMEOUT)

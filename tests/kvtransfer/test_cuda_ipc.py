@@ -3,15 +3,17 @@ CUDA itself does is tested in `tests/gpu`."""
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
 
-from baton.engine.cache import cuda_ipc
-from baton.engine.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory
+from baton.engine.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory, load_driver
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
@@ -87,6 +89,11 @@ def offer_of(pools: list[KvPool]) -> IpcOffer:
     return IpcOffer(host_id(), tuple(regions))
 
 
+def pool_with(copy_content: Any) -> KvPool:
+    """A pool with another method to copy to it."""
+    return pool_of(8, HYBRID[0], type("OtherPool", (KvPool,), {"copy_content": copy_content}))
+
+
 @pytest.fixture
 def sources():
     return [filled_pool(8, layout) for layout in HYBRID]
@@ -99,7 +106,7 @@ def targets():
 
 async def test_cuda_ipc_copies_blocks_and_closes_memory(sources, targets):
     memory = Memory(sources)
-    receiver = attach(offer_of(sources), targets, memory)
+    receiver = attach(offer_of(sources), targets, memory, TransferStream())
     for group in (0, 1):
         run = BlockBatch(group, 0, source_blocks=(5, 2, 7))
         await receiver.receive(run, targets[group], (1, 8, 3), Integrity.FENCE)
@@ -116,7 +123,7 @@ async def test_cuda_ipc_opens_pools_of_one_allocation(sources, targets):
     memory, offer = Memory(sources[:1]), offer_of(sources[:1] * 2)
     handle = offer.regions[0].handle
     regions = tuple(replace(region, handle=handle) for region in offer.regions)
-    receiver = attach(replace(offer, regions=regions), targets[:1] * 2, memory)
+    receiver = attach(replace(offer, regions=regions), targets[:1] * 2, memory, TransferStream())
     run = BlockBatch(1, 0, source_blocks=(5,))
     await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
     assert contents(targets[0], (1,)) == contents(sources[0], (5,))
@@ -132,7 +139,7 @@ async def test_cuda_ipc_source_offers_places_of_mapped_pools(sources):
     mapped = MappedMemory(IpcPlace(bytes(64), OFFSET), len(content), CPU, memory)
     pool = KvPool(HYBRID[0], 8, CPU, mapped=mapped)
     assert contents(pool, (1, 8)) == contents(sources[0], (1, 8))
-    assert memory_handles._region(pool, memory) == IpcRegion(bytes(64), OFFSET, UUID, 8)
+    assert memory_handles.region_of(pool, memory) == IpcRegion(bytes(64), OFFSET, UUID, 8)
     mapped.close()
     mapped.close()
     assert not memory.opened
@@ -142,13 +149,12 @@ async def test_cuda_ipc_opens_memory_in_own_context(sources, targets):
     """That of the source's GPU would take memory there, and copy by way of it."""
     memory = Memory(sources)
     memory.sees, memory.reaches = {UUID: torch.device("cuda", 1)}, lambda *_: True
-    attach(offer_of(sources), targets, memory)
+    attach(offer_of(sources), targets, memory, TransferStream())
     assert memory.contexts == [pool.device for pool in targets]
 
 
-def test_cuda_driver_closes_memory_once_for_each_receiver(monkeypatch):
+def test_cuda_driver_closes_memory_once_for_each_receiver():
     """Which the driver maps at one address for both."""
-    monkeypatch.setattr(cuda_ipc, "current_context", lambda _device: nullcontext())
     closed = []
 
     def open_at_one_address(address, _handle, _flags) -> int:
@@ -159,18 +165,16 @@ def test_cuda_driver_closes_memory_once_for_each_receiver(monkeypatch):
         closed.append(address.value)
         return 0
 
-    memory = CudaDriver()
-    vars(memory)["_driver"] = SimpleNamespace(
-        cuIpcOpenMemHandle_v2=open_at_one_address, cuIpcCloseMemHandle=close
-    )
+    driver = SimpleNamespace(cuIpcOpenMemHandle_v2=open_at_one_address, cuIpcCloseMemHandle=close)
+    memory = CudaDriver(lambda: driver, lambda _device: nullcontext())
     for address in [memory.open(bytes(64), CPU), memory.open(bytes(64), CPU)]:
         memory.close(address)
     assert closed == [4096, 4096]
-    assert not memory._opened
+    assert not memory.num_opened
 
 
 async def test_cuda_ipc_verifies_checksums_of_copy(sources, targets):
-    receiver = attach(offer_of(sources), targets, Memory(sources))
+    receiver = attach(offer_of(sources), targets, Memory(sources), TransferStream())
     wanted = checksums_of(sources[0].read_blocks((5, 2)), HYBRID[0].block_bytes)
     run = BlockBatch(0, 0, wanted, source_blocks=(5, 2))
     await receiver.receive(run, targets[0], (1, 2), Integrity.CHECKSUMS)
@@ -181,19 +185,19 @@ async def test_cuda_ipc_verifies_checksums_of_copy(sources, targets):
 
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 9), (1,), (1, 2, 3)])
 async def test_cuda_ipc_refuses_blocks_outside_pool_as_data_loss(sources, targets, blocks):
-    receiver = attach(offer_of(sources), targets, Memory(sources))
+    receiver = attach(offer_of(sources), targets, Memory(sources), TransferStream())
     run = BlockBatch(0, 0, source_blocks=blocks)
     with pytest.raises(DataLossError):
         await receiver.receive(run, targets[0], (1, 2), Integrity.FENCE)
     assert not targets[0].content.any()
 
 
-async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets, monkeypatch):
+async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets):
     memory, let_go = Memory(sources), threading.Event()
-    receiver = attach(offer_of(sources), targets, memory)
-    monkeypatch.setattr(KvPool, "copy_content", lambda *_: let_go.wait(10.0))
+    receiver = attach(offer_of(sources), targets, memory, TransferStream())
+    target = pool_with(lambda *_: let_go.wait(10.0))
     run = BlockBatch(0, 0, source_blocks=(5, 2))
-    receiving = asyncio.create_task(receiver.receive(run, targets[0], (1, 2), Integrity.FENCE))
+    receiving = asyncio.create_task(receiver.receive(run, target, (1, 2), Integrity.FENCE))
     await asyncio.sleep(0.01)
     for _ in range(3):
         receiving.cancel()
@@ -207,15 +211,14 @@ async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets
     assert not memory.opened
 
 
-async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, targets, monkeypatch):
+async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, targets):
     def fail(*_):
         raise RuntimeError("the cat")
 
-    receiver = attach(offer_of(sources), targets, Memory(sources))
-    monkeypatch.setattr(KvPool, "copy_content", fail)
+    receiver = attach(offer_of(sources), targets, Memory(sources), TransferStream())
     run = BlockBatch(0, 0, source_blocks=(5,))
     with pytest.raises(UnavailableError, match="the cat"):
-        await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
+        await receiver.receive(run, pool_with(fail), (1,), Integrity.FENCE)
 
 
 CHANGES = {
@@ -231,7 +234,7 @@ CHANGES = {
 async def test_cuda_ipc_names_why_memory_cannot_be_opened(sources, targets, problem):
     memory = Memory(sources)
     with pytest.raises(UnavailableError, match=problem):
-        attach(replace(offer_of(sources), **CHANGES[problem]), targets, memory)
+        attach(replace(offer_of(sources), **CHANGES[problem]), targets, memory, TransferStream())
     assert not memory.opened
 
 
@@ -248,40 +251,52 @@ async def test_cuda_ipc_refuses_pools_in_host_memory():
     assert CUDA_IPC.name == "cuda-ipc"
 
 
-def test_cuda_driver_reports_missing_library(monkeypatch):
-    def nothing_there(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr("ctypes.CDLL", nothing_there)
-    with pytest.raises(RuntimeError, match=r"no CUDA driver: libcuda\.so\.1"):
-        _ = CudaDriver()._driver
+def test_cuda_driver_reports_missing_library():
+    with pytest.raises(RuntimeError, match=r"no CUDA driver: libmissing\.so\.1"):
+        load_driver("libmissing.so.1")
 
 
-async def test_blocks_are_copied_on_the_transfer_stream(sources, targets, monkeypatch):
-    """By the sender and each receiver: on the engine's stream they would wait for its steps."""
-    current: list[bool] = []
-    read_blocks, copy_content = KvPool.read_blocks, KvPool.copy_content
+class NotedStream(TransferStream):
+    """Notes while it is the thread's stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_current = False
 
     @contextmanager
-    def on(_self, _device):
-        current.append(True)
-        yield
-        current.pop()
+    def on(self, device: torch.device) -> Iterator[None]:
+        self.is_current = True
+        with super().on(device):
+            yield
+        self.is_current = False
 
-    def read(self, block_ids):
-        assert current, "read on the engine's stream"
-        return read_blocks(self, block_ids)
 
-    def copy(self, *arguments):
-        assert current, "copied on the engine's stream"
-        copy_content(self, *arguments)
+class BoundPool(KvPool):
+    """Asserts that it is read and copied to on `stream` alone."""
 
-    monkeypatch.setattr(TransferStream, "on", on)
-    monkeypatch.setattr(KvPool, "read_blocks", read)
-    monkeypatch.setattr(KvPool, "copy_content", copy)
-    sender = PlaceSender(Integrity.CHECKSUMS)
-    (run,) = [batch async for batch in sender.send(0, 0, [5, 2, 7], sources[0])]
-    ipc = attach(offer_of(sources), targets, Memory(sources))
-    await ipc.receive(run, targets[0], (1, 8, 3), Integrity.CHECKSUMS)
+    stream: NotedStream
+
+    def read_blocks(self, block_ids):
+        assert self.stream.is_current, "read on the engine's stream"
+        return super().read_blocks(block_ids)
+
+    def copy_content(self, *arguments):
+        assert self.stream.is_current, "copied on the engine's stream"
+        super().copy_content(*arguments)
+
+
+async def test_blocks_are_copied_on_the_transfer_stream(sources, targets):
+    """By the sender and each receiver: on the engine's stream they would wait for its steps."""
+    stream, into = NotedStream(), (1, 8, 3)
+    source, target = (make(8, HYBRID[0], BoundPool) for make in (filled_pool, pool_of))
+    source.stream = target.stream = stream
+    sender = PlaceSender(Integrity.CHECKSUMS, stream)
+    (run,) = [batch async for batch in sender.send(0, 0, [5, 2, 7], source)]
+    ipc = attach(offer_of(sources), targets, Memory(sources), stream)
+    await ipc.receive(run, target, into, Integrity.CHECKSUMS)
     ipc.close()
-    NixlReceiver(None, None, None, [])._check(run, targets[0], (1, 8, 3))
+    read = AsyncMock()  # what it would read is there
+    agent = SimpleNamespace(is_open=True)
+    nixl = NixlReceiver(SimpleNamespace(read=read), agent, None, [8], stream)
+    await nixl.receive(run, target, into, Integrity.CHECKSUMS)
+    read.assert_awaited_once()

@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from baton.errors import (
+    AlreadyExistsError,
     DataLossError,
     FailedPreconditionError,
     LeaseNotOpenedError,
     NotFoundError,
     UnavailableError,
 )
-from baton_kvtransfer import lease_table
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Claim, Lease
@@ -148,16 +148,17 @@ async def test_claim_fails_at_once_when_lease_is_over():
             pass
 
 
-async def test_lease_table_forgets_oldest_ids(monkeypatch):
-    monkeypatch.setattr(lease_table, "NUM_REMEMBERED", 2)
-    table = LeaseTable()
+async def test_lease_table_forgets_oldest_ids():
+    table = LeaseTable(num_remembered=2)
     claims = [replace(CLAIM, lease_id=bytes([i]) * 16) for i in range(5)]
     for claim in claims:
         with table.open(claim, EXTENT):
             pass
-    assert len(table._used) == 2
-    with table.open(claims[0], EXTENT):
-        pass
+    for claim in claims[3:]:
+        with pytest.raises(AlreadyExistsError):
+            table.check_new(claim.lease_id)
+    for claim in claims[:3]:
+        table.check_new(claim.lease_id)
 
 
 async def test_waits_that_time_out_leave_nothing():
@@ -166,7 +167,7 @@ async def test_waits_that_time_out_leave_nothing():
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
                     await lease.claimed()
-        assert not lease._waiters
+        assert not lease.num_waiting
 
 
 async def test_lease_never_counts_fewer_filled_blocks():

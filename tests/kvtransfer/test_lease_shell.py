@@ -209,7 +209,7 @@ class Leases(RuleBasedStateMachine):
         self.run()
         assert all(lease.state in ENDINGS for lease in self.every)
         assert not any(self.held.values())
-        assert not self.table._awaited
+        assert not self.table.num_awaited
         for _, waiter in self.waiters:
             assert waiter.done(), "a waiter hangs"
             assert waiter.exception() is None or isinstance(waiter.exception(), BatonError)

@@ -2,27 +2,33 @@
 
 import asyncio
 import re
+import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from baton.installation import install_command
 from baton.v1.kv_transfer_pb2 import DescribeResponse
-from baton_kvtransfer import client, sources
+from baton_kvtransfer import client
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
-from baton_kvtransfer.connectors.nixl import agent
-from baton_kvtransfer.connectors.nixl import claimant as nixl_claimant
-from baton_kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, NixlOffer, Region
-from baton_kvtransfer.connectors.nixl.claimant import NixlReader
+from baton_kvtransfer.connectors.nixl.agent import (
+    MAX_METADATA_BYTES,
+    NixlOffer,
+    Region,
+    agent_thread,
+)
+from baton_kvtransfer.connectors.nixl.claimant import NixlReader, NixlReceiver
 from baton_kvtransfer.connectors.nixl.source import NixlSource
-from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from baton_kvtransfer.offers import Description, description_of, description_to_message
 from tests.support.failures import failure_of
@@ -52,42 +58,51 @@ async def fetched(ends):
 
 
 @pytest.mark.slow
-async def test_nixl_is_chosen_and_started_only_without_shared_memory(monkeypatch):
+async def test_nixl_is_chosen_and_started_only_without_shared_memory():
     async with transfer(connector="auto") as ends:
         assert (await fetched(ends)).connector is SHM
-        assert ends.nixl._agent is None
-    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
-    async with transfer(connector="auto") as ends:
+        assert not ends.nixl.is_started
+    async with transfer(connector="auto", host="elsewhere") as ends:
         report = await fetched(ends)
         assert report.connector is NIXL
         assert report.reason.startswith("both have nixl; ")
         assert report.reason.endswith("not by shm: the other worker is on another host")
-        assert ends.nixl._agent is not None
+        assert ends.nixl.is_started
 
 
-async def test_fetch_falls_back_to_grpc_and_says_why_without_nixl(monkeypatch):
-    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
-    async with transfer(connector="auto", nixl_problem="TLS does not cover it") as ends:
+async def test_fetch_falls_back_to_grpc_and_says_why_without_nixl():
+    problem = "TLS does not cover it"
+    async with transfer(connector="auto", host="elsewhere", nixl_problem=problem) as ends:
         report = await fetched(ends)
         assert report.connector is GRPC
-        assert "not by nixl: TLS does not cover it" in report.reason
-        assert ends.nixl._agent is None
+        assert f"not by nixl: {problem}" in report.reason
+        assert not ends.nixl.is_started
 
 
 async def test_fetch_names_install_command_when_nixl_is_missing(monkeypatch):
-    monkeypatch.setattr(sources, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "nixl", None)
     async with transfer(connector="nixl") as ends:
         with pytest.raises(FailedPreconditionError, match=re.escape(install_command("nixl"))):
             await fetched(ends)
-        assert ends.nixl._agent is None
+        assert not ends.nixl.is_started
+
+
+@dataclass
+class Ends:
+    """Both sides, and the first pool of the reader."""
+
+    source: NixlSource
+    reader: NixlReader
+    target: KvPool
 
 
 @contextmanager
-def both_sides():
-    pools = [filled_pool(5, layout) for layout in HYBRID]
-    source, reader = NixlSource(pools, "lo"), NixlReader([pool_of(5, x) for x in HYBRID], "lo")
+def both_sides(**options: Any) -> Iterator[Ends]:
+    targets = [pool_of(5, layout) for layout in HYBRID]
+    source = NixlSource([filled_pool(5, layout) for layout in HYBRID], "lo")
+    reader = NixlReader(targets, "lo", **options)
     try:
-        yield source, reader
+        yield Ends(source, reader, targets[0])
     finally:
         reader.close()
         source.close()
@@ -115,13 +130,13 @@ def resized(offer: NixlOffer, num_blocks: int) -> NixlOffer:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", BROKEN)
 async def test_nixl_refuses_broken_offer_and_accepts_next(how):
-    with both_sides() as (source, reader):
-        offer = await source.offer()
+    with both_sides() as ends:
+        offer = await ends.source.offer()
         with pytest.raises(UnavailableError):
-            await reader.attach(BROKEN[how](offer))
-        with both_sides() as (other, _):
-            receiver = await reader.attach(await other.offer())
-            await reads(receiver, reader)
+            await ends.reader.attach(BROKEN[how](offer))
+        with both_sides() as other:
+            receiver = await ends.reader.attach(await other.source.offer())
+            await reads(receiver, ends.target)
 
 
 @pytest.mark.slow
@@ -154,17 +169,16 @@ async def test_fetch_fails_as_its_lease_if_a_read_ends_last(monkeypatch):
 
 @pytest.mark.slow
 async def test_nixl_forgets_source_with_its_last_receiver():
-    with both_sides() as (source, reader):
-        offer = await source.offer()
-        first, second = await reader.attach(offer), await reader.attach(offer)
+    with both_sides() as ends:
+        offer = await ends.source.offer()
+        first, second = await ends.reader.attach(offer), await ends.reader.attach(offer)
         first.close()
-        await reads(second, reader)
+        await reads(second, ends.target)
         second.close()
-        await reads(await reader.attach(offer), reader)
+        await reads(await ends.reader.attach(offer), ends.target)
 
 
-async def reads(receiver, reader) -> None:
-    target = reader._pools[0]
+async def reads(receiver: NixlReceiver, target: KvPool) -> None:
     run = BlockBatch(0, 0, source_blocks=(3, 5))
     await receiver.receive(run, target, (1, 2), Integrity.FENCE)
     assert contents(target, (1, 2)) == contents(filled_pool(5, LAYOUT), (3, 5))
@@ -174,53 +188,47 @@ async def reads(receiver, reader) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 6), (2**31, 1), (1,), (1, 2, 3)])
 async def test_nixl_refuses_blocks_outside_pool_as_data_loss(blocks):
-    with both_sides() as (source, reader):
-        receiver = await reader.attach(await source.offer())
+    with both_sides() as ends:
+        receiver = await ends.reader.attach(await ends.source.offer())
         run = BlockBatch(0, 0, source_blocks=blocks)
         with pytest.raises(DataLossError):
-            await receiver.receive(run, reader._pools[0], (1, 2), Integrity.FENCE)
-        assert not reader._pools[0].content.any()
+            await receiver.receive(run, ends.target, (1, 2), Integrity.FENCE)
+        assert not ends.target.content.any()
 
 
 @pytest.mark.slow
 async def test_nixl_reader_reads_no_more_after_close():
-    with both_sides() as (source, reader):
-        receiver = await reader.attach(await source.offer())
+    with both_sides() as ends:
+        receiver = await ends.reader.attach(await ends.source.offer())
         run = BlockBatch(0, 0, source_blocks=(1, 2))
-        reader.close()
+        ends.reader.close()
         with pytest.raises(UnavailableError):
-            await receiver.receive(run, reader._pools[0], (1, 2), Integrity.FENCE)
+            await receiver.receive(run, ends.target, (1, 2), Integrity.FENCE)
         with pytest.raises(UnavailableError):
-            await reader.attach(await source.offer())
+            await ends.reader.attach(await ends.source.offer())
         assert not receiver.is_open
 
 
 @pytest.mark.slow
-async def test_nixl_bounds_and_ends_abandoned_agents(monkeypatch):
-    monkeypatch.setattr(nixl_claimant, "_LINGER_S", 0.3)
-    with both_sides() as (source, reader):
-        for _ in range(nixl_claimant._MOST_LINGERING + 2):
-            receiver = await reader.attach(await source.offer())
-            await reads(receiver, reader)
-            await reader.abandon(receiver._agent)
+async def test_nixl_bounds_and_ends_abandoned_agents():
+    with both_sides(linger_seconds=0.3, max_lingering=2) as ends:
+        for _ in range(4):
+            receiver = await ends.reader.attach(await ends.source.offer())
+            await reads(receiver, ends.target)
+            await ends.reader.abandon(receiver.agent)
             assert not receiver.is_open
-            assert len(reader._lingering) <= nixl_claimant._MOST_LINGERING
-        await until(lambda: not reader._lingering, within=5.0)
-        await reads(await reader.attach(await source.offer()), reader)
+            assert ends.reader.num_lingering <= 2
+        await until(lambda: not ends.reader.num_lingering, within=5.0)
+        await reads(await ends.reader.attach(await ends.source.offer()), ends.target)
 
 
-def test_nixl_threads_enter_the_context_of_their_pools(monkeypatch):
-    entered = []
-
-    def enter(device) -> None:
-        entered.append((threading.current_thread().name, device))
-
-    monkeypatch.setattr(agent, "use_device", enter)
+def test_nixl_thread_enters_the_context_of_its_pools():
+    used = []
     pools = [pool_of(2), pool_of(3)]
-    for side in (NixlReader(pools), NixlSource(pools)):
-        side._thread.submit(lambda: None).result()
-        side.close()
-    assert entered == [(f"nixl-{n}_0", pools[0].device) for n in ("reader", "source")]
+    thread_of = threading.current_thread
+    with agent_thread("nixl", pools, lambda device: used.append((thread_of().name, device))) as own:
+        own.submit(lambda: None).result()
+    assert used == [("nixl_0", pools[0].device)]
 
 
 @given(

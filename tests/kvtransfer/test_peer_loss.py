@@ -272,7 +272,7 @@ async def test_nixl_read_writes_nothing_when_stopped_source_resumes(peers, stage
             target.content[0].fill_(7)
         read = [target.content.clone() for target in targets]
         fetcher.close()
-        await until(lambda: not reader._lingering, BOUND)
+        await until(lambda: not reader.num_lingering, BOUND)
         assert source.is_running
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
     assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
@@ -295,17 +295,17 @@ async def claimant_is_killed(peers: RemotePeers, connector: str, stage: str) -> 
         readers = 1 if connector == "shm" else 0
         if stage == "early":
             await tell_to_fetch(claimant, connector, ends.endpoint)
-            await until(lambda: ends.leases._awaited, TIMEOUT)
+            await until(lambda: ends.leases.num_awaited, TIMEOUT)
             files = len(open_files())
             claimant.signal(signal.SIGKILL)
-            await until(lambda: not ends.leases._awaited, BOUND)
-            await until(lambda: not ends.handle_server._readers, BOUND)
+            await until(lambda: not ends.leases.num_awaited, BOUND)
+            await until(lambda: not ends.handle_server.num_readers, BOUND)
             assert len(open_files()) <= files
             return
         with ends.lease_of(NUM_TOKENS, LEASE) as lease:
             await tell_to_fetch(claimant, connector, ends.endpoint)
             await until(lambda: lease.is_claimed, TIMEOUT)
-            assert len(ends.handle_server._readers) == readers
+            assert ends.handle_server.num_readers == readers
             lease.advance(THERE, COUNT // 2 if stage == "amid the blocks" else COUNT)
             await asyncio.sleep(0.05)
             claimant.signal(signal.SIGKILL)
@@ -313,7 +313,7 @@ async def claimant_is_killed(peers: RemotePeers, connector: str, stage: str) -> 
                 async with asyncio.timeout(BOUND):
                     await lease.over()
             assert lease.state is LeaseState.FAILED
-            await until(lambda: not ends.handle_server._readers, BOUND)
+            await until(lambda: not ends.handle_server.num_readers, BOUND)
         assert len(ends.leases) == 0
 
 

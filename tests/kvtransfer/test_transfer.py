@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.connectors.grpc import payload
+from baton_kvtransfer.connectors.grpc.payload import PayloadSender
+from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import fetch_request
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
@@ -62,19 +64,17 @@ async def test_lease_breaks_when_fetch_deadline_passes():
                     await lease.over()
 
 
-async def test_lease_that_ends_during_a_transfer_gives_its_own_reason(monkeypatch):
-    monkeypatch.setattr(payload, "MESSAGE_BYTES", LAYOUT.block_bytes)  # one block a message
-    sends = payload.PayloadSender.send
-
-    async def send(self, group, first, block_ids, pool):
-        async with aclosing(sends(self, group, first, block_ids, pool)) as batches:
+async def test_lease_that_ends_during_a_transfer_gives_its_own_reason():
+    async def send(group, first, block_ids, pool):
+        sender = PayloadSender(TransferStream(), message_bytes=LAYOUT.block_bytes)
+        async with aclosing(sender.send(group, first, block_ids, pool)) as batches:
             async for batch in batches:
                 if batch.first_block == 3:
                     lease.end(NotFoundError("its time is over"))
                 yield batch
 
-    monkeypatch.setattr(payload.PayloadSender, "send", send)
-    async with transfer(8, connector="grpc") as ends:
+    sender = SimpleNamespace(send=send)
+    async with transfer(8, connector="grpc", sender_of=lambda *_: sender) as ends:
         with ends.lease(8) as lease:
             lease.advance((tuple(range(1, 9)),), 8)
             lease.complete(None, nothing)

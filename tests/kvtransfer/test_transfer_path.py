@@ -2,24 +2,25 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import BatonError, DataLossError, NotFoundError
-from baton_kvtransfer import send_ahead
 from baton_kvtransfer.arrivals import Arrivals
 from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.cancellation import one_ahead
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.grpc import payload
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
+from baton_kvtransfer.send_ahead import PartSizes
 from baton_kvtransfer.transfer_stream import TransferStream
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
+    EPOCH,
     LAYOUT,
+    Transfer,
     allocation,
     contents,
     filled_pool,
@@ -54,32 +55,41 @@ class Held:
         return self.num_begun > self.num_ended
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Held]]:
-    """Returns the calls of a pool's method, from then on."""
-    made: list[Held] = []
+class HeldPool(KvPool):
+    """Pool whose blocks are read and written in threads, as those of a GPU's are."""
 
-    def hold(name: str) -> Held:
-        calls = Held(getattr(KvPool, name))
-        made.append(calls)
-        monkeypatch.setattr(KvPool, name, lambda *arguments: calls(*arguments))
-        return calls
+    waits_for_device = True
 
-    yield hold
-    for calls in made:
-        calls.let_go.set()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reads, self.writes = Held(super().read_blocks), Held(super().write_blocks)
+        for calls in (self.reads, self.writes):
+            calls.let_go.set()
 
+    def read_blocks(self, block_ids: Any) -> Any:
+        return self.reads(block_ids)
 
-@pytest.fixture
-def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host memory is copied as that of a GPU is."""
-    monkeypatch.setattr(payload, "waits_for_device", lambda _pool: True)
+    def write_blocks(self, *arguments: Any) -> Any:
+        return self.writes(*arguments)
 
 
-async def test_host_memory_is_gathered_one_message_at_a_time(monkeypatch):
-    monkeypatch.setattr(payload, "MESSAGE_BYTES", 2 * SIZE)
+@asynccontextmanager
+async def held_transfer(name: str) -> AsyncIterator[tuple[Transfer, Held]]:
+    """Both ends, and the held calls of the source's "reads" or the target's "writes"."""
+    async with transfer(pool_type=HeldPool) as ends:
+        pool: Any = ends.source if name == "reads" else ends.target
+        calls = getattr(pool, name)
+        calls.let_go.clear()
+        try:
+            yield ends, calls
+        finally:
+            calls.let_go.set()
+
+
+async def test_host_memory_is_gathered_one_message_at_a_time():
     source, table = filled_pool(12), (3, 4, 5, 9, 1)
-    batches = PayloadSender(TransferStream()).send(0, 7, table, source)
+    sender = PayloadSender(TransferStream(), message_bytes=2 * SIZE)
+    batches = sender.send(0, 7, table, source)
     for first, block_ids in ((7, (3, 4)), (9, (5, 9)), (11, (1,))):
         source.content.add_(1)  # nothing was read before
         batch = await anext(batches)
@@ -89,11 +99,9 @@ async def test_host_memory_is_gathered_one_message_at_a_time(monkeypatch):
     assert await anext(batches, None) is None
 
 
-@pytest.mark.usefixtures("in_threads")
-async def test_event_loop_turns_while_blocks_are_read_and_written(held):
-    for name in ("read_blocks", "write_blocks"):
-        async with transfer() as ends:
-            calls = held(name)
+async def test_event_loop_turns_while_blocks_are_read_and_written():
+    for name in ("reads", "writes"):
+        async with held_transfer(name) as (ends, calls):
             with ends.computed_lease((1, 2)):
                 fetch = ends.fetcher.fetch(ends.handle(2), allocation((3, 4)), TIMEOUT)
                 fetching = asyncio.create_task(fetch)
@@ -102,11 +110,9 @@ async def test_event_loop_turns_while_blocks_are_read_and_written(held):
                 await fetching
 
 
-@pytest.mark.usefixtures("in_threads")
-async def test_blocks_reused_while_they_are_gathered_are_not_sent(held):
+async def test_blocks_reused_while_they_are_gathered_are_not_sent():
     """The lease ends, and another sequence writes to its blocks, before the gather is done."""
-    async with transfer() as ends:
-        gathers = held("read_blocks")
+    async with held_transfer("reads") as (ends, gathers):
         with ends.computed_lease((1, 2)) as lease:
             fetch = ends.fetcher.fetch(ends.handle(2), allocation((3, 4)), TIMEOUT)
             fetching = asyncio.create_task(fetch)
@@ -118,10 +124,8 @@ async def test_blocks_reused_while_they_are_gathered_are_not_sent(held):
         assert untouched(ends.target, (3, 4))
 
 
-@pytest.mark.usefixtures("in_threads")
-async def test_lease_of_cancelled_fetch_ends_after_its_gather(held):
-    async with transfer() as ends:
-        gathers = held("read_blocks")
+async def test_lease_of_cancelled_fetch_ends_after_its_gather():
+    async with held_transfer("reads") as (ends, gathers):
         with ends.computed_lease((1, 2)) as lease:
             fetch = ends.fetcher.fetch(ends.handle(2), allocation((3, 4)), TIMEOUT)
             fetching = asyncio.create_task(fetch)
@@ -134,10 +138,8 @@ async def test_lease_of_cancelled_fetch_ends_after_its_gather(held):
             assert not gathers.is_running
 
 
-@pytest.mark.usefixtures("in_threads")
-async def test_cancelled_fetch_ends_after_its_scatter(held):
-    async with transfer() as ends:
-        scatters = held("write_blocks")
+async def test_cancelled_fetch_ends_after_its_scatter():
+    async with held_transfer("writes") as (ends, scatters):
         with ends.computed_lease((1, 2)):
             fetch = ends.fetcher.fetch(ends.handle(2), allocation((3, 4)), TIMEOUT)
             fetching = asyncio.create_task(fetch)
@@ -150,10 +152,14 @@ async def test_cancelled_fetch_ends_after_its_scatter(held):
             assert not scatters.is_running
 
 
-async def test_fetch_fails_at_once_when_a_batch_is_damaged(monkeypatch):
+async def test_fetch_fails_at_once_when_a_batch_is_damaged():
     """Although more blocks are still to be computed."""
-    monkeypatch.setattr(payload, "checksums_of", lambda pieces, size: (0,))
-    async with transfer() as ends:
+
+    async def send(group: int, first: int, block_ids: Any, pool: KvPool) -> Any:
+        yield BlockBatch(group, first, (0,), tuple(pool.read_blocks(block_ids)))
+
+    sender: Any = SimpleNamespace(send=send)
+    async with transfer(sender_of=lambda *_: sender) as ends:
         with ends.lease(2) as lease:
             lease.advance(((1,),), 1)
             fetch = ends.fetcher.fetch(ends.handle(2), allocation((3, 4)), TIMEOUT)
@@ -161,16 +167,14 @@ async def test_fetch_fails_at_once_when_a_batch_is_damaged(monkeypatch):
                 assert isinstance(await failure_of(fetch), DataLossError)
 
 
-@pytest.mark.usefixtures("in_threads")
-async def test_payload_sender_is_one_part_ahead_and_cuts_messages(monkeypatch, held):
-    monkeypatch.setattr(payload, "MESSAGE_BYTES", 2 * SIZE)
-    monkeypatch.setattr(send_ahead, "_LARGE_PART_BYTES", 4 * SIZE)
-    monkeypatch.setattr(send_ahead, "_FIRST_PART_BYTES", SIZE)
-    source, target = filled_pool(12), pool_of(12)
+async def test_payload_sender_is_one_part_ahead_and_cuts_messages():
+    sizes_of_parts = PartSizes(first_bytes=SIZE, max_bytes=4 * SIZE)
+    sender = PayloadSender(TransferStream(), message_bytes=2 * SIZE, sizes=sizes_of_parts)
+    source: Any = filled_pool(12, kind=HeldPool)
+    target = pool_of(12)
     table, into = (3, 4, 5, 9, 1, 2, 12, 7), (1, 3, 5, 7, 2, 4, 6, 8)
-    gathers = held("read_blocks")
-    gathers.let_go.set()
-    batches = PayloadSender(TransferStream()).send(0, 0, table, source)
+    gathers = source.reads
+    batches = sender.send(0, 0, table, source)
     sizes = []
     async for batch in batches:
         sizes.append(len(batch.checksums))
@@ -216,10 +220,8 @@ async def test_arrivals_join_batches_that_arrive_during_a_write():
     await asyncio.gather(writing, return_exceptions=True)
 
 
-async def test_fetch_holds_nothing_after_any_failure(held):
-    """Neither threads nor leases nor transports in use."""
-    reads = held("read_blocks")
-    reads.let_go.set()
+async def test_fetch_holds_nothing_after_any_failure():
+    """Neither leases nor transports in use."""
     async with transfer(connector="shm") as ends:
         for turn, failure in enumerate((NotFoundError("a"), DataLossError("b"))):
             lease_id = bytes([turn]) * 16
@@ -229,7 +231,6 @@ async def test_fetch_holds_nothing_after_any_failure(held):
                 fetch = ends.fetcher.fetch(handle, allocation((3, 4)), TIMEOUT)
                 asyncio.get_running_loop().call_later(0.05, lease.end, failure)
                 assert isinstance(await failure_of(fetch), BatonError)
-        (choice,) = ends.fetcher._sources._transports.values()
-        assert not choice.result().is_in_use
-        assert not reads.is_running
+        transport = await ends.fetcher.sources.transport(ends.endpoint, EPOCH)
+        assert not transport.is_in_use
         assert len(ends.leases) == 0

@@ -28,6 +28,7 @@ from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.shm import claimant
 from baton_kvtransfer.connectors.shm.source import HandleServer
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.transfer_stream import TransferStream
 from tests.support.kernels.delayed_engine import cycles, delayed_engine
 from tests.support.kernels.far_pool import offer_from_json, offer_to_json
 
@@ -37,7 +38,7 @@ def attach(described: Any, pools: list[KvPool]) -> Receiver:
     if isinstance(described, dict):
         described["num_blocks"] = tuple(described["num_blocks"])
         return claimant.attach(HandleEndpoint(**described), [pool.layout for pool in pools])
-    return memory_handles.attach(offer_from_json(described), pools, CudaDriver())
+    return memory_handles.attach(offer_from_json(described), pools, CudaDriver(), TransferStream())
 
 
 async def _offer(pools: list[KvPool], stack: AsyncExitStack) -> Any:

@@ -68,7 +68,7 @@ def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT, kind: type[KvPool] =
     generator = torch.Generator().manual_seed(num_blocks)
     size = (num_blocks * layout.block_bytes,)
     noise = torch.randint(256, size, dtype=torch.uint8, generator=generator)
-    pool.write_blocks(range(1, num_blocks + 1), [memoryview(noise.numpy())])
+    pool.content[1:].view(-1).copy_(noise)
     return pool
 
 

@@ -55,13 +55,14 @@ def offer(pools: Sequence[KvPool], cuda: CudaIpc) -> IpcOffer | str:
     if any(pool.device.type != "cuda" for pool in pools):
         return "the pools of the other worker are not on a GPU"
     try:
-        regions = tuple(_region(pool, cuda) for pool in pools)
+        regions = tuple(region_of(pool, cuda) for pool in pools)
     except RuntimeError as error:
         return f"the other worker cannot export its memory: {error}"
     return IpcOffer(host_id(), regions)
 
 
-def _region(pool: KvPool, cuda: CudaIpc) -> IpcRegion:
+def region_of(pool: KvPool, cuda: CudaIpc) -> IpcRegion:
+    """Returns the place of a pool, which this process or another one has allocated."""
     place = cuda.export(pool.content) if pool.mapped is None else pool.mapped.place
     return IpcRegion(place.handle, place.offset, cuda.device_uuid(pool.device), pool.num_blocks)
 
