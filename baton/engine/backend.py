@@ -23,7 +23,8 @@ from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.installation import package_command
-from baton_kernels.cpu.library import NoLibraryError
+from baton_kernels.cpu.library import KERNELS, NoLibraryError
+from baton_kernels.cpu.library import Library as CLibrary
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
 
@@ -71,11 +72,14 @@ class TorchBackend:
     """Backend of torch operations, for any torch device; the backend for CPUs.
 
     `uses_c_kernels`: kernels in C, where they are available, read blocks in place for attention
-    and compute row-wise operations.
+    and compute row-wise operations. `library`: those of attention.
     """
 
-    def __init__(self, layers: list[LayerAttention], *, uses_c_kernels: bool) -> None:
+    def __init__(
+        self, layers: list[LayerAttention], *, uses_c_kernels: bool, library: CLibrary = KERNELS
+    ) -> None:
         self._layers = layers
+        self._library = library
         self._uses_c_kernels = uses_c_kernels
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
@@ -95,7 +99,7 @@ class TorchBackend:
     def attention(self, cache: KvCache) -> Attention:
         if not self._uses_c_kernels:
             return TorchAttention(cache)
-        why_not = why_not_in_place(cache, self._layers)
+        why_not = why_not_in_place(cache, self._layers, self._library)
         if why_not is not None:
             _report(f"torch computes attention, over copies of blocks: {why_not}")
             return TorchAttention(cache)

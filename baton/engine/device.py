@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 
@@ -11,14 +12,31 @@ from baton.errors import InvalidArgumentError
 _OUT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")
 
 
-def resolve_device(name: str) -> torch.device:
-    """Returns the device, a GPU with its index: "auto" and "cuda" name the current GPU.
+class Gpus(Protocol):
+    """GPUs of this process; `torch.cuda` is one."""
+
+    def is_available(self) -> bool: ...
+
+    def device_count(self) -> int: ...
+
+    def current_device(self) -> int: ...
+
+    def set_device(self, device: torch.device) -> None: ...
+
+    def current_stream(self) -> Any: ...
+
+
+CUDA: Gpus = torch.cuda
+
+
+def resolve_device(name: str, gpus: Gpus = CUDA) -> torch.device:
+    """Returns the device, one of `gpus` with its index: "auto" and "cuda" name the current GPU.
 
     Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
+        name = "cuda" if gpus.is_available() else "cpu"
+    if name.startswith("cuda") and not gpus.is_available():
         raise InvalidArgumentError(
             "device",
             f"is {name!r}, but torch sees no GPU (torch {torch.__version__}); "
@@ -30,19 +48,19 @@ def resolve_device(name: str) -> torch.device:
         raise InvalidArgumentError(
             "device", f"is {name!r}; must be auto, cpu or cuda[:N]"
         ) from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and (device.index or 0) >= gpus.device_count():
         raise InvalidArgumentError(
             "device",
-            f"is {name!r}; torch sees {torch.cuda.device_count()} GPUs here, the first is cuda:0",
+            f"is {name!r}; torch sees {gpus.device_count()} GPUs here, the first is cuda:0",
         )
-    return indexed(device)
+    return indexed(device, gpus)
 
 
-def indexed(device: torch.device) -> torch.device:
+def indexed(device: torch.device, gpus: Gpus = CUDA) -> torch.device:
     """Returns the device with its index: that of the current GPU for a GPU without one."""
     index: int | None = device.index  # torch declares an int
     if device.type == "cuda" and index is None:
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", gpus.current_device())
     return device
 
 
@@ -54,16 +72,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-def use_device(device: torch.device) -> None:
-    """Makes a GPU the current device of this thread, and its context current; nothing for a CPU.
+def use_device(device: torch.device, gpus: Gpus = CUDA) -> None:
+    """Makes a GPU, one of `gpus`, the current device of this thread, and its context current;
+    nothing for a CPU.
 
     Call it first in each thread that launches kernels, makes streams or events, or pins memory for
     the GPU: these use the current device, and not that of their tensors. Libraries that call the
     driver want the context.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(indexed(device))  # which refuses a device without an index
-        torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current
+        gpus.set_device(indexed(device, gpus))  # which refuses a device without an index
+        gpus.current_stream().query()  # a thread's first CUDA call makes the context current
 
 
 @contextmanager

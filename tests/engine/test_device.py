@@ -21,54 +21,58 @@ FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 NAMED = [("auto", FIRST), ("cuda", FIRST), ("cuda:1", SECOND)]
 
 
-@pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
-    """The current GPU of each thread, by its name, on a machine with two."""
-    found: dict[str, torch.device] = {}
+class TwoGpus:
+    """GPUs of a machine with two. `current`: the GPU of each thread that uses one, by its name."""
 
-    def set_device(device: torch.device) -> None:
+    def __init__(self) -> None:
+        self.current: dict[str, torch.device] = {}
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 2
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: torch.device) -> None:
         index = _get_device_index(device)  # as torch does: a device without an index is refused
-        found[threading.current_thread().name] = torch.device("cuda", index)
+        self.current[threading.current_thread().name] = torch.device("cuda", index)
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=bool))
-    return found
+    def current_stream(self) -> Any:
+        return SimpleNamespace(query=bool)
 
 
-def test_use_device_makes_gpu_current_and_ignores_cpu(current: dict[str, torch.device]) -> None:
-    use_device(torch.device("cpu"))
-    assert not current
-    use_device(SECOND)
-    assert current == {"MainThread": SECOND}
+def test_use_device_makes_gpu_current_and_ignores_cpu() -> None:
+    gpus = TwoGpus()
+    use_device(torch.device("cpu"), gpus)
+    assert not gpus.current
+    use_device(SECOND, gpus)
+    assert gpus.current == {"MainThread": SECOND}
 
 
 @pytest.mark.parametrize(("name", "device"), NAMED)
-def test_use_device_takes_every_device_that_has_a_name(
-    current: dict[str, torch.device], name: str, device: torch.device
-) -> None:
-    resolved = resolve_device(name)
+def test_use_device_takes_every_device_that_has_a_name(name: str, device: torch.device) -> None:
+    gpus = TwoGpus()
+    resolved = resolve_device(name, gpus)
     assert resolved == device
-    use_device(resolved)
-    assert current == {"MainThread": device}
-    use_device(torch.device(name.replace("auto", "cuda")))
-    assert current == {"MainThread": device}
+    use_device(resolved, gpus)
+    assert gpus.current == {"MainThread": device}
+    use_device(torch.device(name.replace("auto", "cuda")), gpus)
+    assert gpus.current == {"MainThread": device}
 
 
-@pytest.mark.usefixtures("current")
 def test_resolve_device_refuses_gpu_that_is_not_there() -> None:
-    assert resolve_device("cuda:1") == SECOND
+    assert resolve_device("cuda:1", TwoGpus()) == SECOND
     with pytest.raises(InvalidArgumentError, match="is 'cuda:2'; torch sees 2 GPUs here"):
-        resolve_device("cuda:2")
+        resolve_device("cuda:2", TwoGpus())
 
 
 @pytest.mark.parametrize(("name", "device"), NAMED)
-async def test_async_engine_threads_use_its_device(
-    current: dict[str, torch.device], name: str, device: torch.device
-) -> None:
-    resolved = resolve_device(name)
+async def test_async_engine_threads_use_its_device(name: str, device: torch.device) -> None:
+    gpus = TwoGpus()
+    resolved = resolve_device(name, gpus)
     engine: Any = SimpleNamespace(
         device=resolved,
         has_work=False,
@@ -78,10 +82,10 @@ async def test_async_engine_threads_use_its_device(
         time_spent=None,
         num_late_compilations=0,
     )
-    running = AsyncEngine(EngineThread(engine))
+    running = AsyncEngine(EngineThread(engine, gpus))
     running.start()
     await running.stop()
-    assert current == {"MainThread": device, "engine": device}
+    assert gpus.current == {"MainThread": device, "engine": device}
 
 
 def test_kv_pool_names_its_gpu_by_index() -> None:

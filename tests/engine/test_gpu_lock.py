@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
+from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
-from baton.engine.memory import cache_allocation
+from baton.engine.memory.cache_allocation import allocate
+from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.memory.gpu_lock import file_lock
+from baton.engine.memory.pool_size import GpuMemory
 
 
 def test_file_lock_excludes_other_holders_until_released(tmp_path: Path) -> None:
@@ -30,9 +33,7 @@ def test_file_lock_excludes_other_holders_until_released(tmp_path: Path) -> None
     assert events == ["first", "second"]
 
 
-def test_allocate_measures_and_takes_memory_under_the_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_allocate_measures_and_takes_memory_under_the_lock() -> None:
     events: list[object] = []
 
     @contextmanager
@@ -41,32 +42,19 @@ def test_allocate_measures_and_takes_memory_under_the_lock(
         yield
         events.append("released")
 
-    def step(name: str, result: Any) -> None:
-        def record(*_args: object) -> Any:
-            events.append(name)
-            return result
+    def measure(*_args: object) -> GpuMemory:
+        events.append("measured")
+        return GpuMemory(total=2**20, used_by_others=0, peak=0)
 
-        monkeypatch.setattr(cache_allocation, name, record)
-
-    class Plan:
-        layouts, encoder = (), None
-
-        def pools(self, _counts: list[int], _device: torch.device) -> list[object]:
+    class Plan(CachePlan):
+        def pools(self, counts: list[int], device: torch.device) -> list[KvPool]:
             events.append("pools")
-            return []
+            return super().pools(counts, device)
 
-        def cache(self, *_args: object) -> str:
-            return "cache"
-
-    monkeypatch.setattr(cache_allocation, "gpu_lock", lock)
-    step("_measured", None)
-    step("bytes_for_pools", 0)
-    step("num_blocks", [])
-    step("memory_of", 1)
-    step("check_holds_longest", None)
+    layout = plan_layout([KvShape(2, 8, 8)], torch.float32, 16, None)
+    plan, device = Plan([layout], [LayerPlace(0, 0)]), torch.device("cpu")
     unused: Any = None
-    arguments: Any = (EngineConfig(), Plan(), unused, unused)
-    device = torch.device("cuda:1")
-    assert cache_allocation.allocate(*arguments, device, 64) == "cache"
-    assert events[:2] == [device, "_measured"]
-    assert events[-2:] == ["pools", "released"]
+    config = EngineConfig(gpu_memory_utilization=0.5, shared_pools=False)
+    cache = allocate(config, plan, unused, unused, device, 64, lock=lock, measure=measure)
+    assert cache.pools[0].num_blocks * layout.block_bytes == 2**19
+    assert events == [device, "measured", "pools", "released"]

@@ -22,7 +22,7 @@ from baton.engine.backend import TorchBackend
 from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import FP8
-from baton_kernels.cpu import library
+from baton_kernels.cpu.library import Library
 from tests.support.engine.in_place_attention import (
     attend_in_place,
     check_any_batch,
@@ -139,14 +139,10 @@ def test_backend_uses_c_kernels_where_kernels_serve(layer, dtype, why):
     assert isinstance(attention, InPlaceAttention if why is None else TorchAttention)
 
 
-def test_backend_falls_back_to_torch_without_a_compiler(monkeypatch, caplog):
-    def missing(_: library.Library) -> None:
-        raise library.NoLibraryError("there is no C compiler for this test")
-
-    monkeypatch.setattr("baton.engine.attention.in_place_attention.load", missing)
+def test_backend_falls_back_to_torch_without_a_library(caplog):
+    missing = Library("missing", sources=("paged_attention.c",), flags=("-no-such-flag",))
+    backend = TorchBackend([PLAIN], uses_c_kernels=True, library=missing)
     with caplog.at_level(logging.INFO):
-        attention = TorchBackend([PLAIN], uses_c_kernels=True).attention(
-            two_sequence_cache(torch.float32)
-        )
+        attention = backend.attention(two_sequence_cache(torch.float32))
     assert isinstance(attention, TorchAttention)
-    assert "there is no C compiler for this test" in caplog.text
+    assert "torch computes attention, over copies of blocks" in caplog.text

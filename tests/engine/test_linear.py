@@ -8,21 +8,20 @@ from baton.engine.models import linear
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 40])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_bfloat16_rows_equal_the_exact_product(rows, has_bias, monkeypatch):
+def test_bfloat16_rows_equal_the_exact_product(rows, has_bias):
     """In parts of 100 numbers, the last of which is smaller."""
-    monkeypatch.setattr(linear, "_PART", 100)
-    monkeypatch.setattr(linear, "_is_converted", lambda _weight: True)
     generator = torch.Generator().manual_seed(rows)
     weight, x = (torch.randn(n, 16, generator=generator).bfloat16() for n in (23, rows))
     bias = torch.randn(23, generator=generator).bfloat16() if has_bias else None
     exact = torch.nn.functional.linear(
         x.double(), weight.double(), None if bias is None else bias.double()
     )
-    out = linear.Linear(weight, bias)(x)
+    layer = linear.Linear(weight, bias, converts=lambda _weight: True, part=100)
+    out = layer(x)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=2**-7)
     residual = torch.randn(rows, 23, generator=generator).bfloat16()
-    added = linear.Linear(weight, bias).plus(x, residual)
+    added = layer.plus(x, residual)
     torch.testing.assert_close(added.double(), exact + residual.double(), rtol=2**-6, atol=2**-6)
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from baton.engine import self_check
 from baton.engine.backend import choose_backend
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -134,23 +133,6 @@ def test_engine_rejects_an_unservable_model_by_name(name: str, tmp_path: Path) -
     with pytest.raises(UnsupportedModelError, match=why) as refusal:
         load(tmp_path, max_model_len=60)
     assert len(str(refusal.value)) > 30, "not a sentence"
-
-
-@pytest.mark.parametrize(
-    ("place", "how"),
-    [
-        (slice(self_check._CHUNKED, self_check._CHUNKED + 1), "in two chunks"),
-        (slice(self_check._HIT, None), "after a prefix hit"),
-    ],
-)
-def test_self_check_refuses_a_cache_that_is_not_read_back(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, place: slice, how: str
-) -> None:
-    tables = self_check._TABLES.copy()
-    tables[place] = [[10, 11]]
-    monkeypatch.setattr(self_check, "_TABLES", tables)
-    with pytest.raises(UnsupportedModelError, match=f"LlamaForCausalLM .* {how} than alone"):
-        load(checkpoints["llama"])
 
 
 def test_engine_knows_the_model_that_ships() -> None:

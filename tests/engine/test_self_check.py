@@ -1,17 +1,20 @@
 """Self-check at load: finds state outside of the KV cache in every dtype, and runs decodes."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from baton.engine import assembly
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.self_check import SelfCheck
 from baton.errors import UnsupportedModelError
 from tests.engine.conftest import Checkpoints
@@ -25,34 +28,38 @@ STATEFUL = ["falcon_h1", "zaya"]
 _ROOM = 3  # times the bound
 
 
-def load(path: Path | str, dtype: str, kernels: Literal["auto", "torch"] = "auto") -> Engine:
-    config = EngineConfig(
-        device="cpu", num_blocks=8, dtype=dtype, max_model_len=60, kernels=kernels
+def config_of(dtype: Any, kernels: Literal["auto", "torch"] = "auto") -> EngineConfig:
+    return EngineConfig(device="cpu", num_blocks=8, dtype=dtype, max_model_len=60, kernels=kernels)
+
+
+def load(path: Path | str, dtype: str) -> Engine:
+    return Engine.from_pretrained(path, config_of(dtype))
+
+
+def self_check(
+    path: object, dtype: str, attention: type[TorchAttention] | None = None
+) -> SelfCheck:
+    """The check of a model with its own attention over the cache, or with another one."""
+    config = config_of(dtype, "auto" if attention is None else "torch")
+    loaded = assembly.load(str(path), config, lambda _phase, _fraction: None)
+    return SelfCheck(
+        loaded.model,
+        attention or loaded.backend.attention,
+        CachePlan([*loaded.cache.layouts], loaded.cache.places),
+        loaded.info.vocab_size,
+        loaded.info.max_model_len,
+        getattr(torch, dtype),
+        loaded.device,
     )
-    return Engine.from_pretrained(path, config)
-
-
-@pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """What the check measured, in parts of the bound, by the way to compute the sequence."""
-    found: dict[str, float] = {}
-    differences = SelfCheck.differences
-
-    def record(self: SelfCheck, name: str) -> list[tuple[str, float]]:
-        measured = list(differences(self, name))
-        found.update({how: difference / self.bound for how, difference in measured})
-        return measured
-
-    monkeypatch.setattr(SelfCheck, "differences", record)
-    return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", SERVED)
 def test_self_check_accepts_served_families_with_room(
-    checkpoints: Checkpoints, found: dict[str, float], family: str, dtype: str
+    checkpoints: Checkpoints, family: str, dtype: str
 ) -> None:
-    load(checkpoints[family], dtype)
+    check = self_check(checkpoints[family], dtype)
+    found = {how: difference / check.bound for how, difference in check.differences(family)}
     print(found)
     assert len(found) == 5
     assert max(found.values()) < 1 / _ROOM
@@ -60,14 +67,13 @@ def test_self_check_accepts_served_families_with_room(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", STATEFUL)
-def test_self_check_refuses_state_in_every_dtype(
-    tmp_path: Path, found: dict[str, float], family: str, dtype: str
-) -> None:
+def test_self_check_refuses_state_in_every_dtype(tmp_path: Path, family: str, dtype: str) -> None:
     save_random(small_config(family), tmp_path)
-    with pytest.raises(UnsupportedModelError, match="behind another sequence in one batch"):
+    with pytest.raises(UnsupportedModelError, match="behind another sequence in one batch") as said:
         load(tmp_path, dtype)
-    print(found)
-    assert found["behind another sequence in one batch"] > _ROOM
+    found = re.search(r"differ by (\S+) of their spread, allowed is ([\d.]+\d)", str(said.value))
+    assert found
+    assert float(found[1]) > _ROOM * float(found[2])
 
 
 @pytest.mark.parametrize("family", STATEFUL)
@@ -81,36 +87,51 @@ def test_state_that_rounding_hides_is_refused(tmp_path: Path, family: str) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_self_check_refuses_other_first_tokens(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_self_check_refuses_other_first_tokens(checkpoints: Checkpoints, dtype: str) -> None:
     """A state that fades: most tokens of each range are right."""
-    forward = TorchAttention.forward
 
-    def disturbed(self, index, layer, query, key, value, batch):  # type: ignore[no-untyped-def]
-        out = forward(self, index, layer, query, key, value, batch)
-        if index == LAST_LAYER:  # whose output other tokens do not see
-            others = torch.from_numpy((batch.token_slots == 2) & (batch.positions < 3))
-            out[others] *= 0.5
-        return out
+    class Disturbed(TorchAttention):
+        def forward(self, index: int, *inputs: Any) -> torch.Tensor:
+            out, batch = super().forward(index, *inputs), inputs[-1]
+            if index == LAST_LAYER:  # whose output other tokens do not see
+                others = torch.from_numpy((batch.token_slots == 2) & (batch.positions < 3))
+                out[others] *= 0.5
+            return out
 
-    monkeypatch.setattr(TorchAttention, "forward", disturbed)
+    check = self_check(checkpoints["llama"], dtype, Disturbed)
     with pytest.raises(UnsupportedModelError, match="behind another sequence in one batch"):
-        load(checkpoints["llama"], dtype, kernels="torch")
+        check.run("llama")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_self_check_refuses_a_broken_decode(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
-    prepare = TorchAttention.prepare
+def test_self_check_refuses_a_broken_decode(checkpoints: Checkpoints, dtype: str) -> None:
+    class Broken(TorchAttention):
+        def prepare(self, ragged: RaggedBatch) -> Any:
+            if ragged.num_decodes:
+                tables = [table[:, ::-1].copy() for table in ragged.block_tables]
+                ragged = replace(ragged, block_tables=tables)
+            return super().prepare(ragged)
 
-    def broken(self: TorchAttention, ragged: RaggedBatch) -> object:
-        if ragged.num_decodes:
-            tables = [table[:, ::-1].copy() for table in ragged.block_tables]
-            ragged = replace(ragged, block_tables=tables)
-        return prepare(self, ragged)
-
-    monkeypatch.setattr(TorchAttention, "prepare", broken)
+    check = self_check(checkpoints["llama"], dtype, Broken)
     with pytest.raises(UnsupportedModelError, match="other logits by decodes than alone"):
-        load(checkpoints["llama"], dtype, kernels="torch")
+        check.run("llama")
+
+
+@pytest.mark.parametrize(
+    ("table", "how"), [([7, 8], "in two chunks"), ([1, 9], "after a prefix hit")]
+)
+def test_self_check_refuses_a_cache_that_is_not_read_back(
+    checkpoints: Checkpoints, table: list[int], how: str
+) -> None:
+    """The blocks of a sequence of the check are others than those with its first tokens."""
+
+    class Forgetful(TorchAttention):
+        def prepare(self, ragged: RaggedBatch) -> Any:
+            tables = [rows.copy() for rows in ragged.block_tables]
+            for rows in tables:
+                rows[(rows == table).all(axis=1)] = [10, 11]
+            return super().prepare(replace(ragged, block_tables=tables))
+
+    check = self_check(checkpoints["llama"], "float32", Forgetful)
+    with pytest.raises(UnsupportedModelError, match=f"llama .* {how} than alone"):
+        check.run("llama")

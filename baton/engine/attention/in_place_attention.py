@@ -13,7 +13,7 @@ from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.cpu.library import KERNELS, NoLibraryError, load
+from baton_kernels.cpu.library import KERNELS, Library, NoLibraryError, load
 from baton_kernels.cpu.paged_attention import FUNCTIONS, PagedLayer, Work
 
 # Rows (a query head of a token each) of a work item. More read K and V less often; fewer leave more
@@ -86,8 +86,11 @@ class InPlaceAttention:
         return paged.write_and_attend(query, key, value, work, layer.scale)
 
 
-def why_not_in_place(cache: KvCache, layers: Sequence[LayerAttention]) -> str | None:
-    """Returns why `InPlaceAttention` cannot serve a model's layers over a cache; None: it can."""
+def why_not_in_place(
+    cache: KvCache, layers: Sequence[LayerAttention], library: Library = KERNELS
+) -> str | None:
+    """Returns why `InPlaceAttention`, whose kernels are in `library`, cannot serve a model's layers
+    over a cache; None: it can."""
     pool = cache.pools[0]
     if pool.dtype not in FUNCTIONS:
         return f"the KV cache is {pool.layout.dtype}"
@@ -96,7 +99,7 @@ def why_not_in_place(cache: KvCache, layers: Sequence[LayerAttention]) -> str | 
     if any(layer.sinks is not None for layer in layers):
         return "the model has attention sinks"
     try:
-        load(KERNELS)
+        load(library)
     except NoLibraryError as error:
         return str(error)
     return None

@@ -27,7 +27,7 @@ from baton.engine.core.reports import (
     Report,
     Stepped,
 )
-from baton.engine.device import use_device
+from baton.engine.device import CUDA, Gpus, use_device
 from baton.engine.engine import Engine
 from baton.engine.request_check import check_grammar
 from baton.errors import BatonError, InternalError
@@ -53,12 +53,14 @@ class EngineLoop:
         engine: Engine,
         report: Callable[[Report], None],
         on_reading: Callable[[EngineReading], None] = lambda _reading: None,
+        gpus: Gpus = CUDA,
     ) -> None:
         """`report` and `on_reading` are called in the loop's thread; `report` in those that compile
-        grammars, too."""
+        grammars, too. `gpus`: of which the engine's device may be one."""
         self._engine = engine
         self._report = report
         self._on_reading = on_reading
+        self._gpus = gpus
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         # A separate pool, so that slow grammars block nothing else.
@@ -87,7 +89,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            use_device(self._engine.device)
+            use_device(self._engine.device, self._gpus)
             made_progress = True
             while self._take_commands(wait=not (self._engine.has_work and made_progress)):
                 if self._engine.has_work:

@@ -11,7 +11,7 @@ from baton.engine.core.commands import Command
 from baton.engine.core.engine_core import OnReport
 from baton.engine.core.engine_loop import EngineLoop
 from baton.engine.core.reports import EngineReading, Report
-from baton.engine.device import use_device
+from baton.engine.device import CUDA, Gpus, use_device
 from baton.engine.engine import Engine
 from baton.engine.facts import EngineFacts
 from baton.engine.messages import EngineRequest
@@ -26,11 +26,13 @@ class EngineThread:
         engine: the engine, which belongs to the thread from `start` to the end of `stop`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, gpus: Gpus = CUDA) -> None:
+        """`gpus`: of which the engine's device may be one."""
         self.engine = engine
+        self._gpus = gpus
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._on_report: OnReport = lambda _report: None
-        self._engine_loop = EngineLoop(engine, self._pass_on)
+        self._engine_loop = EngineLoop(engine, self._pass_on, gpus=gpus)
 
     @property
     def facts(self) -> EngineFacts:
@@ -60,7 +62,7 @@ class EngineThread:
 
     def start(self, loop: asyncio.AbstractEventLoop, on_report: OnReport) -> None:
         self._event_loop, self._on_report = loop, on_report
-        use_device(self.device)
+        use_device(self.device, self._gpus)
         self._engine_loop.start()
 
     def submit(self, command: Command) -> None:

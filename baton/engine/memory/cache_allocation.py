@@ -1,5 +1,7 @@
 """KV cache allocation, from the configured size or the free memory of the GPU."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -21,6 +23,10 @@ from baton.engine.memory.pool_size import (
 from baton.engine.memory.profiling import largest_step, measure
 from baton.engine.runner import DecoderModel
 
+Measure = Callable[
+    [EngineConfig, CachePlan, DecoderModel, Backend, torch.device, int], GpuMemory | None
+]
+
 
 def allocate(
     config: EngineConfig,
@@ -29,15 +35,21 @@ def allocate(
     backend: Backend,
     device: torch.device,
     max_len: int,
+    *,
+    lock: Callable[[torch.device], AbstractContextManager[None]] = gpu_lock,
+    measure: Measure | None = None,
 ) -> KvCache:
     """Allocates as many blocks as memory permits beside those of the encoder, and host blocks of up
     to `swap_bytes` bytes; with `encoder_only` one block of each cache group, for its layout.
 
+    `measure` returns the memory of the GPU that the model and its encoder take, None if sizes do
+    not depend on it; by default it runs the model. `lock` is held meanwhile.
+
     Raises `InvalidArgumentError` if that is too little, or more than there can be.
     """
     # Workers that share a GPU would else measure the same free memory, and all take it.
-    with gpu_lock(device):
-        return _allocate(config, plan, model, backend, device, max_len)
+    with lock(device):
+        return _allocate(config, plan, model, backend, device, max_len, measure or _measured)
 
 
 def _allocate(
@@ -47,6 +59,7 @@ def _allocate(
     backend: Backend,
     device: torch.device,
     max_len: int,
+    measure: Measure,
 ) -> KvCache:
     chunk = config.tokens_per_step(device.type)
     shared = config.shared_pools and device.type == "cpu"
@@ -54,7 +67,7 @@ def _allocate(
     if config.encoder_only:
         counts = [1] * len(plan.layouts)
     else:
-        gpu = _measured(config, plan, model, backend, device, max_len)
+        gpu = measure(config, plan, model, backend, device, max_len)
         counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
     needed = sum(map(pool_bytes, plan.layouts, counts))
     if encoder_pool is not None:

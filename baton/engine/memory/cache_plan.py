@@ -35,7 +35,7 @@ class EncoderPlan:
 
     layout: KvLayout
     num_blocks: int
-    encode_largest: Callable[[], None]
+    encode_largest: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def measure(
     largest: RaggedBatch,
     num_rows: int,
     device: torch.device,
-    encode_largest: Callable[[], None] | None = None,
+    encode_largest: Callable[[], object] | None = None,
 ) -> GpuMemory:
     """Runs a step, and the sampling of `num_rows` of its tokens, and returns the memory.
 

@@ -9,6 +9,8 @@ In bfloat16 on a CPU without instructions for it, oneDNN converts number by numb
 multiplied in float32 instead, with a part of the weight converted at a time.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -21,18 +23,31 @@ _PART = 2**20  # numbers of a weight that are converted at a time, so that they 
 class Linear:
     """Linear layer y = x @ weight.T + bias. After packing, the original weight may be freed."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Args: weight: `[out_features, in_features]`; bias: `[out_features]`."""
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        converts: Callable[[torch.Tensor], bool] | None = None,
+        part: int = _PART,
+    ) -> None:
+        """Args:
+        weight: `[out_features, in_features]`.
+        bias: `[out_features]`.
+        converts: whether oneDNN would convert a weight number by number; None: as this CPU.
+        part: numbers of such a weight that are converted at a time.
+        """
         self._bias = bias
-        self._packed = _pack(weight)
+        self._is_converted = (converts or _is_converted)(weight)
+        self._packed = None if self._is_converted else _pack(weight)
         self._weight = None if self._packed is not None else weight
-        self._is_converted = _is_converted(weight)
+        self._part = part
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns y, `[rows, out_features]`, for `x`, `[rows, in_features]`."""
         if self._weight is not None:
             if self._is_converted and len(x) >= _MIN_ROWS:
-                return _in_float32(x, self._weight, self._bias)
+                return _in_float32(x, self._weight, self._bias, self._part)
             return F.linear(x, self._weight, self._bias)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x, self._packed, self._bias, "none", [], ""
@@ -67,10 +82,12 @@ def _is_converted(weight: torch.Tensor) -> bool:
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _in_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _in_float32(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, part_size: int
+) -> torch.Tensor:
     """Returns x @ weight.T + bias, rounded to the dtype of `x` at the end."""
     out = x.new_empty(len(x), len(weight))
-    wide, size = x.float(), max(1, _PART // weight.shape[1])
+    wide, size = x.float(), max(1, part_size // weight.shape[1])
     for begin in range(0, len(weight), size):
         part = slice(begin, begin + size)
         added = None if bias is None else bias[part].float()
@@ -82,7 +99,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     """Returns the weight in oneDNN's layout, or None if oneDNN does not apply."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
-    if not torch.backends.mkldnn.is_available() or _is_converted(weight):
+    if not torch.backends.mkldnn.is_available():
         return None
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return packed

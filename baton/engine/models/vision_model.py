@@ -85,13 +85,14 @@ class VisionModel:
         """Bytes of its output for a token."""
         return self.shape.key_head_dim * self.dtype.itemsize
 
-    def encode_blank(self, num_tokens: int) -> None:
-        """Encodes images of at most `num_tokens` tokens together, for a measurement."""
+    def encode_blank(self, num_tokens: int) -> torch.Tensor:
+        """Encodes images of at most `num_tokens` tokens together, for a measurement. Returns their
+        rows."""
         blank = self.images.blank()
         token_ids = self.images.span(blank)
         count = max(1, num_tokens // len(token_ids))
         tensors = {name: torch.cat([tensor_of(data)] * count) for name, data in blank.items()}
-        self(tensors, [*token_ids] * count)
+        return self(tensors, [*token_ids] * count)
 
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], token_ids: SequenceOf[int]

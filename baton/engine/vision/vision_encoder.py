@@ -36,12 +36,13 @@ class VisionEncoder:
     """Vision encoder of one engine, as the runner's `Encoder`.
 
     Attributes:
+        model: computes the rows of images.
         images: the images that it takes.
     """
 
     def __init__(self, model: VisionModel, pool: KvPool) -> None:
         """Takes the pool for its outputs, of `VisionModel.shape`."""
-        self._model = model
+        self.model = model
         self.images = model.images
         self._block_size = pool.layout.block_size
         self._rows = pool.layers[0].keys[:, 0]  # [num_blocks, block_size, row width]
@@ -55,7 +56,7 @@ class VisionEncoder:
             tensors = {n: torch.cat([tensor_of(i.tensors[n]) for i in inputs]) for n in names}
             token_ids = [t for i in inputs for t in self.images.span(i.tensors)]
             places = self._places((o, 0, o.encoder_input.length) for o in alike)
-            self._rows[places] = self._model(tensors, token_ids)
+            self._rows[places] = self.model(tensors, token_ids)
 
     def features(self, plan: StepPlan) -> EncoderFeatures | None:
         """Returns the features of the images' tokens that a plan computes; None if there are none.
@@ -65,7 +66,7 @@ class VisionEncoder:
             return None
         rows = np.concatenate([np.arange(p.row, p.row + p.end - p.begin) for p in placements])
         values = self._rows[self._places((p.output, p.begin, p.end) for p in placements)]
-        return EncoderFeatures.of(self._upload(rows), values, self._model.hidden_size)
+        return EncoderFeatures.of(self._upload(rows), values, self.model.hidden_size)
 
     def _places(
         self, ranges: Iterable[tuple[EncoderOutput, int, int]]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from baton.engine import assembly
+from baton.engine.assembly import LoadedModel
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, GenerationResult, SequenceUpdate
@@ -13,12 +15,23 @@ from baton.sampling import SamplingParams
 MAX_STEPS = 5000
 
 
-def load(path: str, **changes: object) -> Engine:
-    """An engine on the CPU in float32, with 96 blocks in each pool, none of them held free."""
+def config_of(**changes: object) -> EngineConfig:
+    """Of an engine on the CPU in float32, with 96 blocks in each pool, none of them held free."""
     settings: dict[str, object] = {
         "device": "cpu", "dtype": "float32", "num_blocks": 96, "free_block_margin": 0.0,
     }  # fmt: skip
-    return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))  # type: ignore[arg-type]
+    return EngineConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def load(path: str, kind: type[Engine] = Engine, **changes: object) -> Engine:
+    """An engine of `config_of` these changes."""
+    return kind.from_pretrained(path, config_of(**changes))
+
+
+def load_parts(path: str, **changes: object) -> tuple[EngineConfig, LoadedModel]:
+    """The parts of an engine of `config_of` these changes, as its constructor takes them."""
+    config = config_of(**changes)
+    return config, assembly.load(path, config, lambda _phase, _fraction: None)
 
 
 def mostly_slow(values: Iterable[object], *quick: object) -> list[Any]:
