@@ -49,7 +49,7 @@ def speculation_rows(
     def rate(shift: int | None) -> float:
         if shift is not None:
             vocab_size = engine.info.vocab_size
-            engine._drafter = ShiftedDrafter(named, outputs, shift, vocab_size)
+            engine.drafter = ShiftedDrafter(named, outputs, shift, vocab_size)
         start = time.perf_counter()
         found = _outputs(engine, named, max_tokens, speculate=shift is not None)
         seconds = time.perf_counter() - start

@@ -90,6 +90,7 @@ class Engine:
 
     Attributes:
         facts: the properties of it that never change.
+        drafter: proposes drafts of its sequences.
         on_planned: called after a step is planned and before it is computed.
         num_waits: steps after which none was launched ahead, by reason.
     """
@@ -133,7 +134,7 @@ class Engine:
             rope=_rope_positions(config, loaded),
         )
         make_drafter = drafter_named(config.drafter)
-        self._drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
+        self.drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
         self._work = WorkMeter()
         self._committed: list[SequenceProgress] = []
@@ -170,6 +171,11 @@ class Engine:
         engine = cls(config, loaded)
         on_progress("ready", 1.0)
         return engine
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step is launched whose output `step` has yet to return."""
+        return self._ahead is not None
 
     def __enter__(self) -> Self:
         return self
@@ -604,7 +610,7 @@ class Engine:
             )
             for s in sequences
         ]
-        for sequence, drafts in zip(sequences, self._drafter.propose(requests), strict=True):
+        for sequence, drafts in zip(sequences, self.drafter.propose(requests), strict=True):
             self._scheduler.set_drafts(sequence, drafts)
 
     def _with_committed(self, progress: StepProgress) -> StepProgress:

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -288,16 +287,16 @@ async def test_paused_engine_finishes_running_and_queues_new_requests(engine, ch
     await assert_empty(engine)
 
 
-async def test_stats_are_read_by_the_thread_that_changes_them(checkpoints, monkeypatch):
-    counted, readers = load(checkpoints["llama"]), set()
-    stats = counted.stats
+async def test_stats_are_read_by_the_thread_that_changes_them(checkpoints):
+    readers: set[str] = set()
 
-    def note() -> SchedulerStats:
-        readers.add(threading.current_thread().name)
-        return stats()
+    class NotedEngine(Engine):
+        def stats(self) -> SchedulerStats:
+            readers.add(threading.current_thread().name)
+            return super().stats()
 
-    async with running(counted) as serving:
-        monkeypatch.setattr(counted, "stats", note)
+    async with running(load(checkpoints["llama"], NotedEngine)) as serving:
+        readers.clear()
         with serving.open(request(max_tokens=4)) as stream:
             assert serving.stats().num_running == 0
             async for _batch in stream.updates():
@@ -307,17 +306,17 @@ async def test_stats_are_read_by_the_thread_that_changes_them(checkpoints, monke
     assert readers == {"engine"}
 
 
-async def test_stats_count_a_request_as_running_in_its_first_step(checkpoints, monkeypatch):
+async def test_stats_count_a_request_as_running_in_its_first_step(checkpoints):
     slow, seen = load(checkpoints["llama"]), []
-    launch = slow._runner.launch
 
     async with running(slow) as serving:
+        planned = slow.on_planned
 
-        def note(plan, *others):
+        def note() -> None:
+            planned()
             seen.append((serving.stats().num_waiting, serving.stats().num_running))
-            return launch(plan, *others)
 
-        monkeypatch.setattr(slow._runner, "launch", note)
+        slow.on_planned = note
         with serving.open(request(max_tokens=2)) as stream:
             await read(stream)
     assert seen[0] == (0, 1)
@@ -351,18 +350,42 @@ async def test_open_rejects_a_request_that_cannot_be_served(engine):
     await assert_empty(engine)
 
 
-async def test_engine_survives_a_request_that_it_cannot_add(threaded, monkeypatch):
-    async def fails(error: Exception, expected: type[BatonError]) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(threaded.core.engine, "add_request", Mock(side_effect=error))
-            with threaded.open(request()) as stream, pytest.raises(expected, match="too late"):
-                await read(stream)
+class FailingEngine(Engine):
+    """Raises `error` while there is one."""
 
-    await fails(InvalidArgumentError("grammar", "too late"), InvalidArgumentError)
-    await fails(RuntimeError("too late"), InternalError)
-    with threaded.open(request()) as stream:
-        assert len(tokens(await read(stream))) == NUM_TOKENS
-    await assert_empty(threaded)
+    error: Exception | None = None
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def add_request(self, *arguments: Any) -> None:
+        self._fail()
+        super().add_request(*arguments)
+
+    def memory_report(self) -> Any:
+        self._fail()
+        return super().memory_report()
+
+    def pin(self, *arguments: Any) -> Any:
+        self._fail()
+        return super().pin(*arguments)
+
+
+async def test_engine_survives_a_request_that_it_cannot_add(checkpoints):
+    engine = load(checkpoints["llama"], FailingEngine)
+    errors = {
+        InvalidArgumentError: InvalidArgumentError("grammar", "too late"),
+        InternalError: RuntimeError("too late"),
+    }
+    async with running(engine) as serving:
+        for expected, engine.error in errors.items():
+            with serving.open(request()) as stream, pytest.raises(expected, match="too late"):
+                await read(stream)
+        engine.error = None
+        with serving.open(request()) as stream:
+            assert len(tokens(await read(stream))) == NUM_TOKENS
+        await assert_empty(serving)
 
 
 async def test_end_of_a_sequence_whose_kv_is_awaited_changes_nothing(engine):
@@ -416,19 +439,20 @@ async def test_failing_step_fails_every_stream_and_reports_once():
 
 
 @pytest.mark.parametrize("error", [ValueError("the cat"), UnavailableError("the cat")])
-async def test_query_error_ends_the_query_and_not_the_engine(threaded, error, monkeypatch):
+async def test_query_error_ends_the_query_and_not_the_engine(checkpoints, error):
     expected = type(error) if isinstance(error, BatonError) else InternalError
-    with monkeypatch.context() as patched:
-        patched.setattr(threaded.core.engine, "memory_report", Mock(side_effect=error))
-        patched.setattr(threaded.core.engine, "pin", Mock(side_effect=error))
+    engine = load(checkpoints["llama"], FailingEngine)
+    async with running(engine) as serving:
+        engine.error = error
         with pytest.raises(expected, match="the cat"):
-            await asyncio.wait_for(threaded.memory_report(), 30)
+            await asyncio.wait_for(serving.memory_report(), 30)
         with pytest.raises(expected, match="the cat"):
-            async with asyncio.timeout(30), threaded.pinned("name", []):
+            async with asyncio.timeout(30), serving.pinned("name", []):
                 pass
-    with threaded.open(request()) as stream:
-        assert len(tokens(await read(stream))) == NUM_TOKENS
-    await assert_empty(threaded)
+        engine.error = None
+        with serving.open(request()) as stream:
+            assert len(tokens(await read(stream))) == NUM_TOKENS
+        await assert_empty(serving)
 
 
 async def test_flush_cache_fails_with_the_engine():

@@ -51,7 +51,7 @@ class Counting:
 
     def step(self) -> StepOutput:
         output = self.engine.step()
-        if self.engine._ahead is not None:
+        if self.engine.is_ahead:
             self.num_behind += 1
             self.num_with_prompts += bool(self.engine._ahead[0].chunks)
         return output

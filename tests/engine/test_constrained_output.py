@@ -184,7 +184,7 @@ def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, 
     engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
     prompts = prompts_of(engine)
     if "max_drafts" in WAYS[way]:
-        engine._drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
+        engine.drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
     for key, prompt in prompts.items():
         engine.add_request(request(key, prompt, params_of(key)))
     updates = drain(engine)
@@ -273,7 +273,7 @@ def test_drafts_that_the_grammar_forbids_are_rejected(checkpoints, plain, expect
         key: plain.generate([prompt], SamplingParams(max_tokens=24, ignore_eos=True))[0].token_ids
         for key, prompt in prompts.items()
     }
-    engine._drafter = OracleDrafter(free, {k: len(p) for k, p in prompts.items()}, 1000)
+    engine.drafter = OracleDrafter(free, {k: len(p) for k, p in prompts.items()}, 1000)
     for key, prompt in prompts.items():
         engine.add_request(request(key, prompt, params_of(key)))
     updates = drain(engine)

@@ -2,17 +2,17 @@
 tokens do not wait for the step behind theirs. The device computes only when somebody waits."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import baton.engine.engine
 from baton.cluster.prefix import hash_chain
 from baton.engine.cache import kv_pool
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.engine import Engine
 from baton.engine.messages import SequenceUpdate
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
@@ -20,19 +20,34 @@ from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from baton_kernels.block_copy import copy_blocks
 from tests.support.engine.deferred_stream import DeferredStream
-from tests.support.engine.engines import assert_idle, drain, load, output_of, request
+from tests.support.engine.engines import assert_idle, drain, load, load_parts, output_of, request
 from tests.support.engine.kinds import KINDS, transcript
 from tests.support.engine.prompts import random_prompt
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture
-def stream(monkeypatch):
-    """The stream of every engine that the test makes."""
-    stream = DeferredStream()
-    monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device: stream)
-    return stream
+def deferred(stream: DeferredStream, path: str, **changes: object) -> Engine:
+    """An engine that computes on the stream."""
+    return Engine(*load_parts(path, **changes), stream)
+
+
+class Faulty:
+    """Part of an engine of which one method calls `fault` first."""
+
+    def __init__(self, part: Any, method: str, fault: Callable[[], None]) -> None:
+        self._part, self._method, self._fault = part, method, fault
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+        return self._faulty(found) if name == self._method else found
+
+    def _faulty(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(*arguments: Any) -> Any:
+            self._fault()
+            return call(*arguments)
+
+        return faulty
 
 
 def written(engine: Engine, block_ids: Sequence[int]) -> list[bool]:
@@ -45,9 +60,12 @@ def tables_of(engine: Engine, request_id: str) -> tuple[int, ...]:
     return tuple(sequence.block_ids[0])
 
 
-def test_prefill_announces_only_blocks_that_are_written(checkpoints, stream):
+SMALL_STEPS = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+
+
+def test_prefill_announces_only_blocks_that_are_written(checkpoints):
     """Also the blocks of chunks that choose no token."""
-    engine = load(checkpoints["llama"], block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
+    engine = deferred(DeferredStream(), checkpoints["llama"], **SMALL_STEPS)
     engine.add_request(request("a", random_prompt(70), GREEDY, purpose=Purpose.PREFILL))
     num_computed = []
     while engine.has_work:
@@ -59,8 +77,8 @@ def test_prefill_announces_only_blocks_that_are_written(checkpoints, stream):
     assert num_computed == [16, 32, 48, 64, 70]
 
 
-def test_step_lends_only_blocks_that_are_written(checkpoints, stream):
-    engine = load(checkpoints["llama"], block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
+def test_step_lends_only_blocks_that_are_written(checkpoints):
+    engine = deferred(DeferredStream(), checkpoints["llama"], **SMALL_STEPS)
     prompt = random_prompt(70)
     hashes = hash_chain(engine.info.namespace.root(), prompt, 4)
     engine.add_request(request("a", prompt, GREEDY))
@@ -74,16 +92,15 @@ def test_step_lends_only_blocks_that_are_written(checkpoints, stream):
     assert most >= 16
 
 
-def test_external_blocks_are_announced_after_steps_that_use_them(checkpoints, stream):
+def test_external_blocks_are_announced_after_steps_that_use_them(checkpoints):
     """Those of sequences that left while a step that writes to their blocks was launched."""
-    engine = load(
-        checkpoints["llama"], block_size=4, num_blocks=16, max_num_seqs=4, prefix_caching=False
-    )
+    few = {"block_size": 4, "num_blocks": 16, "max_num_seqs": 4}
+    engine = deferred(DeferredStream(), checkpoints["llama"], **few, prefix_caching=False)
     for name in ("a", "b"):
         engine.add_request(request(name, random_prompt(18, seed=ord(name)), GREEDY))
     for _ in range(3):
         engine.step()
-    assert engine._ahead is not None
+    assert engine.is_ahead
     held = {block for name in ("a", "b") for block in tables_of(engine, name)}
     engine.abort("a", "b")
     engine.add_request(request("d", random_prompt(48), GREEDY, kv_source=KvSource.EXTERNAL))
@@ -100,14 +117,15 @@ def test_external_blocks_are_announced_after_steps_that_use_them(checkpoints, st
     assert_idle(engine)
 
 
-def test_tokens_do_not_wait_for_the_step_behind(checkpoints, stream):
-    engine = load(checkpoints["llama"])
+def test_tokens_do_not_wait_for_the_step_behind(checkpoints):
+    stream = DeferredStream()
+    engine = deferred(stream, checkpoints["llama"])
     for i in range(3):
         engine.add_request(request(str(i), random_prompt(5 + i, seed=i), GREEDY))
     num_behind = 0
     while engine.has_work:
         engine.step()
-        is_behind = engine._ahead is not None
+        is_behind = engine.is_ahead
         assert stream.num_launched - stream.num_done == is_behind
         num_behind += is_behind
     assert num_behind >= 10
@@ -117,24 +135,22 @@ ROOM = [{}, {"num_blocks": 64, "preemption": "swap", "swap_bytes": 2**20}]
 
 
 @pytest.mark.parametrize("changes", ROOM, ids=["roomy", "swapping"])
-def test_deferred_device_changes_no_token(checkpoints, monkeypatch, rng, changes):
+def test_deferred_device_changes_no_token(checkpoints, rng, changes):
     path = checkpoints["llama"]
     settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24, **changes}
     prompts = {kind: random_prompt(3 + 7 * i % 40, seed=i) for i, kind in enumerate(KINDS)}
 
-    def outputs() -> dict[str, dict[int, tuple[int, ...]]]:
-        engine = load(path, **settings)
+    def outputs(engine: Engine) -> dict[str, dict[int, tuple[int, ...]]]:
         for kind, prompt in prompts.items():
             engine.add_request(request(kind, prompt, KINDS[kind]))
         found = {kind: output_of(updates) for kind, updates in drain(engine).items()}
         assert_idle(engine)
         return found
 
-    expected = outputs()
+    expected = outputs(load(path, **settings))
     for dice in (None, rng):
         stream = DeferredStream(dice)
-        monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device, s=stream: s)
-        assert outputs() == expected
+        assert outputs(deferred(stream, path, **settings)) == expected
         assert stream.num_done == stream.num_launched
 
 
@@ -167,41 +183,36 @@ LACKS = {
 
 
 @pytest.mark.parametrize("where", LACKS)
-def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, rng, where):
+def test_step_without_memory_ends_its_requests_alone(checkpoints, rng, where):
     room, error = LACKS[where]
     changes = ROOM[room]
     settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24, **changes}
-    engines = (load(checkpoints["llama"], **settings) for _ in range(2))
     asked = [
         request(kind, random_prompt(3 + 7 * i % 40, seed=i), params)
         for i, (kind, params) in enumerate(KINDS.items())
     ]
-    engine = next(engines)
+    engine = load(checkpoints["llama"], **settings)
     for one in asked:
         engine.add_request(one)
     expected = {kind: transcript(updates) for kind, updates in drain(engine).items()}
 
-    stream = DeferredStream(rng)
-    monkeypatch.setattr(baton.engine.engine, "stream_of", lambda _device: stream)
-    engine = next(engines)
-    method, _, _ = where.partition(",")
-    part = engine._runner._model if method == "forward" else engine._runner._attention
-    compute, num_calls = getattr(part, method), itertools.count()
+    num_calls, num_copies = itertools.count(), itertools.count()
 
-    def run_out_of_memory(*args):
+    def run_out_of_memory() -> None:
         if next(num_calls) in (3, 7, 8, 20):
             raise error
-        return compute(*args)
 
-    monkeypatch.setattr(part, method, run_out_of_memory)
-    copy_blocks, num_copies = KvPool.copy_blocks, itertools.count()
-
-    def copy_after_a_lack(*args):
+    def lack_memory_at_first() -> None:
         if next(num_copies) % 2 == 0:
             raise error
-        copy_blocks(*args)
 
-    monkeypatch.setattr(KvPool, "copy_blocks", copy_after_a_lack)
+    config, loaded = load_parts(checkpoints["llama"], **settings)
+    method, _, _ = where.partition(",")
+    part = "model" if method == "forward" else "attention"
+    faulty = {part: Faulty(getattr(loaded, part), method, run_out_of_memory)}
+    engine = Engine(config, replace(loaded, **faulty), DeferredStream(rng))
+    for pools in (engine.cache.pools, engine.cache.host_pools):
+        pools[:] = [Faulty(pool, "copy_blocks", lack_memory_at_first) for pool in pools]
     updates: dict[str, list[SequenceUpdate]] = {}
     failed: dict[str, BatonError] = {}
     for _ in range(2):
@@ -220,13 +231,12 @@ def test_step_without_memory_ends_its_requests_alone(checkpoints, monkeypatch, r
     assert_idle(engine)
 
 
-def test_step_with_another_error_ends_the_engine(checkpoints, monkeypatch):
-    engine = load(checkpoints["llama"])
-
-    def fail(*_args):
+def test_step_with_another_error_ends_the_engine(checkpoints):
+    def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(engine._runner._attention, "prepare", fail)
+    config, loaded = load_parts(checkpoints["llama"])
+    engine = Engine(config, replace(loaded, attention=Faulty(loaded.attention, "prepare", fail)))
     engine.add_request(request("a", random_prompt(5), GREEDY))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.step()

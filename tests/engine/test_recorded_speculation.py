@@ -48,7 +48,7 @@ def guess(engine: Engine, outputs: list[tuple[int, ...]]) -> None:
     """Lets the engine's drafts come true, two of three."""
     names = [*map(str, range(len(PROMPTS)))]
     lengths = dict(zip(names, map(len, PROMPTS), strict=True))
-    engine._drafter = OracleDrafter(dict(zip(names, outputs, strict=True)), lengths)
+    engine.drafter = OracleDrafter(dict(zip(names, outputs, strict=True)), lengths)
 
 
 def record(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[CountedGraphs, list[StepPlan]]:

@@ -33,7 +33,7 @@ Prompts = dict[str, tuple[int, ...]]
 
 def guess(engine: Engine, expected: dict[str, tuple[int, ...]], prompts: Prompts) -> None:
     """Lets the engine's drafts come true, two of three."""
-    engine._drafter = OracleDrafter(expected, {i: len(p) for i, p in prompts.items()})
+    engine.drafter = OracleDrafter(expected, {i: len(p) for i, p in prompts.items()})
 
 
 @pytest.mark.parametrize("max_drafts", mostly_slow(DRAFTS, 4))
@@ -160,7 +160,7 @@ def test_sequences_fork_though_the_prompt_end_could_be_drafted(checkpoints, leng
     (expected,) = load(path).generate([prompt], params)
     engine = load(path, max_drafts=4, max_num_batched_tokens=budget, max_num_seqs=4)
     first = "generate-0"  # whose drafts all come true
-    engine._drafter = OracleDrafter({first: expected.token_ids}, {first: length}, 1000)
+    engine.drafter = OracleDrafter({first: expected.token_ids}, {first: length}, 1000)
     (result,) = engine.generate([prompt], params)
     assert [c.token_ids for c in result.completions] == [c.token_ids for c in expected.completions]
     assert_idle(engine)
@@ -191,7 +191,7 @@ def test_speculation_starts_correctly_after_a_handoff(checkpoints):
     (expected,) = load(path).generate([prompt], params)
     engine = load(path, max_drafts=4)
     engine.generate([prompt], SamplingParams(max_tokens=1))  # so that the KV is here
-    engine._drafter = OracleDrafter({"x": expected.token_ids}, {"x": len(prompt)}, 1000)
+    engine.drafter = OracleDrafter({"x": expected.token_ids}, {"x": len(prompt)}, 1000)
     engine.add_request(EngineRequest("x", prompt, params, 33, kv_source=KvSource.EXTERNAL))
     (allocation,) = engine.step().external
     assert allocation.num_hit_blocks == 2

@@ -202,7 +202,7 @@ def test_static_batch_equals_one_made_from_nothing(
     prefix = tuple(random.integers(8, 64, 300).tolist())
     num_preempted = 0
     with host.null_engine(backend, num_blocks, windows, max_drafts) as engine:
-        engine._drafter = RandomDrafter(random)
+        engine.drafter = RandomDrafter(random)
         for number in range(40):
             own = tuple(random.integers(8, 64, random.integers(1, 40)).tolist())
             tokens = prefix + own if number % 3 == 0 else own

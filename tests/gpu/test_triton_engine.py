@@ -118,7 +118,7 @@ def generate(engine: Engine, params: list[SamplingParams]) -> tuple[list[tuple[i
         for update in engine.step().updates:
             if update.token_id is not None:
                 outputs.setdefault(update.request_id, []).append(update.token_id)
-        num_ahead += engine._ahead is not None
+        num_ahead += engine.is_ahead
     raise AssertionError("still not done after 100 steps")
 
 
@@ -203,7 +203,7 @@ def guess(engine: Engine, prompts: list[list[int]], outputs: list[tuple[int, ...
     names = [f"generate-{i}" for i in range(len(prompts))]
     lengths = dict(zip(names, map(len, prompts), strict=True))
     drafts = dict(zip(names, outputs, strict=True))
-    engine._drafter = OracleDrafter(drafts, lengths, vocab_size=VOCAB_SIZE)
+    engine.drafter = OracleDrafter(drafts, lengths, vocab_size=VOCAB_SIZE)
 
 
 def record_drafts(engine: Engine, device: str) -> list[int]:

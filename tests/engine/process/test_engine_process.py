@@ -20,7 +20,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.core.commands import FlushCache
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
-from baton.engine.process import child, pool_memory
+from baton.engine.process import child
 from baton.engine.process.control import NotShared, Start, receive, send
 from baton.engine.process.engine_process import EngineProcess
 from baton.engine.process.pool_memory import MemoryNotSharedError
@@ -102,17 +102,11 @@ async def test_pools_opened_by_handle_are_closed_after_stop(ipc, forks_by_handle
     [("open", "no peer mapping"), ("view", "no peer mapping"), ("content", "has other content")],
 )
 def test_load_says_why_memory_of_the_process_cannot_be_opened(
-    ipc, forks_by_handle, checkpoints, monkeypatch, broken, problem
+    ipc, forks_by_handle, checkpoints, broken, problem
 ):
     """Before the model is loaded, so that it can be loaded elsewhere."""
-
-    def fail(*_):
-        raise RuntimeError("no peer mapping")
-
-    if broken == "content":
-        monkeypatch.setattr(pool_memory, "_SAMPLE", bytes(256))
-    else:
-        monkeypatch.setattr(ipc, broken, fail)
+    ipc.problems[broken] = "no peer mapping"
+    ipc.shows_content = broken != "content"
     phases: list[str] = []
     forked_child = forks_by_handle.fork()
     with pytest.raises(MemoryNotSharedError, match=f"on cpu: .*{problem}.*--engine-process no"):
@@ -124,13 +118,9 @@ def test_load_says_why_memory_of_the_process_cannot_be_opened(
     assert forked_child.exit_code is not None
 
 
-def test_load_says_why_the_process_cannot_export_memory(ipc, monkeypatch, checkpoints):
+def test_load_says_why_the_process_cannot_export_memory(ipc, checkpoints):
     """Read by the child's own code, in this process."""
-
-    def fail(*_):
-        raise RuntimeError("not permitted")
-
-    monkeypatch.setattr(ipc, "export", fail)
+    ipc.problems["export"] = "not permitted"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         rings = [Ring.create(1 << 12), Ring.create(1 << 12)]
