@@ -28,7 +28,7 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.shm.claimant import PIECE_BYTES, CopyThreads, attach
 from baton_kvtransfer.connectors.shm.source import HandleServer, PlaceSender
-from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract
+from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract, host_id
 from baton_kvtransfer.offers import Description
 from baton_kvtransfer.send_ahead import PartSizes
 from baton_kvtransfer.sources import Sources, TransportTimes
@@ -422,6 +422,22 @@ async def test_shm_is_tried_again_after_a_source_was_slow(fallback):
         )
         assert [(await ways.transport("source", 7)).connector for _ in range(2)] == [fallback, SHM]
         ways.close()
+
+
+async def test_shm_is_not_tried_again_in_another_namespace():
+    """Where pods have no folder in common: not every ten seconds."""
+    described = []
+
+    async def describe(_endpoint, wanted):
+        described.append(wanted)
+        return Description(7, HandleEndpoint("baton-kv-nobody", host_id(), (8, 8)))
+
+    times = TransportTimes(retry=0.0)
+    ways = Sources(two_pools(), "auto", describe, ReaderStub(), times=times)
+    chosen = [await ways.transport("source", 7) for _ in range(2)]
+    ways.close()
+    assert len(described) == len({*described})  # each transport once
+    assert "not in this network namespace or --socket-dir" in chosen[0].reason
 
 
 @pytest.mark.parametrize(("num_left", "reason"), [(0, "open files"), (2, "no descriptor left")])

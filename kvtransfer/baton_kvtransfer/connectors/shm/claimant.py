@@ -142,6 +142,11 @@ def attach(
             pools = _receive_pools(connection, endpoint, layouts)
             connection.setblocking(False)
             on_failure.pop_all()
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        raise UnavailableError(
+            "the other worker's memory cannot be read: its socket is not in this network namespace "
+            f"or --socket-dir ({error})"
+        ) from None  # unlike other errors of the system, this one does not pass
     except (OSError, ValueError) as error:
         raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
     return SharedReceiver(connection, pools, threads or CopyThreads())
