@@ -81,6 +81,7 @@ class KvFetcher:
             connector,
             self._describe,
             nixl,
+            noun=service.noun,
             plugin=plugin,
             nixl_problem=nixl_problem,
             socket_dir=socket_dir,

@@ -22,12 +22,16 @@ from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
 from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.connectors.shm import claimant as shm_claimant
+from baton_kvtransfer.gpu_notice import GpuNotice
 from baton_kvtransfer.offers import Description
 from baton_kvtransfer.plugins import NamedPlugin
+from baton_kvtransfer.transfer_service import KV
 from baton_kvtransfer.transfer_stream import TransferStream
 
 # Connectors that read the source's memory; the fallback is `GRPC`.
 FASTEST_FIRST = (CUDA_IPC, SHM, NIXL)
+
+_ONLY_GRPC = "no other is allowed here"
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +130,7 @@ class Sources:
         nixl: NixlReader,
         cuda: CudaIpc | None = None,
         *,
+        noun: str = KV.noun,
         plugin: NamedPlugin | None = None,
         nixl_problem: str = "",
         socket_dir: str | None = None,
@@ -133,8 +138,8 @@ class Sources:
     ) -> None:
         """`describe` asks the source at an endpoint for its offers, and names the connectors that
         the source opens only on request. `nixl` is closed with this, and not used if `nixl_problem`
-        has a reason. `plugin`: the connector `choice`, if a package adds it. `socket_dir`: as
-        in `claimant.attach`."""
+        has a reason. `noun`: content of the pools. `plugin`: the connector `choice`, if a package
+        adds it. `socket_dir`: as in `claimant.attach`."""
         self._pools = pools
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
@@ -147,6 +152,9 @@ class Sources:
         self._times = times or TransportTimes()
         self._stream = TransferStream()
         self._known: dict[_Source, _Known] = {}  # in the order of last use
+        self._gpu_notice = GpuNotice(pools, noun)
+        if choice == GRPC.name:
+            self._gpu_notice.give(_ONLY_GRPC)
 
     @property
     def num_known(self) -> int:
@@ -159,8 +167,8 @@ class Sources:
         Raises the errors of `describe`, and `FailedPreconditionError` if the source has another
         epoch, or if the only transport that is allowed is not available.
         """
-        if self._choice == "grpc":
-            return Transport(PayloadReceiver(self._stream), GRPC, "no other is allowed here")
+        if self._choice == GRPC.name:
+            return Transport(PayloadReceiver(self._stream), GRPC, _ONLY_GRPC)
         source = endpoint, epoch
         now = asyncio.get_running_loop().time()
         self._drop_unusable(source, now)
@@ -217,6 +225,7 @@ class Sources:
                 f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
             )
         reason = "; ".join(map(_why_not, problems.items()))
+        self._gpu_notice.give(reason)
         expires = self._expiry(may_pass=may_pass)
         return self._chosen(source, PayloadReceiver(self._stream), GRPC, reason, expires)
 
