@@ -26,6 +26,13 @@ from tests.support.rendered_chart import (
     workloads,
 )
 
+# Defaults of processes that the chart replaces: addresses, ports and names of pods; a plain network
+# (policies close it), logs for collectors, drains as long as leases, and sizes of a CPU pod.
+REPLACED = {
+    *("host", "advertise_host", "port", "admin_port", "kv_port", "metrics_port", "worker_id"),
+    *("insecure", "redis_url", "log_format", "drain_timeout_s"),
+    *("device", "kv_cache_bytes", "num_threads"),
+}
 # Every worker has those of all roles.
 SETTINGS = {"router": RouterSettings, **dict.fromkeys(WORKERS, DecodeSettings)}
 MIB = 2**20
@@ -66,6 +73,13 @@ def test_chart_variables_are_valid_settings(name, process, monkeypatch):
     assert settings.insecure == (settings.tls is None)
     mounted = {m["mountPath"] for m in container_of(workloads(objects)[process])["volumeMounts"]}
     assert ("/etc/baton/tls" in mounted) == (settings.tls is not None)
+
+
+@pytest.mark.parametrize("process", ["router", "prefill", "decode"])
+def test_chart_defaults_are_those_of_processes(process, monkeypatch):
+    settings = understood(render({}), process, monkeypatch)
+    fields = type(settings).model_fields.items()
+    assert {name for name, f in fields if getattr(settings, name) != f.default} <= REPLACED
 
 
 def test_chart_values_reach_settings_of_processes(monkeypatch):
