@@ -17,7 +17,7 @@ from baton.engine.scheduler.scheduling.plan import (
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError
-from baton.models.images import ImageFormat
+from baton.models.image_format import ImageFormat
 from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams
 

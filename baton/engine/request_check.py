@@ -14,7 +14,7 @@ from baton.engine.messages import EngineRequest, ModelInfo
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import FailedPreconditionError, InvalidArgumentError
-from baton.models.images import ImageFormat
+from baton.models.image_format import ImageFormat
 from baton.models.pooling import why_not
 from baton.sampling import check_length, check_token_ids, check_vocabulary
 

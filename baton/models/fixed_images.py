@@ -1,15 +1,16 @@
 """Images of one size, as LLaVA and Gemma 3 take them."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import msgspec
-
 from baton.encoder_input import TensorData
+from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 
-class FixedImages(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class FixedImages(ImageFormat):
     """Images of one size, of the same number of tokens each.
 
     Attributes:
@@ -21,42 +22,22 @@ class FixedImages(msgspec.Struct, frozen=True, tag=True):
     placeholder_id: int
     max_tokens: int
     shape: tuple[int, ...]
-
-    is_bidirectional: ClassVar[bool] = False
-    """Whether the tokens of an image see each other in both directions: then all of an image that
-    is not cached is computed in one step."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Options of the image processor, besides those of its configuration."""
-        return {}
+    kind: str = field(default="FixedImages", init=False)
 
     def split(self, processed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the tensors of each image.
-
-        Args:
-            processed: output of the image processor for several images.
-        """
         for pixels in processed[PIXEL_VALUES]:
             yield {PIXEL_VALUES: pixels[None]}
 
     def span(self, tensors: Mapping[str, TensorData]) -> tuple[int, ...]:
-        """Returns the tokens that stand for an image in a prompt, one for each row of its encoder
-        output. Raises `InvalidArgumentError` for tensors that the encoder could not compute.
-
-        Args:
-            tensors: of one image, by the names of the model's processor.
-        """
         check_tensors(tensors, {PIXEL_VALUES: ("float32", self.shape)})
         return (self.placeholder_id,) * self.max_tokens
 
     def blank(self) -> dict[str, TensorData]:
-        """Returns the tensors of a small image, for a trial of the encoder. Its span has all tokens
-        that spans may have."""
         return {PIXEL_VALUES: blank_pixels(self.shape)}
 
 
-class GemmaImages(FixedImages, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class GemmaImages(FixedImages):
     """Images of Gemma 3, whose tokens see each other in both directions.
 
     Attributes:
@@ -66,6 +47,7 @@ class GemmaImages(FixedImages, frozen=True, tag=True):
 
     begin_id: int
     end_id: int
+    kind: str = field(default="GemmaImages", init=False)
 
     is_bidirectional: ClassVar[bool] = True
 

@@ -1,8 +1,6 @@
-"""Image formats of vision-language models: the tensors that a model takes of an image, and the
-tokens that stand for it in a prompt.
+"""Image formats of all model families that take images, as their checkpoints describe them.
 
-Knows nothing of torch. All formats have the same methods; a family of models adds its own to
-`ImageFormat` and to `read_image_format`.
+Knows nothing of torch. A family adds its format to `IMAGE_FORMATS` and to `read_image_format`.
 """
 
 import json
@@ -12,6 +10,7 @@ from typing import Any, Final
 
 from baton.errors import UnsupportedModelError
 from baton.models.fixed_images import FixedImages, GemmaImages, fixed, gemma
+from baton.models.image_format import ImageFormat
 from baton.models.patched_images import PatchedImages, patched
 from baton.models.pixtral_images import TOWER, PixtralImages, pixtral
 from baton.models.tiled_images import TiledImages, tiled
@@ -26,9 +25,13 @@ VISION_TOWERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Vision towers of each model type that is implemented, by their own model types."""
 
-
-ImageFormat = FixedImages | GemmaImages | TiledImages | PixtralImages | PatchedImages
-"""Any of the formats. Structs, so that they keep their type on the way from an engine's process."""
+IMAGE_FORMATS: Final[tuple[type[ImageFormat], ...]] = (
+    FixedImages,
+    GemmaImages,
+    TiledImages,
+    PixtralImages,
+    PatchedImages,
+)
 
 
 def read_image_processor(folder: Path) -> Mapping[str, Any]:

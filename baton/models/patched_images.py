@@ -3,19 +3,20 @@
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final
-
-import msgspec
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from baton.encoder_input import TensorData
 from baton.errors import InvalidArgumentError
+from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 IMAGE_GRID: Final = "image_grid_thw"
 """Name under which processors return the patches of an image in time, height and width."""
 
 
-class PatchedImages(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class PatchedImages(ImageFormat):
     """Images of any size, in patches, of which `merge_size` in each direction are one token
     (Qwen-VL). They have rotary positions of three dimensions.
 
@@ -30,12 +31,7 @@ class PatchedImages(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int
     patch_dim: int
     merge_size: int
-
-    is_bidirectional: ClassVar[bool] = False
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {}
+    kind: str = field(default="PatchedImages", init=False)
 
     def span(self, tensors: Mapping[str, TensorData]) -> tuple[int, ...]:
         num_patches = next(iter(tensors[PIXEL_VALUES].shape), 0) if PIXEL_VALUES in tensors else 0

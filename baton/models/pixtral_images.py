@@ -5,13 +5,13 @@ patches, and a token of text after each row.
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
-
-import msgspec
+from typing import Any, Final
 
 from baton.encoder_input import TensorData
 from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 TOWER: Final = "pixtral"
@@ -23,7 +23,8 @@ _TEXT_TOKENS = {"image_break_token_id": "[IMG_BREAK]", "image_end_token_id": "[I
 _TOKENIZER = "tokenizer.json"
 
 
-class PixtralImages(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class PixtralImages(ImageFormat):
     """Images of many sizes, in rows of tokens.
 
     Attributes:
@@ -43,8 +44,7 @@ class PixtralImages(msgspec.Struct, frozen=True, tag=True):
     channels: int
     square: int
     max_side: int
-
-    is_bidirectional: ClassVar[bool] = False
+    kind: str = field(default="PixtralImages", init=False)
 
     @property
     def options(self) -> Mapping[str, Any]:

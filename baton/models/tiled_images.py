@@ -1,12 +1,12 @@
 """Images in tiles, as InternVL takes them: as many tiles of one size as fit the image's shape."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final
-
-import msgspec
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from baton.encoder_input import TensorData
 from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 MAX_TILES: Final = 13
@@ -14,7 +14,8 @@ MAX_TILES: Final = 13
 of models do not tell."""
 
 
-class TiledImages(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class TiledImages(ImageFormat):
     """Images in tiles of one size, of the same number of tokens each.
 
     Attributes:
@@ -28,8 +29,7 @@ class TiledImages(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int
     shape: tuple[int, ...]
     tokens_per_tile: int
-
-    is_bidirectional: ClassVar[bool] = False
+    kind: str = field(default="TiledImages", init=False)
 
     @property
     def options(self) -> Mapping[str, Any]:

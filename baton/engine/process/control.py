@@ -14,6 +14,7 @@ from baton.engine.cache.cuda_ipc import IpcPlace
 from baton.engine.config import EngineConfig
 from baton.engine.facts import EngineFacts
 from baton.engine.process.error_codec import ErrorData
+from baton.models.image_format_codec import decode_image_format
 
 _MAX_BYTES: Final = 1 << 17
 _MAX_DESCRIPTORS: Final = 64
@@ -91,7 +92,7 @@ Message = (
 
 _TYPES: Final[tuple[type[Any], ...]] = get_args(Message)
 _NUMBERS: Final = {each: bytes([i]) for i, each in enumerate(_TYPES)}
-_DECODERS: Final = [msgspec.msgpack.Decoder(each) for each in _TYPES]
+_DECODERS: Final = [msgspec.msgpack.Decoder(each, dec_hook=decode_image_format) for each in _TYPES]
 
 
 def send(control: socket.socket, message: Message, descriptors: list[int] | None = None) -> None:

@@ -16,7 +16,7 @@ from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.messages import MultimodalPrompt
 from baton.errors import InvalidArgumentError
 from baton.models.fixed_images import GemmaImages
-from baton.models.images import ImageFormat
+from baton.models.image_format import ImageFormat
 from baton.models.tiled_images import TiledImages
 
 

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from baton.encoder_input import TensorData
-from baton.models.images import ImageFormat
+from baton.models.image_format import ImageFormat
+from baton.models.image_format_codec import decode_image_format
 
 LENGTH_BYTES: Final = 8
 
@@ -82,7 +83,7 @@ Answer = Ready | Done | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Start | Job)
-_answers = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(Answer, dec_hook=decode_image_format)
 
 
 def frame(message: Start | Job | Answer) -> bytes:

@@ -20,7 +20,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from baton.encoder_input import TensorData
 from baton.errors import BatonError
-from baton.models.images import ImageFormat, read_image_format, read_image_processor
+from baton.models.image_format import ImageFormat
+from baton.models.images import read_image_format, read_image_processor
 from baton.models.pixtral_images import text_tokens
 from baton_router.images.image_messages import (
     LENGTH_BYTES,

@@ -9,7 +9,7 @@ from itertools import chain
 
 from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.errors import InvalidArgumentError
-from baton.models.images import ImageFormat
+from baton.models.image_format import ImageFormat
 from baton_router.images.expansion import ReadImage
 from baton_router.images.image_cache import FileKey, Frames, ImageCache
 from baton_router.images.image_fetch import AllowedHosts, ImageFetcher

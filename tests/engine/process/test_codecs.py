@@ -4,6 +4,7 @@ import dataclasses
 import os
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,6 +28,9 @@ from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
+from baton.models.image_format import ImageFormat
+from baton.models.image_format_codec import decode_image_format
+from baton.models.images import IMAGE_FORMATS
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
 COUNTS = st.integers(0, 2**40)
@@ -219,3 +223,19 @@ def test_reading_page_returns_the_earlier_reading_during_a_write():
         page._memory[start] ^= 0xFF
     assert page.read() == reading(1)
     page.close()
+
+
+@pytest.mark.parametrize("kind", IMAGE_FORMATS)
+def test_image_format_codec_keeps_fields_and_type(kind):
+    fields = (each.name for each in dataclasses.fields(kind) if each.init)
+    images = kind(**{name: (1, 3, 8, 8) if name == "shape" else 7 for name in fields})
+    decoder = msgspec.msgpack.Decoder(ImageFormat | None, dec_hook=decode_image_format)
+    decoded = decoder.decode(msgspec.msgpack.encode(images))
+    assert (decoded, type(decoded)) == (images, kind)
+
+
+@pytest.mark.parametrize("content", [{"kind": "Images"}, {"kind": "FixedImages"}, {}, 1])
+def test_image_format_codec_refuses_other_fields(content):
+    decoder = msgspec.msgpack.Decoder(ImageFormat | None, dec_hook=decode_image_format)
+    with pytest.raises(msgspec.ValidationError):
+        decoder.decode(msgspec.msgpack.encode(content))
