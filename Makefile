@@ -135,7 +135,7 @@ check-generated: $(VENV)/.dev
 check-kernels: $(VENV)/.dev
 	$(BIN)/python -m baton_kernels.compile
 
-gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator
+gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:  ## on a machine with a GPU: tests, benchmarks and a verdict; 9 minutes, installs nothing
 	$(PYTHON) -m bench.gpu_verdict
 
