@@ -137,7 +137,7 @@ check-kernels: $(VENV)/.dev
 
 gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:  ## on a machine with a GPU: tests, benchmarks and a verdict; 9 minutes, installs nothing
-	$(PYTHON) -m bench.gpu_verdict
+	$(PYTHON) -m bench.gpu_verdict $(GPU_ARGS)
 
 protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1 and baton/envoy
 	$(BIN)/python protos/generate.py

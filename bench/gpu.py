@@ -1,111 +1,164 @@
 """Kernels and the engine on a GPU, against ceilings measured in the same run.
 
-    python -m bench.gpu FILE
+    python -m bench.gpu FILE [--parts engine kernels]
 
 writes what it has to a JSON file after each case, so that a run which is cut short or a case that
-fails loses nothing else. Its exit status is 1 if a case failed or was left out.
+fails loses nothing else. Its exit status is 1 if a case failed.
 """
 
 import argparse
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
-from bench.gpu_timing import Case
+from bench.gpu_timing import Case, Cases
 from bench.report import CasesFailedError, NotPossibleError, Row
+from bench.stages import BUDGET_VARIABLE
 
-Failures = dict[str, str]
+# A case that begins later would hardly end within the budget of a stage.
+_LATEST: Final = 0.8
+
+
+@dataclass
+class Measurements:
+    """Measurements so far.
+
+    Attributes:
+        failures: why cases failed, by case, or by part where it could not make any more cases.
+        left_out: parts whose last cases did not begin in time.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Notes a failure, and prints it."""
+        self.failures[name] = f"{type(error).__name__}: {error}"
+        print(f"{name} failed: {self.failures[name]}", file=sys.stderr)
+
+    def content(self) -> dict[str, Any]:
+        """Returns the content of the JSON file."""
+        rows = [{**asdict(row), "holds": row.holds} for row in self.rows]
+        return {"rows": rows, "failures": self.failures, "left_out": self.left_out}
 
 
 def run(repeats: int) -> list[Row]:
     """All cases. Raises `NotPossibleError` where there is no GPU, `CasesFailedError` if some cases
     failed."""
-    rows, failures = measure(_parts(repeats))
-    if failures:
-        raise CasesFailedError(rows, failures)
-    return rows
+    measured = measure(parts(repeats))
+    if measured.failures:
+        raise CasesFailedError(measured.rows, measured.failures)
+    return measured.rows
 
 
 def measure(
-    parts: dict[str, Iterator[Case]],
+    cases_of: dict[str, Cases],
     seconds: float = float("inf"),
-    note: Callable[[list[Row], Failures], None] = lambda _rows, _failures: None,
-) -> tuple[list[Row], Failures]:
-    """Measures all cases, of which it begins none after `seconds`.
-
-    Args:
-        note: called after each case with all rows and failures so far.
-
-    Returns the rows, and why cases failed, by case, or by part where the part could not make any
-    more cases.
-    """
-    rows: list[Row] = []
-    failures: Failures = {}
+    note: Callable[[Measurements], None] = lambda _: None,
+) -> Measurements:
+    """Measures all cases of all parts, of which it begins none after `seconds`. Calls `note` with
+    the measurements so far after each case."""
+    measured = Measurements()
     ends = time.monotonic() + seconds
-    for part, cases in parts.items():
-        for case, work in _made(part, cases, failures):
-            try:
-                if time.monotonic() > ends:
-                    raise TimeoutError(f"left out: {seconds:g} s were over")
-                gc.collect()
-                torch.cuda.empty_cache()
-                found = work()
-                rows += found
-                for row in found:
-                    print(f"{row.case}: {row.ratio:.2f} of {row.against}", file=sys.stderr)
-            except Exception as error:  # the other cases are worth having all the same
-                _fail(failures, case, error)
-            note(rows, failures)
-        note(rows, failures)
-    return rows, failures
+    for part, cases in cases_of.items():
+        with closing(cases):
+            for case, work in _made(part, cases, ends, measured):
+                try:
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                    rows = work()
+                    measured.rows += rows
+                    for row in rows:
+                        print(f"{row.case}: {row.ratio:.2f} of {row.against}", file=sys.stderr)
+                except Exception as error:  # the other cases are worth having all the same
+                    measured.fail(case, error)
+                del work  # the next case has no room beside its engine
+                note(measured)
+        note(measured)
+    return measured
 
 
-def _made(part: str, cases: Iterator[Case], failures: Failures) -> Iterator[Case]:
-    """Yields the cases of a part, until it fails to make one."""
-    try:
-        yield from cases
-    except Exception as error:
-        _fail(failures, part, error)
+def _made(part: str, cases: Cases, ends: float, measured: Measurements) -> Iterator[Case]:
+    """Yields the cases of a part, until it fails to make one or the time is over."""
+    last = "all"
+    while time.monotonic() <= ends:
+        try:
+            case = next(cases, None)
+        except Exception as error:
+            return measured.fail(part, error)
+        if case is None:
+            return None
+        yield case
+        last = f"what follows {case[0]}"
+    measured.left_out.append(f"{part}: {last}, for lack of time")
+    return None
 
 
-def _fail(failures: Failures, name: str, error: Exception) -> None:
-    failures[name] = f"{type(error).__name__}: {error}"
-    print(f"{name} failed: {failures[name]}", file=sys.stderr)
-
-
-def _parts(repeats: int) -> dict[str, Iterator[Case]]:
+def parts(repeats: int) -> dict[str, Cases]:
+    """Returns the cases of each part, which fails alone if it cannot be imported. Raises
+    `NotPossibleError` where there is no GPU."""
     if not torch.cuda.is_available():
         raise NotPossibleError(
             f"it needs a GPU, and torch {torch.__version__} sees none: install a CUDA build "
             "of torch and a driver"
         )
-    from bench import gpu_engine, gpu_kernels
+    speeds: dict[str, float] = {}
 
-    return {"kernels": gpu_kernels.cases(repeats), "engine": gpu_engine.cases(repeats)}
+    def engine() -> Cases:
+        from bench.gpu_engine import cases
+
+        yield from cases(repeats, speeds)
+
+    def kernels() -> Cases:
+        from bench.gpu_kernels import cases
+
+        yield from cases(repeats)
+
+    def deterministic() -> Cases:
+        from bench.gpu_engine import deterministic_cases
+
+        yield from deterministic_cases(repeats, speeds)
+
+    def generate_batch() -> Cases:
+        from bench.gpu_generate_batch import cases
+
+        yield from cases()
+
+    makers = (engine, kernels, deterministic, generate_batch)
+    return {make.__name__: make() for make in makers}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu")
     parser.add_argument("file", type=Path, help="JSON file of rows and failures")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="by default all")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case later")
+    budget = float(os.environ.get(BUDGET_VARIABLE, "inf"))
+    parser.add_argument(
+        "--seconds", type=float, default=_LATEST * budget, help="begin no case later"
+    )
     arguments = parser.parse_args()
 
-    def write(rows: list[Row], failures: Failures) -> None:
-        held = [{**asdict(row), "holds": row.holds} for row in rows]
-        arguments.file.write_text(json.dumps({"rows": held, "failures": failures}))
+    def write(measured: Measurements) -> None:
+        arguments.file.write_text(json.dumps(measured.content()))
 
     try:
-        _, failures = measure(_parts(arguments.repeats), arguments.seconds, write)
+        found = parts(arguments.repeats)
     except NotPossibleError as error:
         raise SystemExit(str(error)) from error
-    raise SystemExit(1 if failures else 0)
+    selected = {name: found[name] for name in arguments.parts or found}
+    measured = measure(selected, arguments.seconds, write)
+    raise SystemExit(1 if measured.failures else 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The engine on a GPU, with a random model of the shape of Llama 3 8B, against what the GPU can do
-and against transformers on the same weights."""
+"""The engine on a GPU, with a random model of the shape of Llama 3 8B, against its ceilings."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.engine import EngineConfig, SamplingParams
 from baton.engine.assembly import assemble
@@ -18,7 +18,7 @@ from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.engine.models.transformers_model import AttentionHook
 from bench.gpu_speculation import speculation_rows
-from bench.gpu_timing import Case, copy_bandwidth, matrix_peak, seconds
+from bench.gpu_timing import Cases, copy_bandwidth, matrix_peak
 from bench.report import Row
 
 HOST_CASE = "host time of a decode step, batch "
@@ -41,36 +41,50 @@ _HOST_SHAPE = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-_BATCHES = (1, 16, 64, 256)
+_HOST_BATCHES = (1, 16, 64, 256)
+_BATCHES = (1, 64, 256)
 _CONTEXT = 512
 _TOKEN_BYTES = 2 * 32 * 8 * 128 * 2  # of KV, over all layers
-_PROMPT, _OUTPUT = 512, 128
+PROMPT_TOKENS, OUTPUT_TOKENS = 512, 128
+"""Lengths of the requests whose tokens per second are measured."""
 _NUM_PROMPTS = 256
 _NUM_SPECULATING, _MAX_DRAFTS = 16, 4
-_NUM_BATCH_PROMPTS = 64  # `generate_batch` attends to the KV of all requests, and masks others'
 
 
-def cases(repeats: int) -> Iterator[Case]:
-    """Yields the cases one by one, so that one which fails takes no other with it."""
+def cases(repeats: int, speeds: dict[str, float]) -> Cases:
+    """Yields the cases. Those of the deterministic mode find tokens per second in `speeds`."""
     yield "host time of decode steps", partial(_host_times, repeats)
-    with _engine() as (engine, num_weights):
+    with random_engine() as (engine, num_bytes):
         copying, peak = copy_bandwidth(), matrix_peak()
+        yield "decode graphs of 8B", partial(_graphs, engine)
         for batch in _BATCHES:
             yield (
                 f"decode step of 8B, batch {batch}",
-                partial(_decode_step, engine, num_weights, batch, copying, repeats),
+                partial(_decode_step, engine, num_bytes, batch, copying, repeats),
             )
-        yield "prefill of 8B, prompts of 8k", partial(_prefill, engine, num_weights, peak, repeats)
-        default = _tokens_per_second(engine)
-        fewer = _tokens_per_second(engine, _NUM_BATCH_PROMPTS)
-    del engine, copying, peak  # the next one has no room beside it
-    yield "engine, deterministic, and speculation", partial(_deterministic, default, repeats)
-    yield "engine, against generate_batch", partial(_against_generate_batch, fewer)
+        yield "prefill of 8B, prompts of 8k", partial(_prefill, engine, num_bytes, peak, repeats)
+        yield "engine", partial(_throughput, engine, num_bytes, copying, peak, speeds)
+
+
+def deterministic_cases(repeats: int, speeds: dict[str, float]) -> Cases:
+    """Yields the cases of the deterministic mode, after those of the default one."""
+    yield "engine, deterministic, and speculation", partial(_deterministic, speeds, repeats)
+
+
+def _graphs(engine: Engine) -> list[Row]:
+    """Returns the number of batch sizes whose decode steps are recorded. Raises `RuntimeError` if
+    there is none: the engine serves without, two to three times as slowly."""
+    graphs = engine._runner._graphs
+    if graphs is None:
+        raise RuntimeError("no decode step was recorded as a CUDA graph; the log says why")
+    print(f"decode graphs of batch sizes {', '.join(map(str, graphs.sizes))}", file=sys.stderr)
+    num_sizes = float(len(graphs.sizes))
+    return [Row("decode graphs of 8B", num_sizes, "graphs", "batch sizes", num_sizes, 1.0, None)]
 
 
 def _host_times(repeats: int) -> list[Row]:
-    with _engine(_HOST_SHAPE, num_blocks=2**15) as (engine, _):
-        times = {batch: _step_seconds(engine, batch, repeats) * 1e3 for batch in _BATCHES}
+    with random_engine(_HOST_SHAPE, num_blocks=2**15) as (engine, _):
+        times = {batch: _step_seconds(engine, batch, repeats) * 1e3 for batch in _HOST_BATCHES}
     one = times[1]
     return [
         Row(f"{HOST_CASE}{batch}", took, "ms", "batch 1", one, one / took, None)
@@ -78,45 +92,43 @@ def _host_times(repeats: int) -> list[Row]:
     ]
 
 
-def _deterministic(default: float, repeats: int) -> list[Row]:
-    prompts = [_prompt(_PROMPT, i) for i in range(_NUM_SPECULATING)]
-    with _engine(deterministic=True, max_drafts=_MAX_DRAFTS) as (engine, _):
-        value = _tokens_per_second(engine)
-        speculation = speculation_rows(engine, prompts, _OUTPUT, repeats)
+def _deterministic(speeds: dict[str, float], repeats: int) -> list[Row]:
+    prompts = [prompt_of(PROMPT_TOKENS, i) for i in range(_NUM_SPECULATING)]
+    with random_engine(deterministic=True, max_drafts=_MAX_DRAFTS) as (engine, _):
+        value = tokens_per_second(engine, _NUM_PROMPTS)
+        speculation = speculation_rows(engine, prompts, OUTPUT_TOKENS, repeats)
+    default = speeds.get("engine", float("nan"))  # its case may have failed
     case = "engine, deterministic"
     row = Row(case, value, "tokens/s", "engine", default, value / default, 0.7)
     return [row, *speculation]
 
 
-def _against_generate_batch(ours: float) -> list[Row]:
-    theirs = _generate_batch()
-    case = f"engine, {_NUM_BATCH_PROMPTS} prompts of {_PROMPT}"
-    return [Row(case, ours, "tokens/s", "generate_batch", theirs, ours / theirs, 3)]
-
-
-def _model(attention: str, shape: dict[str, Any] = _SHAPE) -> LlamaForCausalLM:
-    """Random weights, made where they stay."""
+def random_model(
+    attention: str, shape: dict[str, Any] = _SHAPE, device: str = "cuda"
+) -> LlamaForCausalLM:
+    """Returns a Llama of random weights, made where they stay."""
     config = LlamaConfig(**shape, attn_implementation=attention, dtype="bfloat16")
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    model = model.to(torch.bfloat16).to_empty(device="cuda")
+    model = model.to(torch.bfloat16).to_empty(device=device)
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.data.fill_(1.0)
         else:
             parameter.data.normal_(std=0.02)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config, device="cuda")
+    with torch.device(device):
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
     return model.eval().requires_grad_(False)
 
 
 @contextmanager
-def _engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[Engine, int]]:
+def random_engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[Engine, int]]:
     """Yields an engine and the bytes of the weights that a decode reads; closes the engine."""
     config = EngineConfig(
         device="cuda",
         dtype="bfloat16",
-        max_num_seqs=max(_BATCHES),
+        max_num_seqs=_NUM_PROMPTS,
         max_num_batched_tokens=8192,
         max_model_len=16384,
         prefix_caching=False,
@@ -124,7 +136,7 @@ def _engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[En
         **changes,
     )
     hook = AttentionHook(16384)
-    model = _model(hook.name, shape)
+    model = random_model(hook.name, shape)
     embedding = model.model.embed_tokens.weight.numel()
     num_weights = sum(p.numel() for p in model.parameters()) - embedding
     engine = Engine(config, assemble(model, hook, config, "", "random weights", b""))
@@ -135,14 +147,15 @@ def _engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[En
         engine.close()
 
 
-def _prompt(length: int, seed: int) -> tuple[int, ...]:
+def prompt_of(length: int, seed: int) -> tuple[int, ...]:
+    """Returns a prompt of random tokens."""
     return tuple(np.random.default_rng(seed).integers(0, 128000, length).tolist())
 
 
 def _start(engine: Engine, count: int, length: int, max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculate=False)
     for i in range(count):
-        engine.add_request(EngineRequest(str(i), _prompt(length, i), params, length))
+        engine.add_request(EngineRequest(str(i), prompt_of(length, i), params, length))
 
 
 def _step_seconds(
@@ -174,26 +187,22 @@ def _step_seconds(
 
 def _decode_step(
     engine: Engine,
-    num_weights: int,
+    num_bytes: int,
     batch: int,
     copying: Callable[[], float],
     repeats: int,
 ) -> list[Row]:
     ceilings: list[float] = []
     step = _step_seconds(engine, batch, repeats, lambda: ceilings.append(copying()))
-    num_bytes = num_weights + batch * (_CONTEXT + 64) * _TOKEN_BYTES
-    value, ceiling = num_bytes / step, statistics.median(ceilings)
+    read = num_bytes + batch * (_CONTEXT + 64) * _TOKEN_BYTES
+    value, ceiling = read / step, statistics.median(ceilings)
     case = f"decode step of 8B, batch {batch}"
     return [Row(case, value / 1e9, "GB/s", "device copy", ceiling / 1e9, value / ceiling, 0.75)]
 
 
-def _prefill(
-    engine: Engine, num_weights: int, peak: Callable[[], float], repeats: int
-) -> list[Row]:
+def _prefill(engine: Engine, num_bytes: int, peak: Callable[[], float], repeats: int) -> list[Row]:
     length, count = 8192, 4
-    attention = 4 * 32 * 32 * 128 * length * length / 2
-    head = 128256 * 4096 * 2  # bytes of the last product, of which one row is computed
-    operations = count * (length * (num_weights - head) + attention)
+    operations = count * _prefill_operations(num_bytes, length)
     values, peaks = [], []
     for attempt in range(repeats + 1):
         _start(engine, count, length, 1)
@@ -212,27 +221,37 @@ def _prefill(
     ]
 
 
-def _tokens_per_second(engine: Engine, num_prompts: int = _NUM_PROMPTS) -> float:
-    """The second pass of two: the first compiles."""
+def _prefill_operations(num_bytes: int, length: int) -> float:
+    """Returns the operations of a prompt: two for each weight, which has two bytes, and token."""
+    head = 128256 * 4096 * 2  # bytes of the last product, of which one row is computed
+    return length * (num_bytes - head) + 4 * 32 * 32 * 128 * length * length / 2
+
+
+def _throughput(
+    engine: Engine,
+    num_bytes: int,
+    copying: Callable[[], float],
+    peak: Callable[[], float],
+    speeds: dict[str, float],
+) -> list[Row]:
+    """Returns the tokens per second, and what they were if prompts were computed at the peak and
+    decode steps read at the pace of a copy."""
+    value = speeds["engine"] = tokens_per_second(engine, _NUM_PROMPTS)
+    kv_bytes = _NUM_PROMPTS * (PROMPT_TOKENS + OUTPUT_TOKENS / 2) * _TOKEN_BYTES
+    decoding = OUTPUT_TOKENS * (num_bytes + kv_bytes) / copying()
+    prefilling = _NUM_PROMPTS * _prefill_operations(num_bytes, PROMPT_TOKENS) / peak()
+    ceiling = _NUM_PROMPTS * OUTPUT_TOKENS / (decoding + prefilling)
+    case = f"engine, {_NUM_PROMPTS} prompts of {PROMPT_TOKENS}"
+    return [Row(case, value, "tokens/s", "copy and product", ceiling, value / ceiling, None)]
+
+
+def tokens_per_second(engine: Engine, num_prompts: int) -> float:
+    """Returns those of the second pass of two: the first compiles."""
     elapsed = 0.0
     for _ in range(2):
-        _start(engine, num_prompts, _PROMPT, _OUTPUT)
+        _start(engine, num_prompts, PROMPT_TOKENS, OUTPUT_TOKENS)
         start = time.perf_counter()
         while engine.has_work:
             engine.step()
         elapsed = time.perf_counter() - start
-    return num_prompts * _OUTPUT / elapsed
-
-
-def _generate_batch() -> float:
-    model = _model("sdpa")
-    config = GenerationConfig(
-        do_sample=False, max_new_tokens=_OUTPUT, eos_token_id=-1, pad_token_id=0
-    )
-    prompts = [list(_prompt(_PROMPT, i)) for i in range(_NUM_BATCH_PROMPTS)]
-
-    def generate(some: list[list[int]]) -> None:
-        model.generate_batch(inputs=some, generation_config=config)
-
-    generate(prompts[:8])
-    return _NUM_BATCH_PROMPTS * _OUTPUT / seconds(lambda: generate(prompts), 1)
+    return num_prompts * OUTPUT_TOKENS / elapsed

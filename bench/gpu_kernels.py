@@ -1,6 +1,6 @@
 """Kernels against the ceilings of the GPU they run on, and against the library's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from bench.gpu_attention import (
     prompt,
     prompt_batch,
 )
-from bench.gpu_timing import Case, copy_bandwidth, rate, recorded
+from bench.gpu_timing import Case, Cases, copy_bandwidth, rate, recorded
 from bench.report import Row, interleaved
 
 _GPU = torch.device("cuda")
@@ -45,8 +45,8 @@ _PREFILLS = (2048, 8192, 32768)
 _TMA_LENGTH, _TMA_BLOCK_SIZE = 8192, 64
 
 
-def cases(repeats: int) -> Iterator[Case]:
-    """Yields the cases one by one, so that one which fails takes no other with it."""
+def cases(repeats: int) -> Cases:
+    """Yields the cases, those that matter most first."""
     copying = copy_bandwidth()
 
     def against_copy(case: str, aim: float, make: Callable[[], Callable[[], float]]) -> Case:

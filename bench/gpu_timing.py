@@ -1,6 +1,6 @@
 """Seconds of work on a GPU by its own clock, and the ceilings that work is compared with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 
@@ -10,6 +10,8 @@ from bench.report import Row
 Work = Callable[[], object]
 Case = tuple[str, Callable[[], list[Row]]]
 """A name, and what measures it."""
+Cases = Generator[Case, None, None]
+"""Cases one by one, so that one which fails takes no other with it."""
 
 _WARM_UPS = 3
 _GIB = 2**30

@@ -1,7 +1,7 @@
 """Stages of a long run: commands with budgets, each in processes of its own. Knows no GPU.
 
 A stage that exceeds its budget has failed and is ended, with every process that it started. What it
-finds out it writes to files as it goes, which are read however it ends.
+finds out it writes to files as it goes, which are read however it ends; its output is a log.
 """
 
 import os
@@ -11,22 +11,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 GRACE_SECONDS = 3.0
 """Time in which a stage that is interrupted may write its report, and in which what it started has
 to be gone after it was killed."""
 
+BUDGET_VARIABLE = "BATON_STAGE_SECONDS"
+"""Environment variable that tells a command its budget."""
+
 _POLL_SECONDS = 0.02
+_MAX_OUTPUT = 60_000  # characters of a failed stage's log in its result
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Findings of a stage: figures to report, and the reasons for which it fails although its
-    command may have succeeded."""
+    """Findings of a stage.
+
+    Attributes:
+        figures: what to report.
+        failures: reasons for which it fails although its command may have succeeded.
+        notes: what it has left out, and why; no failures.
+    """
 
     figures: dict[str, Any] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +61,29 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """Result of a stage, which passed if it has no `failures`."""
+    """Result of a stage, which passed if it has no `failures`. `output`: the end of its log if it
+    failed."""
 
     name: str
     seconds: float
     budget: float
     figures: dict[str, Any]
     failures: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    output: str = ""
 
 
-def run_stage(stage: Stage, grace: float = GRACE_SECONDS) -> StageResult:
-    """Runs a stage to its end, at most twice `grace` seconds longer than its budget."""
+def run_stage(stage: Stage, log: Path, grace: float = GRACE_SECONDS) -> StageResult:
+    """Runs a stage to its end, at most twice `grace` seconds longer than its budget. Its output
+    replaces what `log` has."""
     start = time.monotonic()
     failures: list[str] = []
-    with _interruptible():
+    environment = {**os.environ, BUDGET_VARIABLE: f"{stage.budget:g}", **stage.environment}
+    with _interruptible(), log.open("wb") as output:
         process = subprocess.Popen(
-            stage.command, env={**os.environ, **stage.environment}, start_new_session=True
-        )
+            stage.command, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     try:
         failures += _failure(process.wait(stage.budget))
     except subprocess.TimeoutExpired:
@@ -77,9 +94,16 @@ def run_stage(stage: Stage, grace: float = GRACE_SECONDS) -> StageResult:
     try:
         findings = stage.read()
     except (OSError, ValueError, LookupError) as error:
-        findings = Findings(failures=(f"left no report: {error!r}",))
+        findings = Findings(failures=(f"left no report: {error!r}; {_last_line(log)}",))
+    failures += findings.failures
     return StageResult(
-        stage.name, seconds, stage.budget, findings.figures, (*failures, *findings.failures)
+        stage.name,
+        seconds,
+        stage.budget,
+        findings.figures,
+        tuple(failures),
+        findings.notes,
+        log.read_text(errors="replace")[-_MAX_OUTPUT:] if failures else "",
     )
 
 
@@ -101,6 +125,11 @@ def _failure(status: int) -> list[str]:
     if status < 0:
         return [f"died of {signal.Signals(-status).name}"]
     return [f"exit status {status}"] if status else []
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return "its last line: " + next((line for line in reversed(lines) if line.strip()), "none")
 
 
 def _end(process: "subprocess.Popen[bytes]", grace: float) -> None:

@@ -82,5 +82,5 @@ def test_report_counts_crashes_and_uncollected_files(tmp_path):
             timeout=60,
         )
     bad, crash = read(report)
-    assert (bad.num_broken, bad.failed) == (1, [])
+    assert (bad.num_broken, bad.failed) == (1, ["test_bad.py"])
     assert (crash.num_broken, crash.failed) == (1, ["test_crash.py::test_crash"])

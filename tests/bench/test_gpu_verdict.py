@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from bench import gpu_verdict
-from bench.gpu import measure
-from bench.gpu_verdict import judge, read_benchmark, read_tests, stages
+from bench import gpu_stages
+from bench.gpu import Measurements, measure
+from bench.gpu_stages import SMOKE_SECONDS, read_benchmark, read_tests, smoke_alone, stages
+from bench.gpu_verdict import SECONDS, judge, scaled
 from bench.report import Row
-from bench.stages import GRACE_SECONDS, Stage, run_stage
+from bench.stages import GRACE_SECONDS, Findings, Stage, run_stage
 from tests.support.repository import ROOT
 
 PASSES = "def test_it(): pass"
 FAILS = "def test_it(): assert 0\ndef test_other(): pass"
-SKIPS = "import pytest\n@pytest.mark.skip\ndef test_it(): pass"
+SKIPS = "import pytest\n@pytest.mark.skip(reason='no redis')\ndef test_it(): pass"
+BREAKS = "import nothing_of_this_name"
 HANGS = "import time\ndef test_it(): time.sleep(60)"
 DIES = "import os\ndef test_it(): os.abort()"
 REPORTS = "from tests.support.lanes import register as pytest_configure"
@@ -52,8 +54,7 @@ def run_of_tests(folder: Path, content: str, budget: float) -> Stage:
 def benchmark(folder: Path, rows: list[Row], **failures: str) -> Stage:
     """A benchmark that compiles a kernel."""
     report = folder / "benchmark.json"
-    content = {"rows": [{**asdict(row), "holds": row.holds} for row in rows], "failures": failures}
-    report.write_text(json.dumps(content))
+    report.write_text(json.dumps(Measurements(rows, failures, ["engine: all"]).content()))
     compiled = folder / "cache" / "key" / "kernel.cubin"
     compiled.parent.mkdir(parents=True)
     command = ("/bin/sh", "-c", ": >$0; /bin/sleep 0.2; exit $1", str(compiled))
@@ -65,10 +66,11 @@ def benchmark(folder: Path, rows: list[Row], **failures: str) -> Stage:
     [
         (PASSES, ROW, {}, 0, ["1 passed, 0 failed, 0 skipped", "every stage passed; 0 of 1 aims"]),
         (PASSES, Row(**{**asdict(ROW), "aim": 0.8}), {}, 2, ["every stage passed; 1 of 1 aims"]),
-        (PASSES, ROW, {"prefill": "left out"}, 1, ["prefill: left out", "FAILED: benchmark;"]),
-        (FAILS, ROW, {}, 1, ["1 passed, 1 failed", "failed: ", "test_it", "FAILED: tests; 0 of 1"]),
-        (SKIPS, ROW, {}, 1, ["0 passed, 0 failed, 1 skipped", "no test passed", "FAILED: tests;"]),
-        (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "FAILED: tests;"]),
+        (PASSES, ROW, {"prefill": "no memory"}, 1, ["prefill: no memory", "FAILED: benchmark;"]),
+        (FAILS, ROW, {}, 1, ["1 passed, 1 failed", "::test_it - assert 0", "FAILED: tests;"]),
+        (SKIPS, ROW, {}, 1, ["1 skipped", "note: 1 skipped: no redis", "FAILED: tests;"]),
+        (BREAKS, ROW, {}, 1, ["No module named 'nothing_of_this_name'", "FAILED: tests;"]),
+        (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "its last line: ", "FAILED"]),
         (HANGS, ROW, {}, 1, ["not done after 5 s", "FAILED: tests;"]),
     ],
 )  # fmt: skip
@@ -81,7 +83,8 @@ def test_verdict_names_failed_stages_and_runs_all(
     for text in texts:
         assert text in printed
     assert printed.splitlines()[-1].startswith("VERDICT ")
-    (path,) = (tmp_path / "results").iterdir()
+    assert "note: engine: all" in printed
+    (path,) = (tmp_path / "results").glob("*.json")
     written = json.loads(path.read_text())
     assert written["exit_status"] == status
     assert written["summary"][-1] in printed
@@ -99,7 +102,7 @@ def test_verdict_reports_clocks_while_the_gpu_is_busy(tmp_path, capsys):
 
 @pytest.mark.parametrize("has_xdist", [True, False])
 def test_verdict_runs_tests_side_by_side_also_without_xdist(monkeypatch, tmp_path, has_xdist):
-    monkeypatch.setattr(gpu_verdict, "find_spec", lambda name: has_xdist or None)
+    monkeypatch.setattr(gpu_stages, "find_spec", lambda name: has_xdist or None)
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     commands = {stage.name: stage.command for stage in stages(tmp_path)}
     for name, count in (("smoke", "4"), ("tests", "12")):
@@ -123,15 +126,64 @@ def test_shards_run_each_test_once_and_report_together(tmp_path):
         partial(read_tests, report),
         environment,
     )
-    result = run_stage(stage)
+    result = run_stage(stage, tmp_path / "log")
     assert len(report.read_text().splitlines()) == 3
     assert result.figures["outcomes"] == {"passed": 4, "failed": 1}
-    assert [test.rpartition("::")[2] for test in result.figures["failed"]] == ["test_it[4]"]
+    assert [test.rpartition("::")[2] for test in result.figures["reasons"]] == ["test_it[4]"]
     assert result.failures == ("exit status 1", "1 tests failed")
 
 
-def test_verdict_stages_end_within_nine_minutes(tmp_path):
-    assert sum(stage.budget + 2 * GRACE_SECONDS for stage in stages(tmp_path)) <= 9 * 60
+def test_verdict_stages_of_tests_and_benchmark_have_their_time(tmp_path):
+    *others, reference = stages(tmp_path)
+    assert sum(stage.budget + 2 * GRACE_SECONDS for stage in others) <= SECONDS <= 9 * 60
+    assert reference.name == "reference"
+    assert smoke_alone(tmp_path).budget + 2 * GRACE_SECONDS <= 150
+    assert sum(stage.budget for stage in scaled(others, SECONDS / 2)) == 250
+
+
+def test_verdict_keeps_to_its_seconds_and_notes_stages_left_out(tmp_path, capsys):
+    todo = [
+        Stage(name, ("/bin/sleep", "60"), budget=20, read=Findings) for name in ("first", "second")
+    ]
+    assert judge(todo, tmp_path, seconds=2 * GRACE_SECONDS + 15.2) == 1
+    printed = capsys.readouterr().out
+    assert "not done after 15" in printed
+    assert "second      passed in 0 of 20 s" in printed
+    assert "note: left out: no time is left" in printed
+
+
+def test_first_look_runs_engines_first_and_one_by_one(tmp_path):
+    stage = smoke_alone(tmp_path)
+    assert "-n" not in stage.command
+    folders = [part for part in stage.command if part.startswith("tests/")]
+    assert folders[0] == "tests/gpu/test_triton_engine.py"
+    assert stage.budget == SMOKE_SECONDS
+
+
+def test_verdict_ends_in_aims_after_many_failures(tmp_path, capsys):
+    content = (
+        "import pytest\n@pytest.mark.parametrize('i', range(500))\ndef test_it(i): assert i < 0"
+    )
+    ceilings = {
+        "gpu": "GPU", "torch": "2", "triton": "3", "copy_bytes_per_s": 3e12, "product_flops": 8e14
+    }  # fmt: skip
+    todo = [
+        Stage("ceilings", ("/bin/true",), 20, lambda: Findings(ceilings)),
+        run_of_tests(tmp_path, content, 60),
+        benchmark(tmp_path, [ROW]),
+    ]
+    results = tmp_path / "results"
+    assert judge(todo, results) == 1
+    end = capsys.readouterr().out[-12_000:]
+    reason, more = "test_it.py::test_it[0] - assert 0 < 0", "... and 480 more"
+    texts = (reason, more, "copy 3.00 TB/s", "reached     copy: 0.75", "VERDICT ")
+    assert [text for text in texts if text not in end] == []
+    assert sorted(end.index(text) for text in texts) == [end.index(text) for text in texts]
+    assert (results / "tests.log").read_text().count("FAILED") == 500
+    written = json.loads((results / "gpu.json").read_text())
+    assert len(written["stages"][1]["figures"]["reasons"]) == 500
+    assert "short test summary info" in written["stages"][1]["output"]
+    assert written["stages"][2]["output"] == ""
 
 
 def test_benchmark_keeps_what_other_cases_measured():
@@ -143,11 +195,17 @@ def test_benchmark_keeps_what_other_cases_measured():
         yield "copy", lambda: [ROW]
         raise RuntimeError("no engine")
 
+    def kernels() -> Any:
+        yield "another copy", lambda: [ROW]
+
     noted: list[int] = []
-    cases = {"engine": engine(), "kernels": iter([("another copy", lambda: [ROW])])}
-    rows, failures = measure(cases, note=lambda rows, _: noted.append(len(rows)))
-    assert rows == [ROW, ROW]
-    assert failures == {"prefill": "RuntimeError: no memory", "engine": "RuntimeError: no engine"}
+    measured = measure(
+        {"engine": engine(), "kernels": kernels()},
+        note=lambda so_far: noted.append(len(so_far.rows)),
+    )
+    assert measured.rows == [ROW, ROW]
+    failures = {"prefill": "RuntimeError: no memory", "engine": "RuntimeError: no engine"}
+    assert measured.failures == failures
     assert noted == [0, 1, 1, 2, 2]
-    _, failures = measure({"kernels": iter([("copy", lambda: [ROW])])}, seconds=-1)
-    assert failures == {"copy": "TimeoutError: left out: -1 s were over"}
+    late = measure({"kernels": kernels()}, seconds=-1)
+    assert late == Measurements(left_out=["kernels: all, for lack of time"])

@@ -25,7 +25,7 @@ def stage(script: str, report: Path, budget: float = 20.0) -> Stage:
     [("exit 0", ()), ("exit 3", ("exit status 3",)), ("kill -SEGV $$", ("died of SIGSEGV",))],
 )
 def test_stage_fails_with_the_status_of_its_command(tmp_path, script, failures):
-    assert run_stage(stage(script, tmp_path / "none")).failures == failures
+    assert run_stage(stage(script, tmp_path / "none"), tmp_path / "log").failures == failures
 
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
@@ -39,7 +39,7 @@ def sigint(request):
 @pytest.mark.parametrize(("script", "figures"), [(INTERRUPTED, {"report": "so-far"}), (DEAF, {})])
 def test_stage_beyond_its_budget_fails_with_its_report(tmp_path, sigint, script, figures):
     grace = 20.0 if figures else 1.0  # a shell may take its time to end where all cores are used
-    result = run_stage(stage(script, tmp_path / "report", budget=2.0), grace)
+    result = run_stage(stage(script, tmp_path / "report", budget=2.0), tmp_path / "log", grace)
     assert result.failures == ("not done after 2 s",)
     assert result.figures == figures
     assert result.seconds < 30
@@ -48,7 +48,7 @@ def test_stage_beyond_its_budget_fails_with_its_report(tmp_path, sigint, script,
 @pytest.mark.parametrize("ending", ["exit 0", HANG])
 def test_stage_leaves_no_process_however_it_ends(tmp_path, ending):
     script = f"({DEAF}) & printf $! >$0; {ending}"
-    result = run_stage(stage(script, tmp_path / "pid", budget=1.0), grace=0.2)
+    result = run_stage(stage(script, tmp_path / "pid", budget=1.0), tmp_path / "log", grace=0.2)
     assert bool(result.failures) == (ending == HANG)
     wait_until(lambda: not runs(int(result.figures["report"])))
 
@@ -65,5 +65,9 @@ def test_stage_without_a_readable_report_fails(tmp_path):
     def read() -> Findings:
         return Findings({"report": (tmp_path / "none").read_text()})
 
-    result = run_stage(Stage("it", ("true",), 20, read))
-    assert [failure.split(":")[0] for failure in result.failures] == ["left no report"]
+    command = ("sh", "-c", "echo no GPU; echo >&2 on this machine")
+    result = run_stage(Stage("it", command, 20, read), tmp_path / "log")
+    (failure,) = result.failures
+    assert failure.startswith("left no report: FileNotFoundError")
+    assert failure.endswith("its last line: on this machine")
+    assert (tmp_path / "log").read_text() == "no GPU\non this machine\n"

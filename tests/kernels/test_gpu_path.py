@@ -60,7 +60,7 @@ import pytest
 from baton.engine import Engine, EngineConfig
 from baton.models import locate
 from baton.sampling import SamplingParams
-from bench.gpu_verdict import stages
+from bench.gpu_stages import stages
 
 for file in sorted(Path("bench").glob("gpu*.py")):
     import_module("bench." + file.stem)

@@ -50,8 +50,10 @@ class Run:
         seconds: wall time.
         slowest: seconds and id of the tests that took longest.
         is_interpreted: the run collected tests of the interpreter and no others.
-        failed: ids of the tests that failed.
-        num_broken: files that cannot be collected, and processes of xdist that have crashed.
+        failed: ids of the tests that failed, and of files that cannot be imported.
+        reasons: of each of these, the first and the last line of its error.
+        skipped: number of skipped tests by reason.
+        num_broken: files that cannot be imported, and processes of xdist that have crashed.
         over_budget: seconds charged, budget and id of the tests that exceeded theirs.
     """
 
@@ -61,14 +63,10 @@ class Run:
     slowest: list[tuple[float, str]] = field(default_factory=list)
     is_interpreted: bool = False
     failed: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
     num_broken: int = 0
     over_budget: list[tuple[float, float, str]] = field(default_factory=list)
-
-
-def without_group(test: str) -> str:
-    """Returns the id of a test without the group that xdist appends (`--dist loadgroup`)."""
-    head, _, group = test.rpartition("@")
-    return head if head and not {*group} & {*"]:"} else test
 
 
 class LaneReport:
@@ -80,7 +78,8 @@ class LaneReport:
         self._collected: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._seconds: Counter[str] = Counter()
-        self._failed: dict[str, None] = {}
+        self._reasons: dict[str, str] = {}
+        self._skipped: Counter[str] = Counter()
         self._num_broken = 0
         self._over_budget: list[tuple[float, float, str]] = []
 
@@ -88,20 +87,25 @@ class LaneReport:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self._collected = Counter(map(lane_of, items))
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._num_broken += report.failed
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = without_group(report.nodeid)
-        self._seconds[test] += report.duration
+        self._seconds[report.nodeid] += report.duration
         if report.when == "call" or report.outcome != "passed":
             self._outcomes[report.outcome] += 1
-        if report.failed:
-            self._failed[test] = None
-            self._num_broken += report.when == _CRASHED
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         charged, budget = getattr(report, "charged", 0.0), getattr(report, "budget", None)
         if budget is not None and charged > budget:
-            self._over_budget.append((charged, budget, test))
+            self._over_budget.append((charged, budget, report.nodeid))
+        self._num_broken += report.failed and report.when == _CRASHED
+        self._note_failure(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._num_broken += report.failed
+        self._note_failure(report)
+
+    def _note_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            self._reasons.setdefault(report.nodeid, reason_of(report))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -118,12 +122,22 @@ class LaneReport:
             seconds=time.monotonic() - self._began,
             slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
             is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
-            failed=[*self._failed],
+            failed=[*self._reasons],
+            reasons=self._reasons,
+            skipped=dict(self._skipped),
             num_broken=self._num_broken,
             over_budget=self._over_budget,
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Returns the first and the last line of a failure's error, where they differ."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(report.longrepr) if crash is None else crash.message
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason"]
+    return " ... ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
 def register(config: pytest.Config) -> None:

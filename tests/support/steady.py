@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
 
 from baton.cluster.parent_death import dying_with_parent
-from tests.support.lanes import without_group
 from tests.support.repository import ROOT
 
 TIMEOUT = 3600.0  # seconds of one run of pytest
@@ -53,7 +52,7 @@ class Failures:
         for case in ET.parse(report).iter("testcase"):
             failed = [child for child in case if child.tag in ("failure", "error")]
             if failed:
-                test = without_group(f"{case.get('classname')}::{case.get('name')}")
+                test = f"{case.get('classname')}::{case.get('name')}"
                 self.add(test, failed[0].get("message", ""))
 
     def __str__(self) -> str:
