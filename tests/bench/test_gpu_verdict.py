@@ -70,7 +70,7 @@ def benchmark(folder: Path, rows: list[Row], **failures: str) -> Stage:
         (FAILS, ROW, {}, 1, ["1 passed, 1 failed", "::test_it - assert 0", "FAILED: tests;"]),
         (SKIPS, ROW, {}, 1, ["1 skipped", "note: 1 skipped: no redis", "FAILED: tests;"]),
         (BREAKS, ROW, {}, 1, ["No module named 'nothing_of_this_name'", "FAILED: tests;"]),
-        (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "its last line: ", "FAILED"]),
+        (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "last line: ", "FAILED: tests;"]),
         (HANGS, ROW, {}, 1, ["not done after 5 s", "FAILED: tests;"]),
     ],
 )  # fmt: skip
