@@ -179,7 +179,7 @@ def _named(config: EngineConfig) -> str | None:
 def _why_no_kernels(
     config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
 ) -> str | None:
-    if device.type != "cuda" and not _are_interpreted():
+    if device.type != "cuda" and not _host_runs_kernels():
         return "they run on a GPU and the device is a CPU: unset it there"
     from baton_kernels.attention_inputs import check_model
 
@@ -196,12 +196,12 @@ def _why_no_kernels(
     return None
 
 
-def _are_interpreted() -> bool:
+def _host_runs_kernels() -> bool:
     if find_spec("triton") is None:
         return False
-    import triton
+    from baton_kernels.launch import host_runs_kernels
 
-    return bool(triton.knobs.runtime.interpret)
+    return host_runs_kernels()
 
 
 def _check_triton() -> None:

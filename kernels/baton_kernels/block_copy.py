@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton_kernels.launch import INTERPRETED, check_dtype, check_packed, check_shape
+from baton_kernels.launch import check_dtype, check_packed, check_shape, host_runs_kernels
 from baton_kernels.variant import Variant
 
 FP_FUSION: Final = True
@@ -55,7 +55,7 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
     check_packed("pairs", pairs, 2)
     for name, pool in (("source", source), ("target", target)):
         _check_pool(name, pool)
-    if not INTERPRETED.value:
+    if not host_runs_kernels():
         _check_reach(source=source, target=target, pairs=pairs)
     if len(pairs) and block_bytes:
         _copy_kernel[(len(pairs), triton.cdiv(block_bytes, 4 * _TILE))](

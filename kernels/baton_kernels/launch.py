@@ -4,6 +4,8 @@ Launchers run on the current device and stream, never synchronize, allocate thei
 scratch, and raise `ValueError` with a sentence that names the value and says what to do.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +23,19 @@ TRITON_TYPES = {
     torch.float32: "fp32",
     torch.float8_e4m3fn: "fp8e4nv",
 }
+
+
+@functools.cache
+def host_runs_kernels() -> bool:
+    """Returns whether kernels run on the CPU and in its memory: in Triton's interpreter, or by a
+    driver whose device is the CPU, as that of tests."""
+    if INTERPRETED.value:
+        return True
+    try:
+        device: torch.device = triton.runtime.driver.active.get_active_torch_device()
+    except RuntimeError:  # no driver: there is no GPU
+        return False
+    return device.type == "cpu"
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

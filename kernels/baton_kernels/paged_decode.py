@@ -33,7 +33,7 @@ _FIELDS = tl.constexpr(ITEM_FIELDS)
 _ITEM = tl.constexpr(SplitItem(*range(ITEM_FIELDS)))
 MERGED_AT_ONCE: Final = 8
 MERGE_WARPS: Final = 2
-# Programs of the first launch of a kernel, and of all in Triton's interpreter.
+# Programs of the first launch of a kernel, and of all on the CPU.
 _FEW_PROGRAMS: Final = 8
 # Programs that the GPU runs at once, by all that a split kernel is compiled for: its grid, since a
 # program that waited for another to end would begin its share of the work when the others are done.
@@ -282,7 +282,7 @@ def _launch_splits(
         maxnreg=tiling.max_registers,
         enable_fp_fusion=FP_FUSION,
     )
-    if compiled is not None and compiled_for not in _num_resident:
+    if query.is_cuda and compiled_for not in _num_resident:
         _num_resident[compiled_for] = resident_programs(compiled, query.device)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import triton
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -291,8 +290,8 @@ def test_engine_refuses_kernels_that_cannot_run_on_a_cpu(
 def test_engine_refuses_a_head_size_that_kernels_do_not_have(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CPU without kernels is refused first, so this one is taken for an interpreter of them."""
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    """A CPU without kernels is refused first, so this one is taken for one that runs them."""
+    monkeypatch.setattr("baton_kernels.launch.host_runs_kernels", lambda: True)
     with pytest.raises(InvalidArgumentError, match=r"a head size of .* has no attention kernel"):
         load(checkpoints["llama"], kernels="triton")
 

@@ -13,7 +13,7 @@ from baton.engine.engine import Engine
 from tests.support.engine.checkpoints import save_random
 from tests.support.kernels.engine_families import FAMILIES
 from tests.support.kernels.interpreter import (  # noqa: F401
-    IS_INTERPRETED,
+    ON_CPU,
     compute_rows_alike,
     pytest_collection_modifyitems,
     pytest_configure,
@@ -28,7 +28,7 @@ def _torch_is_seeded(seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    return "cpu" if IS_INTERPRETED else "cuda"
+    return "cpu" if ON_CPU else "cuda"
 
 
 @pytest.fixture(scope="session")
@@ -70,5 +70,5 @@ def load(settings: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def _rows_are_computed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    if IS_INTERPRETED:
+    if ON_CPU:
         compute_rows_alike(monkeypatch)

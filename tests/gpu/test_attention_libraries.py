@@ -26,7 +26,7 @@ from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import random_prompt
 from tests.support.kernels.attention_libraries import STAND_INS
 from tests.support.kernels.engine_families import GREEDY, VOCAB_SIZE
-from tests.support.kernels.interpreter import IS_INTERPRETED
+from tests.support.kernels.interpreter import ON_CPU
 
 SLOW = pytest.mark.slow
 NAMES = [*LIBRARIES]
@@ -46,7 +46,7 @@ def library(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
 
     def of(name: str, dtype: torch.dtype) -> None:
         found = LIBRARIES[name]
-        if IS_INTERPRETED:
+        if ON_CPU:
             monkeypatch.setitem(sys.modules, found.module, STAND_INS[name]([dtype]))
             monkeypatch.setitem(LIBRARIES, name, replace(found, dtypes=(dtype,)))
             return
@@ -63,7 +63,7 @@ def load_on(load: Any, library: Any) -> Any:
     """Loads an engine on a library, in the interpreter in float32."""
 
     def of(path: str, name: str, **changes: Any) -> Engine:
-        dtype = torch.float32 if IS_INTERPRETED else torch.float16
+        dtype = torch.float32 if ON_CPU else torch.float16
         library(name, dtype)
         named = {"dtype": str(dtype).removeprefix("torch."), "attention_backend": name}
         engine: Engine = load(path, **named, **changes)
@@ -127,9 +127,9 @@ def test_library_engine_replays_decodes_of_triton(
     folder: Any, load_on: Any, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     path = folder("llama")
-    engine = load_on(path, name, max_num_seqs=4, cuda_graphs=not IS_INTERPRETED)
+    engine = load_on(path, name, max_num_seqs=4, cuda_graphs=not ON_CPU)
     runner = engine._runner
-    if IS_INTERPRETED:
+    if ON_CPU:
         batch, cpu = StaticTritonBatch(runner._attention.recorded, 4, 9), torch.device("cpu")
         runner._graphs = DecodeGraphs(runner._model.forward, batch, [1, 2, 3, 4], cpu, Rerun())
     assert runner._graphs is not None

@@ -2,10 +2,10 @@
 collect these modules."""
 
 from tests.support.kernels.interpreter import (  # noqa: F401
-    IS_INTERPRETED,
+    ON_CPU,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_itemcollected,
 )
 
-collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
+collect_ignore_glob = [] if ON_CPU else ["test_*.py"]

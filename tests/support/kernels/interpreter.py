@@ -1,17 +1,22 @@
-"""Pytest hooks for tests that Triton interprets (TRITON_INTERPRET=1) or a GPU runs.
+"""Pytest hooks for tests of kernels that Triton interprets (TRITON_INTERPRET=1), that are emulated
+from their PTX (-p tests.support.ptx.plugin), or that a GPU runs.
 
 A conftest imports the hooks for its folder. A process either interprets kernels or compiles them,
-from the moment that Triton is imported, so that an interpreted run deselects all other tests.
+from the moment that Triton is imported, so that a run on the CPU deselects all other tests.
 """
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+IS_EMULATED = "tests.support.ptx.plugin" in sys.modules
+ON_CPU = IS_INTERPRETED or IS_EMULATED
+_MARKER = "interpreted" if IS_INTERPRETED else "emulated" if IS_EMULATED else "gpu"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,14 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("interpreted" if IS_INTERPRETED else "gpu")
+    item.add_marker(_MARKER)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    others = [item for item in items if item.get_closest_marker("interpreted") is None]
-    if IS_INTERPRETED and others:
+    others = [item for item in items if item.get_closest_marker(_MARKER) is None]
+    if ON_CPU and others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item.get_closest_marker("interpreted")]
+        items[:] = [item for item in items if item.get_closest_marker(_MARKER)]
 
 
 def compute_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
