@@ -9,7 +9,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, as tests/conftest.py
 
-from tests.support.ptx.driver import Compiler, Machine, install  # noqa: E402
+from tests.support.ptx.driver import Compiler, Machine, install
 
 
 def _machine() -> Machine:

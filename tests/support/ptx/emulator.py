@@ -1,0 +1,193 @@
+"""Emulator of an H100's programs: executes the PTX of a launch and raises what its checks report.
+
+What is checked: bounds and alignment of every access, shared memory that is read before it is
+written, races between the warps of a program and between programs, data used before its
+asynchronous copy was waited for, shared memory that is written while a wgmma reads it, tensors of
+the launch before that a dependent launch does not wait for. What is not modelled: time, the rounding
+inside tensor cores, clusters, tcgen05, local memory.
+"""
+
+import ctypes
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import torch
+
+from tests.support.ptx import library
+from tests.support.ptx.driver import Launch, ptx_of
+
+_REPORT_BYTES: Final = 20_000
+_LOCATION: Final = re.compile(r"^\s*\.loc\b.*//\s*([\w./-]+:\d+)")
+_LINE: Final = re.compile(r"\bline (\d+)")
+
+
+class EmulatorError(RuntimeError):
+    """A launch broke a rule of the GPU; the text has one sentence a line."""
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_int), ("size", ctypes.c_int))
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = tuple((n, ctypes.c_uint64) for n in ("base", "size", "is_fresh", "is_written"))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("num_warps", ctypes.c_int),
+        ("shared_bytes", ctypes.c_uint32),
+        ("seed", ctypes.c_uint32),
+        ("is_watched", ctypes.c_int),
+        ("copies_are_late", ctypes.c_int),
+        ("is_dependent", ctypes.c_int),
+        ("num_buffers", ctypes.c_int),
+        ("most_instructions", ctypes.c_uint64),
+        ("num_instructions", ctypes.c_uint64),
+        ("parameters", ctypes.c_char_p),
+        ("buffers", ctypes.POINTER(_Buffer)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Checks beside those of bounds, and the order in which things happen.
+
+    Attributes:
+        is_watched: report races, and shared memory that is read before it is written.
+        copies_are_late: tensor copies land when a warp waits for them; otherwise at any time.
+        seed: of the order of programs, warps and copies; 0: programs in ascending order.
+        most_instructions: of the warps of one program; a launch with more does not end.
+    """
+
+    is_watched: bool = True
+    copies_are_late: bool = False
+    seed: int = 1
+    most_instructions: int = 50_000_000
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """By PTX_CHECKS (`none`, `races`, `late`) and PTX_SEED."""
+        chosen = os.environ.get("PTX_CHECKS", "races")
+        if chosen not in ("none", "races", "late"):
+            raise ValueError(f"PTX_CHECKS is {chosen!r}; expected none, races or late")
+        seed = int(os.environ.get("PTX_SEED", "1"))
+        return cls(is_watched=chosen != "none", copies_are_late=chosen == "late", seed=seed)
+
+
+class Program:
+    """Program of one kernel, parsed from PTX. Raises `EmulatorError` where the PTX is not known."""
+
+    def __init__(self, ptx: str) -> None:
+        self.ptx = ptx
+        self._library = _library()
+        error = ctypes.create_string_buffer(_REPORT_BYTES)
+        self._program = self._library.ptx_load(ptx.encode(), error, _REPORT_BYTES)
+        if not self._program:
+            raise EmulatorError(error.value.decode())
+        self._parameters = [
+            self._library.ptx_parameter(self._program, i)
+            for i in range(self._library.ptx_num_parameters(self._program))
+        ]
+
+    def run(
+        self,
+        launch: Launch,
+        checks: Checks = Checks(),  # noqa: B008
+        fresh: Sequence[tuple[int, int]] = (),
+    ) -> list[tuple[int, int]]:
+        """Executes a launch; returns the storages (address, size) that it may access.
+
+        Args:
+            fresh: those that the launch before may have accessed.
+        """
+        storages = sorted({_storage(tensor) for tensor in launch.tensors})
+        buffers = (_Buffer * max(len(storages), 1))(*((*s, s in fresh, 0) for s in storages))
+        made = _Launch(
+            launch.grid, launch.num_warps, launch.shared_bytes, checks.seed, checks.is_watched,
+            checks.copies_are_late, launch.is_dependent, len(storages), checks.most_instructions, 0,
+            self._packed(launch.arguments), buffers,
+        )  # fmt: skip
+        report = ctypes.create_string_buffer(_REPORT_BYTES)
+        if self._library.ptx_run(self._program, ctypes.byref(made), report, _REPORT_BYTES):
+            raise EmulatorError(f"{launch.name}: {self._located(report.value.decode())}")
+        return storages
+
+    def _packed(self, arguments: Sequence[tuple[str, Any]]) -> bytes:
+        if len(arguments) != len(self._parameters):
+            raise EmulatorError(f"{len(arguments)} arguments of {len(self._parameters)} parameters")
+        block = bytearray(self._library.ptx_parameter_bytes(self._program))
+        for (kind, value), parameter in zip(arguments, self._parameters, strict=True):
+            end = parameter.offset + parameter.size
+            block[parameter.offset : end] = _bytes_of(kind, value, parameter.size)
+        return bytes(block)
+
+    def _located(self, report: str) -> str:
+        """Adds the line of the source to each line of the PTX in a report."""
+        lines = self.ptx.splitlines()
+
+        def located(match: re.Match[str]) -> str:
+            for line in reversed(lines[: int(match[1])]):
+                if found := _LOCATION.match(line):
+                    return f"{match[0]} ({found[1]})"
+            return match[0]
+
+        return _LINE.sub(located, report)
+
+
+@dataclass(slots=True)
+class Emulator:
+    """Machine that executes launches at once, one after the other.
+
+    Attributes:
+        num_launches: by name of the kernel.
+    """
+
+    checks: Checks = field(default_factory=Checks)
+    num_launches: dict[str, int] = field(default_factory=dict)
+    _fresh: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        return cls(Checks.of_environment())
+
+    def load(self, name: str, files: Mapping[str, str]) -> Program:
+        return Program(ptx_of(files))
+
+    def run(self, kernel: Program, launch: Launch) -> None:
+        self.num_launches[launch.name] = self.num_launches.get(launch.name, 0) + 1
+        self._fresh = kernel.run(launch, self.checks, self._fresh)
+
+
+def _library() -> ctypes.CDLL:
+    loaded = library.load()
+    loaded.ptx_load.restype = ctypes.c_void_p
+    loaded.ptx_load.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int]
+    loaded.ptx_parameter.restype = _Parameter
+    loaded.ptx_parameter.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    for name in ("ptx_num_parameters", "ptx_parameter_bytes"):
+        getattr(loaded, name).argtypes = [ctypes.c_void_p]
+    loaded.ptx_run.argtypes = [
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+    ]  # fmt: skip
+    return loaded
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _bytes_of(kind: str, value: Any, size: int) -> bytes:
+    if kind == "tensormap":
+        return bytes(value)
+    if kind in ("fp32", "f32"):
+        return struct.pack("<f", value)
+    if kind == "fp64":
+        return struct.pack("<d", value)
+    return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
