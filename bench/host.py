@@ -117,7 +117,7 @@ class NullModel:
         self._logits = torch.nn.functional.one_hot(torch.from_numpy(tokens), VOCAB_SIZE).float()
         self._at = 0
 
-    def use(self, paged: Attention) -> None:
+    def use(self, paged: Attention | None) -> None:
         pass
 
     def forward(

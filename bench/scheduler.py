@@ -74,7 +74,7 @@ class _NoModel:
     execution = "none"
     has_mrope = False
 
-    def use(self, paged: Attention) -> None:
+    def use(self, paged: Attention | None) -> None:
         pass
 
     def forward(self, *_: object) -> torch.Tensor:

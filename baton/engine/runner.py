@@ -42,7 +42,9 @@ class DecoderModel(Protocol):
     execution: str
     has_mrope: bool
 
-    def use(self, paged: Attention) -> None: ...
+    def use(self, paged: Attention | None) -> None:
+        """Sets the attention over the paged KV cache; None releases the last one, and its cache."""
+        ...
 
     def forward(
         self,

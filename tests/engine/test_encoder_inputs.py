@@ -74,7 +74,7 @@ class FakeModel:
         self.batch_slots: BatchSlots | None = None
         self.num_filled = 0
 
-    def use(self, paged: Attention) -> None:
+    def use(self, paged: Attention | None) -> None:
         pass
 
     def forward(

@@ -68,6 +68,7 @@ def _allocate(
         counts = [1] * len(plan.layouts)
     else:
         gpu = measure(config, plan, model, backend, device, max_len)
+        torch.cuda.empty_cache()  # the probe's memory, in pieces that no pool fits
         counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
     needed = sum(map(pool_bytes, plan.layouts, counts))
     if encoder_pool is not None:
@@ -109,6 +110,20 @@ def _measured(
     sets sizes."""
     if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
         return None
+    return probe(config, plan, model, backend, device, max_len)
+
+
+def probe(
+    config: EngineConfig,
+    plan: CachePlan,
+    model: DecoderModel,
+    backend: Backend,
+    device: torch.device,
+    max_len: int,
+    measure: Callable[..., GpuMemory] = measure,
+) -> GpuMemory:
+    """Measures the memory of the largest step, over a cache of its own, and of recorded steps. The
+    model has no attention afterwards."""
     chunk = config.tokens_per_step(device.type)
     step, num_needed = largest_step(chunk, max_len, config.block_size, len(plan.layouts))
     counts = [num_needed] * len(plan.layouts)
@@ -116,4 +131,6 @@ def _measured(
     model.use(attention)
     encode = None if plan.encoder is None else plan.encoder.encode_largest
     found = measure(model, attention, step, min(chunk, config.max_num_seqs), device, encode)
-    return replace(found, graphs=backend.graph_bytes(model, attention))
+    found = replace(found, graphs=backend.graph_bytes(model, attention))
+    model.use(None)
+    return found

@@ -51,8 +51,8 @@ class FusedModel:
         self._eps = decoder.norm.variance_epsilon
         self._paged: Attention | None = None
 
-    def use(self, paged: Attention) -> None:
-        """Sets the attention over the paged KV cache."""
+    def use(self, paged: Attention | None) -> None:
+        """Implements `DecoderModel.use`."""
         self._paged = paged
 
     def forward(

@@ -137,8 +137,8 @@ class TransformersModel:
         # transformers passes a 4-dimensional mask on unchanged.
         self._ready_mask = torch.empty(1, 1, 1, 1, device=model.device)
 
-    def use(self, paged: Attention) -> None:
-        """Sets the attention over the paged KV cache."""
+    def use(self, paged: Attention | None) -> None:
+        """Implements `DecoderModel.use`."""
         self._hook.paged = paged
 
     def forward(

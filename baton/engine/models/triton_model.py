@@ -81,7 +81,7 @@ class TritonModel:
         self._paged: PagedLayers | None = None
 
     def use(self, paged: Any) -> None:
-        """Sets the attention over the paged KV cache."""
+        """Implements `DecoderModel.use`."""
         self._paged = paged
 
     def forward(

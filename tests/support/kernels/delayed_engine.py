@@ -30,7 +30,7 @@ class DelayedModel:
         self.num_cycles = 0
         self._model = model
 
-    def use(self, paged: Attention) -> None:
+    def use(self, paged: Attention | None) -> None:
         self._model.use(paged)
 
     def forward(
