@@ -63,6 +63,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def num_expected_graphs(self) -> int:
+        """Graphs that `graphs` was to record."""
+        ...
+
+    @property
     def num_late_compilations(self) -> int:
         """Kernels compiled after the warm-up."""
         ...
@@ -126,6 +131,10 @@ class TorchBackend:
 
     def graphs(self, _model: DecoderModel, _attention: Attention) -> DecodeGraphs | None:
         return None
+
+    @property
+    def num_expected_graphs(self) -> int:
+        return 0
 
     @property
     def num_late_compilations(self) -> int:

@@ -43,6 +43,7 @@ from baton.engine.messages import (
 )
 from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.engine.metering.work_meter import WorkDone, WorkMeter
+from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.plugins import drafter_named
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
@@ -107,8 +108,6 @@ class Engine:
         self._prompt_processor: PromptProcessor | None = None
         self._grammars = None if config.encoder_only else _grammar_compiler(loaded)
         self.device = device = loaded.device
-        self.facts = _facts(config, loaded)
-        self._check = RequestCheck(self.facts)
         self._scheduler = make_scheduler(config, loaded)
         self._backend = backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
@@ -116,6 +115,8 @@ class Engine:
         if not config.encoder_only:
             backend.warm_up(loaded.model, loaded.attention, sampler, loaded.cache)
             graphs = backend.graphs(loaded.model, loaded.attention)
+        self.facts = _facts(config, loaded, graphs)
+        self._check = RequestCheck(self.facts)
         stream = stream or stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
         self._runner = ModelRunner(
@@ -687,7 +688,7 @@ class Engine:
         self._scheduler.check_integrity()
 
 
-def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
+def _facts(config: EngineConfig, loaded: LoadedModel, graphs: DecodeGraphs | None) -> EngineFacts:
     cache, limits = loaded.cache, loaded.encoder_limits
     return EngineFacts(
         info=loaded.info,
@@ -704,6 +705,8 @@ def _facts(config: EngineConfig, loaded: LoadedModel) -> EngineFacts:
         encoder_layout=None if cache.encoder_pool is None else cache.encoder_pool.layout,
         num_encoder_blocks=limits.num_blocks,
         encoder_only=config.encoder_only,
+        num_graphs=0 if graphs is None else graphs.num_graphs,
+        num_expected_graphs=loaded.backend.num_expected_graphs,
     )
 
 

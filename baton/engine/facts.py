@@ -25,6 +25,8 @@ class EngineFacts:
         encoder_layout: layout of the pool of encoder outputs; None without an encoder.
         num_encoder_blocks: blocks of that pool.
         encoder_only: it runs an encoder alone, and no request.
+        num_graphs: CUDA graphs of decode steps that were recorded.
+        num_expected_graphs: CUDA graphs that were to be; more than `num_graphs` if that failed.
     """
 
     info: ModelInfo
@@ -41,6 +43,8 @@ class EngineFacts:
     encoder_layout: KvLayout | None = None
     num_encoder_blocks: int = 0
     encoder_only: bool = False
+    num_graphs: int = 0
+    num_expected_graphs: int = 0
 
     @property
     def pool_bytes(self) -> int:

@@ -85,6 +85,7 @@ class TritonBackend:
         self._library = library
         self._compilations = CompilationMeter()
         self._recorder: CudaRecorder | None = None
+        self.num_expected_graphs = 0
 
     @property
     def num_late_compilations(self) -> int:
@@ -156,6 +157,8 @@ class TritonBackend:
         attention, graphs = _recorded(attention), None
         if self._has_graphs(attention):
             graphs = self._record(model, attention, self._sizes)
+            num_recorded = 0 if graphs is None else graphs.num_graphs
+            logger.info("recorded %d of %d CUDA graphs", num_recorded, self.num_expected_graphs)
         self._compilations.start()
         return graphs
 
@@ -176,6 +179,7 @@ class TritonBackend:
         config = self._config
         max_blocks = -(-(self._max_len + config.max_drafts + 1) // config.block_size)
         batch = StaticTritonBatch(attention, sizes[-1], max_blocks)
+        self.num_expected_graphs = len(sizes) * len(batch.forms)
         if self._recorder is None:
             self._recorder = CudaRecorder()
         self._recorder.use_new_pool()

@@ -1,5 +1,6 @@
 """Recorded decode steps: which graph a batch takes, and that only its own rows matter."""
 
+import re
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -80,7 +81,7 @@ def forward(
 def test_decode_graphs_run_each_batch_in_the_graph_that_fits(max_rows, sizes):
     recorder = FakeRecorder()
     graphs = DecodeGraphs(forward, FakeBatch(max_rows), capture_sizes(max_rows), CPU, recorder)
-    assert recorder.num_recorded == 2 * len(graphs.sizes)
+    assert recorder.num_recorded == graphs.num_graphs == 2 * len(graphs.sizes)
     for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
         batch_slots = np.random.default_rng(number).permutation(max_rows)[:size]
         ragged = RaggedBatch.of_decodes(batch_slots, batch_slots + 7, [])
@@ -169,16 +170,24 @@ def test_decode_graphs_decline_a_batch_without_room():
     assert recorder.num_repeated == 0
 
 
-def test_decode_graphs_fall_back_to_eager_with_reason(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("not permitted when stream is capturing"), "not permitted when"),
+        (torch.OutOfMemoryError("tried to allocate"), "the GPU has too little memory .*tried to"),
+    ],
+)
+def test_decode_graphs_fall_back_to_eager_with_reason(
+    caplog: pytest.LogCaptureFixture, error: RuntimeError, reason: str
+) -> None:
     class Failing(FakeRecorder):
         def record(self, step: Step) -> Step:
             if self.num_recorded == 2:
-                raise RuntimeError("operation not permitted when stream is capturing")
+                raise error
             return super().record(step)
 
     assert record_decodes(forward, FakeBatch(8), [1, 2, 4, 8], CPU, Failing()) is None
-    assert "without CUDA graphs" in caplog.text
-    assert "operation not permitted when stream is capturing" in caplog.text
+    assert re.search(f"without CUDA graphs, which is slower: {reason}", caplog.text)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -211,13 +220,15 @@ def test_triton_backend_records_all_on_one_stream(monkeypatch: pytest.MonkeyPatc
         return recorders[-1]
 
     monkeypatch.setattr(triton_backend, "CudaRecorder", make)
-    monkeypatch.setattr(triton_backend, "StaticTritonBatch", lambda *_args: None)
+    batch = SimpleNamespace(forms=("plain",))
+    monkeypatch.setattr(triton_backend, "StaticTritonBatch", lambda *_args: batch)
     monkeypatch.setattr(triton_backend, "record_decodes", lambda *args, **_: used.append(args[-1]))
     backend = triton_backend.TritonBackend(EngineConfig(), [], torch.float32, 64)
     for sizes in ([4], [1, 2, 4]):
         part: Any = SimpleNamespace(device=CPU, forward=forward, has_mrope=False)
         backend._record(part, part, sizes)
     assert used == ["pool", recorders[0], "pool", recorders[0]]
+    assert backend.num_expected_graphs == 3
 
 
 def test_recorded_bytes_are_those_of_the_largest() -> None:

@@ -10,11 +10,12 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from baton.engine.attention.interface import RaggedBatch
+from baton.engine.device import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,10 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor
 _WARM_UPS = 2
 # With more tokens of drafts a step computes for longer than its launches take the host.
 _MOST_WITH_DRAFTS = 512
+_SHORT_OF_MEMORY: Final = (
+    "the GPU has too little memory to record them (set a smaller gpu_memory_utilization or "
+    "max_num_seqs): "
+)
 
 
 class Recorder(Protocol):
@@ -77,7 +82,11 @@ class CudaRecorder:
                 step()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # What other threads do on the GPU meanwhile does not break the capture.
+        capture = torch.cuda.graph(
+            graph, self._pool, self._stream, capture_error_mode="thread_local"
+        )
+        with capture:
             out = step()
 
         def replay() -> torch.Tensor:
@@ -92,6 +101,7 @@ class DecodeGraphs:
 
     Attributes:
         sizes: the batch sizes in tokens, ascending.
+        num_graphs: number of the graphs.
     """
 
     def __init__(
@@ -130,6 +140,7 @@ class DecodeGraphs:
             for size in reversed(self.sizes)
             for form in batch.forms
         }
+        self.num_graphs = len(self._steps)
 
     def _kept(self, logits: torch.Tensor) -> torch.Tensor:
         """Copies a step's logits to the memory of all steps, which the first one, the largest,
@@ -186,13 +197,15 @@ def record_decodes(
     has_mrope: bool = False,
 ) -> DecodeGraphs | None:
     """Returns the graphs, as `DecodeGraphs`; None, after a warning with the reason, if the model's
-    forward cannot be recorded: some wait for the device. Raises the error of a GPU that fails."""
+    forward cannot be recorded, since it waits for the device, or memory is short. Raises the error
+    of a GPU that fails."""
     try:
         return DecodeGraphs(forward, batch, sizes, device, recorder, has_mrope=has_mrope)
     except RuntimeError as error:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # raises again if the CUDA context is lost
-        logger.warning("decode steps run without CUDA graphs, which is slower: %s", error)
+        reason = _SHORT_OF_MEMORY if is_out_of_memory(error) else ""
+        logger.warning("decode steps run without CUDA graphs, which is slower: %s%s", reason, error)
         return None
 
 
