@@ -1,13 +1,14 @@
 """Work plan of a step's attention, as arrays that kernels read. Pure numpy on the host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.integer[Any]]
+from baton_kernels.split_rule import IntArray, SplitRule
+
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
@@ -46,6 +47,7 @@ class PrefillTile(NamedTuple):
         batch_slot: row of its sequence in the block tables.
         start: position of its first token.
         last_key: position that all its tokens see up to; 0: each sees up to its own.
+        split_tokens: partial results begin at its multiples in the context; 0: nowhere.
     """
 
     first_token: Column
@@ -53,6 +55,7 @@ class PrefillTile(NamedTuple):
     batch_slot: Column
     start: Column
     last_key: Column
+    split_tokens: Column
 
 
 ITEM_FIELDS: Final = len(SplitItem._fields)
@@ -110,10 +113,29 @@ class Ranges:
         follows = number[1:] > 0  # another token of the same range
         alike = np.concatenate([[False], follows & (last_keys[1:] == last_keys[:-1])])
         seen = np.where(alike | (last_keys > positions), last_keys, 0)
-        begins = np.flatnonzero(np.concatenate([[True], ~follows | (seen[1:] != seen[:-1])]))
-        counts = np.diff(np.append(begins, len(seen)))
-        of = of[begins]
-        return Ranges(self.batch_slots[of], positions[begins], counts, begins, seen[begins])
+        pieces, _ = self.cut_by(seen)
+        return replace(pieces, last_keys=seen[pieces.first_tokens])
+
+    def cut_by(self, values: IntArray) -> tuple["Ranges", IntArray]:
+        """Cuts ranges where the value of a token is not that of the one before. Returns the pieces,
+        and the range of each.
+
+        Args:
+            values: `[num_tokens]`, of the tokens of one range after the other.
+        """
+        of, number = _expand(self.num_queries)
+        is_first = np.ones(len(of), np.bool_)
+        is_first[1:] = (number[1:] == 0) | (values[1:] != values[:-1])
+        begins = is_first.nonzero()[0]
+        of, number = of[begins], number[begins]
+        pieces = Ranges(
+            self.batch_slots[of],
+            self.starts[of] + number,
+            np.diff(np.append(begins, len(values))),
+            self.first_tokens[of] + number,
+            None if self.last_keys is None else self.last_keys[of],
+        )
+        return pieces, of
 
     def __getitem__(self, at: Any) -> "Ranges":
         last_keys = None if self.last_keys is None else self.last_keys[at]
@@ -135,7 +157,7 @@ class SharedPrefix:
 
     Attributes:
         members: indices of their ranges.
-        num_tokens: tokens that their contexts have in common, a multiple of the split.
+        num_tokens: tokens that their contexts have in common, a multiple of the members' split.
     """
 
     members: IntArray
@@ -170,50 +192,54 @@ class SplitPlan:
 
 def plan_splits(
     ranges: Ranges,
-    split_tokens: int,
+    splits: SplitRule,
     tile_keys: int,
     tokens_per_item: int,
     window: int | None = None,
     shared: Sequence[SharedPrefix] = (),
     tokens_per_shared_item: int = 1,
 ) -> SplitPlan:
-    """Cuts contexts into splits at multiples of `split_tokens`. Tokens see up to their own.
+    """Cuts contexts into splits at multiples of their length, which is that of what each token
+    sees. Tokens see up to their own.
 
     Args:
         tokens_per_item: number of tokens of one sequence that a program holds.
         shared: prefixes that are attended once for all their members; not with a window. A range
-            is a member of at most one, and all its tokens see the whole prefix.
+            is a member of at most one, and all its tokens see the whole prefix. Members of one
+            prefix have the same split.
     """
     assert window is None or not shared, "a prefix out of the window is not seen by all"
     if not shared and ranges.are_decodes:
-        return _plan_decodes(ranges, split_tokens, tile_keys, window)
+        return _plan_decodes(ranges, splits, tile_keys, window)
     order = np.arange(len(ranges))
     if shared:
         first = np.concatenate([prefix.members for prefix in shared])
         order = np.concatenate([first, np.setdiff1d(order, first)])
-    done = np.zeros(len(ranges), np.int64)  # splits of each range that shared items cover
+    done = np.zeros(len(ranges), np.int64)  # tokens of each range that shared items cover
     for prefix in shared:
-        assert prefix.num_tokens % split_tokens == 0, "a shared prefix ends within a split"
         assert (ranges.starts[prefix.members] >= prefix.num_tokens - 1).all(), "not all see it"
-        done[prefix.members] = prefix.num_tokens // split_tokens
+        done[prefix.members] = prefix.num_tokens
     units, owners = _cut(ranges[order], tokens_per_item)
+    units, split, of_units = _cut_by_split(units, splits, window)
+    done = done[order][owners[of_units]]
+    assert not (done % split).any(), "a shared prefix ends within a split"
     last_keys = units.starts + units.num_queries - 1
     seen_begins = np.zeros_like(last_keys) if window is None else last_keys - window + 1
     begins = np.maximum(seen_begins - units.num_queries + 1, 0)
-    first_splits = begins // split_tokens
-    num_splits = last_keys // split_tokens - first_splits + 1
-    own_splits = num_splits - done[order][owners]
+    first_splits = begins // split
+    num_splits = last_keys // split - first_splits + 1
+    own_splits = num_splits - done // split
     first_members = np.cumsum(units.num_queries) - units.num_queries
 
     of, number = _expand(own_splits)
     slots = number + (num_splits - own_splits)[of]
-    edges = (first_splits[of] + slots) * split_tokens
+    edges = (first_splits[of] + slots) * split[of]
     items = SplitItem(
         first_member=first_members[of],
         num_members=units.num_queries[of],
         batch_slot=units.batch_slots[of],
         begin=np.maximum(edges, begins[of] // tile_keys * tile_keys),
-        end=np.minimum(edges + split_tokens, last_keys[of] + 1),
+        end=np.minimum(edges + split[of], last_keys[of] + 1),
         seen_begin=seen_begins[of],
         seen_end=units.starts[of] + 1,
         slot=slots,
@@ -222,7 +248,7 @@ def plan_splits(
     slot_counts = np.repeat(num_splits, units.num_queries)
     return SplitPlan(
         _rows(items),
-        _plan_shared(ranges, split_tokens, shared, tokens_per_shared_item),
+        _plan_shared(ranges, splits, shared, tokens_per_shared_item),
         (units.first_tokens[of] + number).astype(np.int32),
         (units.starts[of] + number).astype(np.int32),
         np.concatenate([[0], np.cumsum(slot_counts)]).astype(np.int32),
@@ -230,7 +256,7 @@ def plan_splits(
 
 
 def _plan_decodes(
-    ranges: Ranges, split_tokens: int, tile_keys: int, window: int | None
+    ranges: Ranges, splits: SplitRule, tile_keys: int, window: int | None
 ) -> SplitPlan:
     """Returns what `plan_splits` does for one token of each sequence, without shared prefixes: the
     plan of nearly all steps, in fewer operations."""
@@ -238,8 +264,9 @@ def _plan_decodes(
     ends = ranges.starts + 1
     seen_begins = 0 if window is None else ends - window
     begins = np.maximum(seen_begins, 0)
-    first_splits = begins // split_tokens
-    num_splits = ranges.starts // split_tokens + 1 - first_splits
+    split = splits.split_tokens(_seen(ends, window))
+    first_splits = begins // split
+    num_splits = ranges.starts // split + 1 - first_splits
     of_each = SplitItem(numbers, 1, ranges.batch_slots, 0, ends, seen_begins, ends, 0)
     first_slots = np.zeros(len(ranges) + 1, np.int32)
     np.cumsum(num_splits, out=first_slots[1:])
@@ -247,12 +274,13 @@ def _plan_decodes(
     items = _rows(of_each)[of]
     _, _, _, item_begins, item_ends, _, _, slots = items.T
     np.subtract(np.arange(len(of), dtype=np.int32), first_slots[of], out=slots)
-    edges = slots * split_tokens
+    split_of = split[of]
+    edges = slots * split_of
     item_begins[:] = edges
     if window is not None:
-        edges += (first_splits * split_tokens)[of]
+        edges += (first_splits * split)[of]
         item_begins[:] = np.maximum(edges, (begins // tile_keys * tile_keys)[of])
-    np.minimum(item_ends, edges + split_tokens, out=item_ends)
+    item_ends[:] = np.minimum(item_ends, edges + split_of)
     return SplitPlan(
         items,
         np.empty((0, ITEM_FIELDS), np.int32),
@@ -262,11 +290,33 @@ def _plan_decodes(
     )
 
 
+def _seen(contexts: IntArray, window: int | None) -> IntArray:
+    """Returns how many of the tokens of contexts are seen."""
+    return contexts if window is None else np.minimum(contexts, window)
+
+
+def _cut_by_split(
+    units: Ranges, splits: SplitRule, window: int | None
+) -> tuple[Ranges, IntArray, IntArray]:
+    """Cuts units whose tokens have several splits, so that those of a draft are those of the same
+    token decoded. Returns the pieces, the split of each, and its unit."""
+    split = splits.split_tokens(_seen(units.starts + 1, window))
+    lasts = splits.split_tokens(_seen(units.starts + units.num_queries, window))
+    if np.array_equal(split, lasts):
+        return units, split, np.arange(len(units))
+    of, number = _expand(units.num_queries)
+    of_tokens = splits.split_tokens(_seen(units.starts[of] + number + 1, window))
+    pieces, of = units.cut_by(of_tokens)
+    return pieces, splits.split_tokens(_seen(pieces.starts + 1, window)), of
+
+
 def _plan_shared(
-    ranges: Ranges, split_tokens: int, shared: Sequence[SharedPrefix], tokens_per_item: int
+    ranges: Ranges, splits: SplitRule, shared: Sequence[SharedPrefix], tokens_per_item: int
 ) -> Int32Array:
     items, first_member = [np.empty((0, ITEM_FIELDS), np.int32)], 0
     for prefix in shared:
+        contexts = ranges.starts[prefix.members] + ranges.num_queries[prefix.members]
+        (split_tokens,) = set(splits.split_tokens(contexts).tolist())
         num_members = int(ranges.num_queries[prefix.members].sum())
         offsets = np.arange(0, num_members, tokens_per_item)
         for slot in range(prefix.num_tokens // split_tokens):
@@ -286,14 +336,27 @@ def _plan_shared(
     return np.concatenate(items)
 
 
-def plan_tiles(ranges: Ranges, tokens_per_tile: int) -> Int32Array:
+def plan_tiles(
+    ranges: Ranges,
+    tokens_per_tile: int,
+    splits: SplitRule | None = None,
+    window: int | None = None,
+) -> Int32Array:
     """Returns the work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, rows of `PrefillTile`, the
     longest contexts first, so that no long tile runs last.
+
+    Args:
+        splits: rule of the splits whose partial results are merged, by the tokens that each token
+            sees of `window`; None: none are.
     """
     if not len(ranges):
         return np.empty((0, TILE_FIELDS), np.int32)
     tiles, _ = _cut(ranges, tokens_per_tile)
-    tiles = tiles[np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")]
+    split: IntArray = np.zeros(len(tiles), np.int64)
+    if splits is not None:
+        tiles, split, _ = _cut_by_split(tiles, splits, window)
+    order = np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")
+    tiles = tiles[order]
     return _rows(
         PrefillTile(
             first_token=tiles.first_tokens,
@@ -301,6 +364,7 @@ def plan_tiles(ranges: Ranges, tokens_per_tile: int) -> Int32Array:
             batch_slot=tiles.batch_slots,
             start=tiles.starts,
             last_key=0 if tiles.last_keys is None else tiles.last_keys,
+            split_tokens=split[order],
         )
     )
 

@@ -11,15 +11,17 @@ import torch
 import triton
 
 from baton_kernels.gpu import H100, Gpu
+from baton_kernels.split_rule import SplitRule
 
-# Split of the deterministic mode, for any context length: pools with different settings have to
-# agree.
-DETERMINISTIC_SPLIT: Final = 512
-_SPLITS: Final = (256, 1024)
+# Splits of the deterministic mode, for any number of KV heads: pools with different settings have
+# to agree. Prefill merges them too, which shorter ones would slow down.
+DETERMINISTIC_SPLITS: Final = SplitRule(512, 32)
+_LEAST_SPLIT: Final = 128
 # Shared memory for reductions.
 _SMALL_BYTES: Final = 1024
-# Number of programs that keeps all memory channels of a large GPU busy.
-_WANTED_PROGRAMS: Final = 512
+# Programs for the longest contexts with one split length, of which the next has half: still one on
+# each of the 132 multiprocessors of an H100.
+_MOST_PROGRAMS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,19 @@ class AttentionTiling:
         decode: tiling for few tokens of one sequence.
         shared: tiling for tokens of several sequences, over blocks that they share.
         prefill: tiling for many tokens of one sequence.
-        split_tokens: partial results of decodes begin at multiples of it in the context.
-        merges_in_prefill: whether those of a prefill begin there too.
+        splits: rule of the splits of a context, each of which gives decodes a partial result.
+        merges_in_prefill: whether it gives those of a prefill too.
     """
 
     decode: Tiling
     shared: Tiling
     prefill: Tiling
-    split_tokens: int
+    splits: SplitRule
     merges_in_prefill: bool
 
     @property
-    def prefill_split(self) -> int | None:
-        return self.split_tokens if self.merges_in_prefill else None
+    def prefill_splits(self) -> SplitRule | None:
+        return self.splits if self.merges_in_prefill else None
 
 
 # All tables are keyed by the width of a head in registers, `tile_dim`.
@@ -118,7 +120,6 @@ def choose_tiling(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     num_kv_heads: int,
-    max_context: int,
     gpu: Gpu = H100,
     deterministic: bool = False,
 ) -> AttentionTiling:
@@ -126,12 +127,13 @@ def choose_tiling(
 
     Args:
         dtype, cache_dtype: dtype of the queries, and of K and V.
-        max_context: longest context served, in tokens.
         deterministic: whether a token's output has to be bitwise the same in decode and prefill,
             for any content of its chunk.
     """
     dim, is_fp8 = tile_dim(head_dim), cache_dtype == torch.float8_e4m3fn
-    split = DETERMINISTIC_SPLIT if deterministic else _split_tokens(max_context, num_kv_heads)
+    splits = DETERMINISTIC_SPLITS
+    if not deterministic:
+        splits = SplitRule(_LEAST_SPLIT, max(_MOST_PROGRAMS // num_kv_heads, 1))
     uniform = (_UNIFORM_FP8 if is_fp8 else _UNIFORM)[dim]
     if dtype == torch.float32:
         uniform = _FLOAT32[dim]
@@ -141,7 +143,7 @@ def choose_tiling(
         if not gpu.accumulates_in_groups:
             stages = min(uniform.num_stages, _UNIFORM_STAGES_WARP_MMA[dim])
             prefill = replace(uniform, num_stages=stages)
-        return AttentionTiling(uniform, uniform, prefill, split, deterministic)
+        return AttentionTiling(uniform, uniform, prefill, splits, deterministic)
     decode = (_DECODE_FP8 if is_fp8 else _DECODE)[dim]
     prefill = (_PREFILL_FP8 if is_fp8 else _PREFILL)[dim]
     if not gpu.accumulates_in_groups:
@@ -150,7 +152,7 @@ def choose_tiling(
         _fitting(decode, dim, dtype, cache_dtype, gpu),
         uniform,
         _fitting(prefill, dim, dtype, cache_dtype, gpu),
-        split,
+        splits,
         False,
     )
 
@@ -167,11 +169,3 @@ def _fitting(
 
 def tile_dim(head_dim: int) -> int:
     return int(triton.next_power_of_2(head_dim))
-
-
-def _split_tokens(max_context: int, num_kv_heads: int) -> int:
-    """Returns the longest split with which one sequence of the longest context still keeps the GPU
-    busy: long splits are read faster and leave less to merge."""
-    least, most = _SPLITS
-    wanted = max(max_context * num_kv_heads // _WANTED_PROGRAMS, 1)
-    return min(max(int(triton.next_power_of_2(wanted)), least), most)

@@ -21,7 +21,6 @@ from baton_kernels.variant import Variant
 _BF16: Final = torch.bfloat16
 _FP8: Final = torch.float8_e4m3fn
 _NUM_KV_HEADS: Final = 8
-_MAX_CONTEXT: Final = 32768
 _USUAL: Final = 90  # whose tilings the names of variants do not mention
 _NO_SCALES: Final = {"key_scales": None, "value_scales": None}
 _NO_DESCRIPTORS: Final = {"key_descriptor": None, "value_descriptor": None}
@@ -80,9 +79,7 @@ def _attention(
         f"{types} {head_dim} x {group}"
     )
     tilings = {
-        target: choose_tiling(
-            head_dim, query, cache, _NUM_KV_HEADS, _MAX_CONTEXT, GPUS[target], deterministic
-        )
+        target: choose_tiling(head_dim, query, cache, _NUM_KV_HEADS, GPUS[target], deterministic)
         for target in (FP8_TARGETS if cache == _FP8 else GPUS)
     }
     targets: dict[Tiling, list[int]] = {}
@@ -97,7 +94,7 @@ def _attention(
             "BLOCK_SIZE": 16,
             "ROWS": tiling.rows,
             "TILE_KEYS": tiling.keys,
-            "SPLIT": tilings[equal[0]].prefill_split,
+            "MERGES": deterministic,
             **_NO_DESCRIPTORS,
             **({} if cache == _FP8 else _NO_SCALES),
             **rule,

@@ -1,8 +1,10 @@
 """Cascade attention: finds prefixes that running sequences share, in their block tables.
 
-On a GPU the kernel attends over a shared prefix once for all its members; that gives the same
-partial results as each member's own splits, and `paged_decode` merges them as usual. On a CPU
-`baton.engine.attention.torch_attention` does so by torch's operations. Pure, on the host.
+On a GPU the kernel attends over a shared prefix once for all its members, which gives a partial
+result for each of their splits, and `paged_decode` merges them as usual. They are bitwise those of
+each member's own splits in deterministic mode alone: otherwise the two tilings sum in another
+order. On a CPU `baton.engine.attention.torch_attention` does so by torch's operations. Pure, on the
+host.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from baton_kernels.attention_plan import Int64Array, IntArray, Ranges, SharedPrefix
+from baton_kernels.attention_plan import Int64Array, Ranges, SharedPrefix
+from baton_kernels.split_rule import IntArray, SplitRule
 
 _NONE: Final[Int64Array] = np.zeros(0, np.int64)
 _NOWHERE: Final = np.iinfo(np.int64).max
@@ -41,28 +44,30 @@ class SharingCost:
 class SharedPrefixes:
     """Shared prefixes of running sequences that pay, followed from step to step.
 
-    Sequences that begin with the same block are a group, and one of them leads it. A row of the
-    block table is compared with its leader's, each block once: up to where they differ, or to where
-    all of the group have computed. A step compares rows that are new, those of groups whose leader
-    is gone, and further blocks of rows that have been equal so far.
+    Sequences that begin with the same block and have the same split are a group, and one of them
+    leads it. A row of the block table is compared with its leader's, each block once: up to where
+    they differ, or to where all of the group have computed. A step compares rows that are new,
+    those of groups whose leader is gone, and further blocks of rows that have been equal so far.
     """
 
     def __init__(
-        self, num_batch_slots: int, block_size: int, split_tokens: int, cost: SharingCost
+        self, num_batch_slots: int, block_size: int, splits: SplitRule, cost: SharingCost
     ) -> None:
         """
         Args:
-            split_tokens: the length of a prefix is a multiple of it.
+            splits: the length of a prefix is a multiple of its members' split.
         """
-        self._block_size, self._split_tokens, self._cost = block_size, split_tokens, cost
+        self._block_size, self._splits, self._cost = block_size, splits, cost
         # Of the last step: the ranges that may share, and their batch slots; the ranges of groups,
         # one group after the other; where each begins, its size, full blocks of its shortest.
         self._candidates = self._slots = self._members = _NONE
         self._begins = self._sizes = self._shortest = _NONE
         self._found: list[SharedPrefix] = []
-        # Of each slot: the rewrites of its row when it was last a candidate, -1 at first; its
-        # leader, -1 without a group; how many blocks are compared, and where they first differ.
+        # Of each slot: the rewrites of its row and its split when it was last a candidate, -1 at
+        # first; its leader, -1 without a group; how many blocks are compared, and where they first
+        # differ.
         self._rewrites = np.full(num_batch_slots, -1)
+        self._split_tokens = np.full(num_batch_slots, -1)
         self._leaders = np.full(num_batch_slots, -1)
         self._num_compared = np.zeros(num_batch_slots, np.int64)
         self._first_difference = np.zeros(num_batch_slots, np.int64)
@@ -81,17 +86,19 @@ class SharedPrefixes:
         # No sequence shares more than it has computed.
         if int(ranges.starts.sum()) * self._cost.token_bytes <= self._cost.launch_bytes:
             return []
-        is_candidate = (ranges.starts >= self._split_tokens) & (ranges.num_queries == 1)
+        is_candidate = (ranges.starts >= self._splits.least) & (ranges.num_queries == 1)
         candidates = is_candidate.nonzero()[0]
         slots = ranges.batch_slots[candidates]
+        split_tokens = self._splits.split_tokens(ranges.starts[candidates] + 1)
         is_same = rewrites is not None and (
             np.array_equal(candidates, self._candidates)
             and np.array_equal(slots, self._slots)
             and np.array_equal(rewrites[slots], self._rewrites[slots])
+            and np.array_equal(split_tokens, self._split_tokens[slots])
         )
         if not is_same:
             self._candidates, self._slots = candidates, slots
-            self._group(table[slots, 0], self._note(rewrites))
+            self._group(table[slots, 0], self._note(rewrites, split_tokens))
         if len(self._members):
             lengths = np.minimum.reduceat(ranges.starts[self._members], self._begins)
             shortest = lengths // self._block_size
@@ -100,21 +107,25 @@ class SharedPrefixes:
                 self._found = list(self._prefixes(ranges.batch_slots[self._members], table))
         return self._found
 
-    def _note(self, rewrites: Int64Array | None) -> npt.NDArray[np.bool_]:
-        """Notes the rewrites of the candidates' rows. Returns which are as they were when last
-        noted."""
-        stays = np.zeros(len(self._slots), np.bool_)
+    def _note(self, rewrites: Int64Array | None, split_tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Notes the rewrites of the candidates' rows and their splits. Returns which are as they
+        were when last noted."""
+        slots = self._slots
+        stays = np.zeros(len(slots), np.bool_)
         if rewrites is not None:
-            np.equal(self._rewrites[self._slots], rewrites[self._slots], out=stays)
-            self._rewrites[self._slots] = rewrites[self._slots]
+            np.equal(self._rewrites[slots], rewrites[slots], out=stays)
+            self._rewrites[slots] = rewrites[slots]
+        stays &= self._split_tokens[slots] == split_tokens
+        self._split_tokens[slots] = split_tokens
         return stays
 
     def _group(self, first_blocks: IntArray, stays: npt.NDArray[np.bool_]) -> None:
-        """Groups the candidates by their first blocks."""
-        order = np.argsort(first_blocks, kind="stable")
-        first_blocks = first_blocks[order]
+        """Groups the candidates by their first blocks and their splits."""
+        groups = (first_blocks.astype(np.int64) << 32) + self._split_tokens[self._slots]
+        order = np.argsort(groups, kind="stable")
+        groups = groups[order]
         edges = np.ones(len(order) + 1, np.bool_)  # where a group begins, and the one before ends
-        edges[1:-1] = first_blocks[1:] != first_blocks[:-1]
+        edges[1:-1] = groups[1:] != groups[:-1]
         shares = ~(edges[:-1] & edges[1:])
         order = order[shares]
         self._members = self._candidates[order]
@@ -151,7 +162,8 @@ class SharedPrefixes:
         if is_open.any():
             self._compare(slots[is_open], limits[is_open], table)
             common = self._common(slots)
-        num_tokens = common * self._block_size // self._split_tokens * self._split_tokens
+        split_tokens = self._split_tokens[slots[self._begins]]
+        num_tokens = common * self._block_size // split_tokens * split_tokens
         for group in self._cost.is_faster(self._sizes, num_tokens).nonzero()[0].tolist():
             begin = self._begins[group]
             members = self._members[begin : begin + self._sizes[group]]

@@ -15,6 +15,7 @@ import numpy as np
 
 from baton_kernels.attention_plan import Int32Array, Int64Array, Ranges, SharedPrefix, plan_splits
 from baton_kernels.attention_plan_arrays import SplitCapacity, pack_into
+from baton_kernels.split_rule import SplitRule
 
 # Inputs begin at multiples of 16 bytes: kernels are compiled for that.
 _ALIGNED: Final = 2  # int64 numbers
@@ -28,13 +29,13 @@ class KindInputs:
         capacity: capacity of its packed plan.
         max_partials: maximum number of partial results.
         max_decode_tokens: most tokens of a sequence that decodes, drafts included.
-        split_tokens, tile_keys, tokens_per_item, window, tokens_per_shared_item: see `plan_splits`.
+        splits, tile_keys, tokens_per_item, window, tokens_per_shared_item: see `plan_splits`.
     """
 
     capacity: SplitCapacity
     max_partials: int
     max_decode_tokens: int
-    split_tokens: int
+    splits: SplitRule
     tile_keys: int
     tokens_per_item: int
     window: int | None
@@ -100,7 +101,7 @@ class DecodeInputs:
                 return None
             plan = plan_splits(
                 ranges,
-                kind.split_tokens,
+                kind.splits,
                 kind.tile_keys,
                 kind.tokens_per_item,
                 kind.window,

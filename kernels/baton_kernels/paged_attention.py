@@ -70,14 +70,16 @@ def plan_attention(
         shared = [SharedPrefix(number[prefix.members], prefix.num_tokens) for prefix in shared]
     splits = plan_splits(
         few,
-        tiling.split_tokens,
+        tiling.splits,
         tiling.decode.keys,
         tiling.decode.num_tokens(group),
         window,
         shared,
         tiling.shared.num_tokens(group),
     )
-    return AttentionPlan(splits, plan_tiles(many, tiling.prefill.num_tokens(group)))
+    tokens_per_tile = tiling.prefill.num_tokens(group)
+    tiles = plan_tiles(many, tokens_per_tile, tiling.prefill_splits, window)
+    return AttentionPlan(splits, tiles)
 
 
 def paged_attention(
@@ -93,4 +95,5 @@ def paged_attention(
     """Writes the output of all tokens of the plan into `out`; their K and V must already be in the
     cache. See `paged_decode` and `paged_prefill`."""
     paged_decode(query, out, kv, rule, tables, plan.splits, workspace, tiling.decode, tiling.shared)
-    paged_prefill(query, out, kv, rule, tables, plan.tiles, tiling.prefill, tiling.prefill_split)
+    merges = tiling.merges_in_prefill
+    paged_prefill(query, out, kv, rule, tables, plan.tiles, tiling.prefill, merges=merges)

@@ -54,7 +54,7 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
-    SPLIT: tl.constexpr,
+    MERGES: tl.constexpr,
 ):
     """Computes the output of a tile, up to ROWS / GROUP tokens, for one KV head.
 
@@ -91,19 +91,20 @@ def prefill_kernel(
     end = tl.maximum(start + num_tokens, last_key + 1)
 
     acc, row_max, row_sum = empty_accumulators(ROWS, TILE_DIM)
-    if SPLIT is None:
+    if not MERGES:
         acc, row_max, row_sum = attend(
             acc, row_max, row_sum, tile_query, positions, last_keys, head_keys, head_values,
             descriptors, table, begin, end, seen_begin, start + 1, head_scale, block_stride,
             BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
         )  # fmt: skip
     else:
-        for edge in range(begin // SPLIT * SPLIT, end, SPLIT):
+        split = tl.load(tile + _TILE.value.split_tokens)
+        for edge in range(begin // split * split, end, split):
             part_acc, part_max, part_sum = empty_accumulators(ROWS, TILE_DIM)
             part_acc, part_max, part_sum = attend(
                 part_acc, part_max, part_sum, tile_query, positions, last_keys, head_keys,
                 head_values, descriptors, table, tl.maximum(begin, edge),
-                tl.minimum(end, edge + SPLIT), seen_begin, start + 1, head_scale, block_stride,
+                tl.minimum(end, edge + split), seen_begin, start + 1, head_scale, block_stride,
                 BLOCK_SIZE, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
             )  # fmt: skip
             acc, row_max, row_sum = merge(acc, row_max, row_sum, part_acc, part_max, part_sum)
@@ -120,7 +121,8 @@ def paged_prefill(
     tables: torch.Tensor,
     tiles: torch.Tensor,
     tiling: Tiling,
-    split_tokens: int | None = None,
+    *,
+    merges: bool = False,
 ) -> None:
     """Writes the output of the tiles' tokens into `out`; its other tokens are unchanged.
 
@@ -128,7 +130,7 @@ def paged_prefill(
         query, out: `[num_tokens, num_heads, head_dim]`, tokens may be strided.
         tables: `[num_batch_slots, max_blocks]` in int32, with every block that a token sees.
         tiles: result of `plan_tiles` for this tiling, on the device.
-        split_tokens: partial results begin at its multiples in the context; None: no splits.
+        merges: whether the tiles have splits, whose partial results are merged.
     """
     check_inputs(query, out, kv, rule, tables)
     check_shape("tiles", tiles, (len(tiles), TILE_FIELDS))
@@ -167,7 +169,7 @@ def paged_prefill(
         SOFTCAP=rule.softcap,
         ROWS=tiling.rows,
         TILE_KEYS=tiling.keys,
-        SPLIT=split_tokens,
+        MERGES=merges,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         maxnreg=tiling.max_registers,

@@ -14,7 +14,7 @@ from baton.engine.attention import triton_attention
 from baton.engine.attention.device_tables import DeviceTables
 from baton.engine.attention.interface import Attention, RaggedBatch
 from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch, StepForm
-from baton.engine.attention.triton_attention import CONTEXTS_PER_POOL, TritonAttention
+from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.runner import DecoderModel
@@ -86,18 +86,21 @@ def test_device_tables_send_rows_of_unknown_versions_again() -> None:
         assert np.array_equal(tables.tensors[0].numpy(), table)
 
 
-@pytest.mark.parametrize(("num_decodes", "fits"), [(CONTEXTS_PER_POOL, True), (20, False)])
-def test_contexts_that_share_may_add_up_to_several_pools(
-    num_decodes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_contexts_of_step_may_all_be_of_greatest_length(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**16)
+    """Though they share their blocks, and so add up to a hundred times the pool."""
+    monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**16 if is_shared else 2**62)
     with host.null_engine(CheckedBackend(DecodeInputs), num_blocks=128) as engine:
         attention = cast("TritonAttention", engine._runner._attention)
-    tables = [np.tile(np.arange(128, dtype=np.int32), (num_decodes, 1))]
-    slots, starts = np.arange(num_decodes), np.full(num_decodes, 128 * host.BLOCK_SIZE - 1)
-    batch = StaticTritonBatch(attention, num_decodes, 128, DecodeInputs)
-    form = batch.fill(RaggedBatch.of_decodes(slots, starts, tables), num_decodes)
-    assert form is (StepForm.SHARING if fits else None)
+        assert engine.facts.num_graphs > 0
+    num_blocks = host.MAX_LENGTH // host.BLOCK_SIZE
+    tables = [np.tile(np.arange(num_blocks, dtype=np.int32), (100, 1))]
+    slots, starts = np.arange(100), np.full(100, host.MAX_LENGTH - 1)
+    batch = StaticTritonBatch(attention, 100, num_blocks, DecodeInputs)
+    form = batch.fill(RaggedBatch.of_decodes(slots, starts, tables), 100)
+    assert form is (StepForm.SHARING if is_shared else StepForm.PLAIN)
 
 
 class CheckedBatch(StaticTritonBatch):

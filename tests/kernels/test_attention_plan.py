@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from baton_kernels.attention_plan import Ranges, SharedPrefix, SplitItem, plan_splits, plan_tiles
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.attention_tiling import choose_tiling
+from baton_kernels.split_rule import SplitRule
 
-SPLIT, KEYS = 64, 16
+KEYS = 16
+RULES = st.sampled_from([SplitRule.fixed(64), SplitRule(16, 5), SplitRule(64, 2)])
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=8)
 DECODES = st.lists(st.tuples(st.integers(0, 300), st.just(1)), min_size=1, max_size=8)
 
@@ -22,20 +24,33 @@ def batch(ranges: list[tuple[int, int]]) -> Ranges:
     return Ranges.of_batch(np.arange(len(ranges)) + 3, starts, counts)
 
 
-@given(SPANS | DECODES, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2))
+def prefixes(ranges: Ranges, splits: SplitRule, num_splits: int) -> list[SharedPrefix]:
+    """Returns a prefix of so many splits for the ranges that have one split, and see it."""
+    first, last = (splits.split_tokens(ranges.starts + n) for n in (1, ranges.num_queries))
+    found = []
+    for split in set(first.tolist()):
+        is_member = (first == split) & (last == split) & (ranges.num_queries > 0)
+        members = np.flatnonzero(is_member & (ranges.starts >= split * num_splits))
+        found += [SharedPrefix(members, split * num_splits)] * bool(len(members) and num_splits)
+    return found
+
+
+@given(
+    SPANS | DECODES, RULES, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2)
+)
 def test_plan_splits_covers_keys_of_token_once_in_order(
-    ranges: list[tuple[int, int]], tokens_per_item: int, window: int | None, num_shared: int
+    ranges: list[tuple[int, int]],
+    splits: SplitRule,
+    tokens_per_item: int,
+    window: int | None,
+    num_shared: int,
 ) -> None:
     asked = batch(ranges)
-    members = np.flatnonzero(asked.starts >= SPLIT * num_shared)
-    shared = []
-    if num_shared and len(members) and window is None:
-        shared = [SharedPrefix(members, SPLIT * num_shared)]
-    plan = plan_splits(asked, SPLIT, KEYS, tokens_per_item, window, shared, 3)
+    shared = prefixes(asked, splits, num_shared if window is None else 0)
+    plan = plan_splits(asked, splits, KEYS, tokens_per_item, window, shared, 3)
     covered: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(plan.num_slots)}
     for item in itertools.starmap(SplitItem, [*plan.items.tolist(), *plan.shared_items.tolist()]):
         assert item.begin % KEYS == 0
-        assert item.begin // SPLIT == (item.end - 1) // SPLIT
         for member in range(item.first_member, item.first_member + item.num_members):
             assert item.seen_end <= plan.positions[member] + 1
             assert item.seen_begin >= (0 if window is None else plan.positions[member] - window + 1)
@@ -50,37 +65,48 @@ def test_plan_splits_covers_keys_of_token_once_in_order(
         assert parts[0][0] <= first
         assert parts[-1][1] > position
         assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
+        seen = position + 1 if window is None else min(position + 1, window)
+        assert len(parts) <= splits.max_splits(seen) + (0 if window is None else 2)
+        # Alone, too, its partial results begin where they do in the batch.
+        alone = plan_splits(batch([(position, 1)]), splits, KEYS, 1, window)
+        edges = [item.begin for item in itertools.starmap(SplitItem, alone.items.tolist())]
+        assert [begin for begin, _ in parts][-len(edges) :][1:] == edges[1:]
 
 
-@given(DECODES, st.none() | st.integers(1, 200))
+@given(DECODES, RULES, st.none() | st.integers(1, 200))
 def test_plan_splits_of_decodes_equals_that_of_any_ranges(
-    ranges: list[tuple[int, int]], window: int | None
+    ranges: list[tuple[int, int]], splits: SplitRule, window: int | None
 ) -> None:
     """A sequence without a token adds no work, but keeps all others out of the plan of decodes."""
-    got = plan_splits(batch(ranges), SPLIT, KEYS, 4, window)
-    expected = plan_splits(batch([*ranges, (0, 0)]), SPLIT, KEYS, 4, window)
+    got = plan_splits(batch(ranges), splits, KEYS, 4, window)
+    expected = plan_splits(batch([*ranges, (0, 0)]), splits, KEYS, 4, window)
     for field in fields(got):
         one, other = getattr(got, field.name), getattr(expected, field.name)
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
 
 
-@given(SPANS, st.integers(1, 16))
+@given(SPANS, st.integers(1, 16), st.none() | RULES, st.none() | st.integers(1, 200))
 def test_plan_tiles_covers_every_token_longest_first(
-    ranges: list[tuple[int, int]], tokens_per_tile: int
+    ranges: list[tuple[int, int]],
+    tokens_per_tile: int,
+    splits: SplitRule | None,
+    window: int | None,
 ) -> None:
     asked = batch(ranges)
-    tiles = plan_tiles(asked, tokens_per_tile).tolist()
+    tiles = plan_tiles(asked, tokens_per_tile, splits, window).tolist()
     found = {}
-    for first, count, batch_slot, position, _ in tiles:
+    for first, count, batch_slot, position, _, split in tiles:
         assert 1 <= count <= tokens_per_tile
+        seen = np.minimum(np.arange(position, position + count) + 1, window or 999)
+        assert {split} == ({0} if splits is None else {*splits.split_tokens(seen).tolist()})
         found |= {first + i: (batch_slot, position + i) for i in range(count)}
     expected = [
         (3 + i, start + step) for i, (start, count) in enumerate(ranges) for step in range(count)
     ]
     assert [found[token] for token in range(len(expected))] == expected
     assert sum(count for _, count, *_ in tiles) == len(expected)
-    ends = [position + count for _, count, _, position, _ in tiles]
+    ends = [position + count for _, count, _, position, *_ in tiles]
     assert ends == sorted(ends, reverse=True)
 
 
@@ -97,24 +123,43 @@ def test_ranges_are_cut_where_tokens_see_up_to_another_key() -> None:
     ]  # fmt: skip
 
 
-def test_choose_tiling_splits_by_model_unless_deterministic() -> None:
-    def split(max_context: int, num_kv_heads: int, deterministic: bool = False) -> int:
-        bf16 = torch.bfloat16
-        tiling = choose_tiling(
-            128, bf16, bf16, num_kv_heads, max_context, deterministic=deterministic
-        )
-        return tiling.split_tokens
-
-    assert [split(n, 8) for n in (512, 32768, 131072)] == [256, 512, 1024]
-    assert split(32768, 1) == 256
-    assert {split(n, h, True) for n in (512, 131072) for h in (1, 8)} == {512}
-
-
-@given(SPANS, st.integers(0, 3), st.integers(0, 3))
-def test_packed_plan_is_aligned_and_empty_beyond_its_members(
-    ranges: list[tuple[int, int]], more_items: int, more_members: int
+@given(st.integers(1, 2**20), RULES)
+def test_split_rule_doubles_least_split_until_most_hold_context(
+    num_tokens: int, splits: SplitRule
 ) -> None:
-    plan = plan_splits(batch(ranges), SPLIT, KEYS, 4)
+    (split,) = splits.split_tokens(np.array([num_tokens])).tolist()
+    doublings = itertools.count()
+    expected = next(n for i in doublings if (n := splits.least << i) * splits.most >= num_tokens)
+    assert split == expected
+    assert -(-num_tokens // split) <= splits.max_splits(num_tokens)
+
+
+def num_programs(num_tokens: int, num_kv_heads: int, deterministic: bool = False) -> int:
+    """Returns the programs of one decode."""
+    bf16 = torch.bfloat16
+    tiling = choose_tiling(128, bf16, bf16, num_kv_heads, deterministic=deterministic)
+    plan = plan_splits(batch([(num_tokens - 1, 1)]), tiling.splits, tiling.decode.keys, 1)
+    return len(plan.items) * num_kv_heads
+
+
+def test_decode_of_one_sequence_has_a_program_per_multiprocessor() -> None:
+    """An H100 has 132, of which a program each reads as fast as the memory allows."""
+    lengths = (2048, 4096, 5000, 32768, 65536, 131072)
+    assert [num_programs(n, 8) for n in lengths] == [128, 256, 160, 256, 256, 256]
+    assert [num_programs(n, 1) for n in (2048, 32768, 131072)] == [16, 256, 256]
+
+
+def test_splits_of_deterministic_mode_do_not_depend_on_heads() -> None:
+    lengths = (512, 16384, 16385, 131072)
+    assert [num_programs(n, 1, True) for n in lengths] == [1, 32, 17, 32]
+    assert [num_programs(n, 8, True) for n in lengths] == [8, 256, 136, 256]
+
+
+@given(SPANS, RULES, st.integers(0, 3), st.integers(0, 3))
+def test_packed_plan_is_aligned_and_empty_beyond_its_members(
+    ranges: list[tuple[int, int]], splits: SplitRule, more_items: int, more_members: int
+) -> None:
+    plan = plan_splits(batch(ranges), splits, KEYS, 4)
     num_members = len(plan.members)
     capacity = SplitCapacity(len(plan.items) + more_items, 0, num_members + more_members)
     arrays = SplitArrays.view(torch.from_numpy(pack(plan, capacity)), capacity)

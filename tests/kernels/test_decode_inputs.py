@@ -10,8 +10,10 @@ from baton_kernels.attention_plan_arrays import SplitCapacity
 from baton_kernels.cpu import decode_inputs as compiled
 from baton_kernels.cpu.library import NoLibraryError
 from baton_kernels.decode_inputs import DecodeInputs, KindInputs
+from baton_kernels.split_rule import SplitRule
 
-MAX_ROWS, BLOCK_SIZE, SPLIT = 9, 4, 32
+MAX_ROWS, BLOCK_SIZE = 9, 4
+RULES = st.sampled_from([SplitRule.fixed(32), SplitRule(16, 5), SplitRule(32, 2)])
 DECODES = st.lists(
     st.tuples(st.integers(0, MAX_ROWS - 1), st.integers(0, 300)),
     max_size=MAX_ROWS,
@@ -20,9 +22,9 @@ DECODES = st.lists(
 WINDOWS = st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3)
 
 
-def inputs_of(make, windows, max_items, max_partials=99):
+def inputs_of(make, windows, splits, max_items, max_partials=99):
     capacity = SplitCapacity(max_items, 2 * MAX_ROWS, MAX_ROWS)
-    kinds = [KindInputs(capacity, max_partials, 4, SPLIT, 8, 2, window, 3) for window in windows]
+    kinds = [KindInputs(capacity, max_partials, 4, splits, 8, 2, window, 3) for window in windows]
     return make(2, MAX_ROWS, BLOCK_SIZE, kinds)
 
 
@@ -38,38 +40,44 @@ def written(layout, decodes, tables, num_rows, shared=()):
 @given(
     DECODES,
     WINDOWS,
+    RULES,
     st.integers(0, 3),
     st.sampled_from([4, 99]),
     st.sampled_from([4, 99]),
     st.lists(st.integers(0, 2), min_size=MAX_ROWS, max_size=MAX_ROWS),
 )
 def test_compiled_decode_inputs_equal_those_of_numpy(
-    decodes, windows, num_padded, max_items, max_partials, prefixes
+    decodes, windows, splits, num_padded, max_items, max_partials, prefixes
 ):
     random = np.random.default_rng(len(decodes))
     tables = [random.integers(1, 999, (MAX_ROWS, 76)).astype(np.int32) for _ in range(2)]
     num_rows = min(MAX_ROWS, len(decodes) + num_padded)
     prefix_of = dict(zip(range(len(decodes)), prefixes, strict=False))  # 0: of none
-    shared = list(filter(None, (prefix(decodes, prefix_of, number) for number in (1, 2))))
+    shared = [found for number in (1, 2) for found in shared_by(decodes, splits, prefix_of, number)]
     of_kinds = [[] if window else shared for window in windows]
     one, other = (
         written(
-            inputs_of(make, windows, max_items, max_partials), decodes, tables, num_rows, of_kinds
+            inputs_of(make, windows, splits, max_items, max_partials),
+            decodes,
+            tables,
+            num_rows,
+            of_kinds,
         )
         for make in (DecodeInputs, compiled.CompiledDecodeInputs)
     )
     assert one == other
 
 
-def prefix(decodes, prefix_of, number):
-    """Returns the longest prefix that decodes with this number may share; None if there is none."""
-    members = [
-        i for i, (_, start) in enumerate(decodes) if prefix_of[i] == number and start >= SPLIT
-    ]
-    if not members:
-        return None
-    num_tokens = min(decodes[i][1] for i in members) // SPLIT * SPLIT
-    return SharedPrefix(np.array(members, np.int64), num_tokens)
+def shared_by(decodes, splits, prefix_of, number):
+    """Yields the longest prefixes that decodes with this number and the same split may share."""
+    members = {}
+    for i, (_, start) in enumerate(decodes):
+        (split,) = splits.split_tokens(np.array([start + 1])).tolist()
+        if prefix_of[i] == number and start >= split:
+            members.setdefault(split, []).append(i)
+    for split, indices in members.items():
+        num_tokens = min(decodes[i][1] for i in indices) // split * split
+        yield SharedPrefix(np.array(indices, np.int64), num_tokens)
 
 
 def test_decode_inputs_are_written_by_numpy_without_compiler(monkeypatch):
@@ -77,7 +85,7 @@ def test_decode_inputs_are_written_by_numpy_without_compiler(monkeypatch):
         raise NoLibraryError("there is no C compiler for this test")
 
     monkeypatch.setattr(compiled, "load", missing)
-    layout = inputs_of(compiled.decode_inputs, [None], 99)
+    layout = inputs_of(compiled.decode_inputs, [None], SplitRule.fixed(32), 99)
     assert type(layout) is DecodeInputs
     end, inputs = written(layout, [(2, 5)], [np.ones((MAX_ROWS, 9), np.int32)] * 2, 1)
     assert inputs[:2] == [5, 0]

@@ -43,19 +43,19 @@ def test_resident_programs_fill_every_multiprocessor(monkeypatch: pytest.MonkeyP
 
 
 def test_choose_tiling_prefetches_less_with_less_shared_memory() -> None:
-    large, small = (choose_tiling(256, BF16, BF16, 8, 4096, GPUS[n]).prefill for n in (80, 86))
+    large, small = (choose_tiling(256, BF16, BF16, 8, GPUS[n]).prefill for n in (80, 86))
     assert (large.rows, large.keys) == (small.rows, small.keys)
     assert (large.num_stages, small.num_stages) == (5, 3)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_choose_tiling_sums_alike_on_every_gpu_if_deterministic(head_dim: int) -> None:
-    tilings = [choose_tiling(head_dim, BF16, BF16, 8, 4096, gpu, True) for gpu in GPUS.values()]
+    tilings = [choose_tiling(head_dim, BF16, BF16, 8, gpu, True) for gpu in GPUS.values()]
     sizes = {(t.rows, t.keys, t.num_warps) for each in tilings for t in (each.decode, each.prefill)}
     assert len(sizes) == 1
 
 
 def test_choose_tiling_takes_large_tiles_with_wgmma_only() -> None:
-    rows = {n: choose_tiling(128, BF16, BF16, 8, 4096, gpu).prefill.rows for n, gpu in GPUS.items()}
+    rows = {n: choose_tiling(128, BF16, BF16, 8, gpu).prefill.rows for n, gpu in GPUS.items()}
     assert rows == {80: 64, 86: 64, 89: 64, 90: 128, 100: 128, 120: 64}
     assert FP8_TARGETS == (89, 90, 100, 120)

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from baton_kernels.attention_plan import Ranges
 from baton_kernels.cascade import SharedPrefixes, SharingCost
+from baton_kernels.split_rule import SplitRule
 
 NUM_SLOTS, MAX_BLOCKS, BLOCK_SIZE, SPLIT = 6, 24, 16, 64
 ANY = SharingCost(members_per_tile=99, token_bytes=1, launch_bytes=0)
 LAUNCH_BYTES = 2**24
+SPLITS = SplitRule.fixed(SPLIT)
 
 
 def decodes(slots: list[int], starts: list[int]) -> Ranges:
@@ -44,7 +46,7 @@ def test_shared_prefixes_are_found_in_block_tables() -> None:
     tables[4, :12] = np.arange(40, 52)
     ranges = decodes([5, 4, 2, 3, 0, 1], [190] * 6)
     large, small = (
-        SharedPrefixes(6, 16, SPLIT, SharingCost(16, token_bytes, LAUNCH_BYTES))
+        SharedPrefixes(6, 16, SPLITS, SharingCost(16, token_bytes, LAUNCH_BYTES))
         for token_bytes in (2**20, 1)
     )
     assert found(large, ranges, tables) == [([0, 2, 4], 128), ([3, 5], 192 - SPLIT)]
@@ -54,7 +56,7 @@ def test_shared_prefixes_are_found_in_block_tables() -> None:
 @pytest.mark.parametrize("start", [63, 64, 65])
 def test_shared_prefix_ends_before_first_query(start: int) -> None:
     tables = np.tile(np.arange(1, 9, dtype=np.int32), (2, 1))
-    prefixes = SharedPrefixes(2, 16, SPLIT, ANY)
+    prefixes = SharedPrefixes(2, 16, SPLITS, ANY)
     expected = [([0, 1], 64)] if start >= 64 else []
     assert found(prefixes, decodes([0, 1], [start, 100]), tables) == expected
 
@@ -90,19 +92,25 @@ class Rows:
             self.rewrites[slot] += 1
 
 
-def longest(rows: Rows, slots: list[int], num_queries: list[int]) -> list[tuple[list[int], int]]:
+def longest(
+    rows: Rows, splits: SplitRule, slots: list[int], num_queries: list[int]
+) -> list[tuple[list[int], int]]:
     """Returns the prefixes by comparing all rows, block by block."""
     candidates = [
-        i for i, slot in enumerate(slots) if num_queries[i] == 1 and rows.starts[slot] >= SPLIT
+        i
+        for i, slot in enumerate(slots)
+        if num_queries[i] == 1 and rows.starts[slot] >= splits.least
     ]
+    of_slots = splits.split_tokens(np.array(rows.starts) + 1)
+    groups = [(int(rows.table[slots[i], 0]), int(of_slots[slots[i]])) for i in candidates]
     prefixes = []
-    for first in sorted({int(rows.table[slots[i], 0]) for i in candidates}):
-        members = [i for i in candidates if rows.table[slots[i], 0] == first]
+    for group in sorted(set(groups)):
+        members = [i for i, other in zip(candidates, groups, strict=True) if other == group]
         common = min(rows.starts[slots[i]] for i in members) // BLOCK_SIZE
         of_members = [rows.table[slots[i], :common].tolist() for i in members]
         equal = [len(set(blocks)) == 1 for blocks in zip(*of_members, strict=True)]
         num_blocks = [*equal, False].index(False)
-        num_tokens = num_blocks * BLOCK_SIZE // SPLIT * SPLIT
+        num_tokens = num_blocks * BLOCK_SIZE // group[1] * group[1]
         if len(members) > 1 and num_tokens:
             prefixes.append((members, num_tokens))
     return prefixes
@@ -121,9 +129,11 @@ STEPS = st.tuples(
 )
 
 
-@given(st.lists(STEPS, max_size=20))
-def test_prefixes_followed_equal_those_found_by_comparing_all(steps) -> None:  # type: ignore[no-untyped-def]
-    rows, prefixes = Rows(), SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY)
+@given(st.lists(STEPS, max_size=20), st.sampled_from([SPLITS, SplitRule(32, 6)]))
+def test_prefixes_followed_equal_those_found_by_comparing_all(  # type: ignore[no-untyped-def]
+    steps, splits: SplitRule
+) -> None:
+    rows, prefixes = Rows(), SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, splits, ANY)
     for changes, order, num_running, drafting, knows in steps:
         for change in changes:
             rows.change(*change)
@@ -133,7 +143,8 @@ def test_prefixes_followed_equal_those_found_by_comparing_all(steps) -> None:  #
             np.array(slots), np.array([rows.starts[s] for s in slots]), np.array(num_queries)
         )
         rewrites = rows.rewrites.copy() if knows else None
-        assert found(prefixes, ranges, rows.table, rewrites) == longest(rows, slots, num_queries)
+        expected = longest(rows, splits, slots, num_queries)
+        assert found(prefixes, ranges, rows.table, rewrites) == expected
 
 
 @pytest.fixture
@@ -145,7 +156,7 @@ def table() -> np.ndarray:
 
 
 def test_rows_of_unchanged_members_are_not_read_again(table: np.ndarray) -> None:
-    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY), np.zeros(NUM_SLOTS)
+    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLITS, ANY), np.zeros(NUM_SLOTS)
     step = decodes([*range(NUM_SLOTS)], [350] * NUM_SLOTS)
     expected = [([0, 1, 2], 320), ([3, 4, 5], 320)]
     assert found(prefixes, step, table, rewrites) == expected
@@ -156,7 +167,7 @@ def test_rows_of_unchanged_members_are_not_read_again(table: np.ndarray) -> None
 
 
 def test_member_that_joins_is_compared_with_leader_alone(table: np.ndarray) -> None:
-    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY), np.zeros(NUM_SLOTS)
+    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLITS, ANY), np.zeros(NUM_SLOTS)
     found(prefixes, decodes([0, 1, 3, 4, 5], [350] * 5), table, rewrites)
     table[2, 9] = 999
     table[[1, 3, 4, 5], 1:] = np.arange(4)[:, None]  # what is not read may be anything
@@ -167,7 +178,7 @@ def test_member_that_joins_is_compared_with_leader_alone(table: np.ndarray) -> N
 
 
 def test_equal_rows_are_compared_on_where_they_have_grown(table: np.ndarray) -> None:
-    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY), np.zeros(NUM_SLOTS)
+    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLITS, ANY), np.zeros(NUM_SLOTS)
     assert found(prefixes, decodes([0, 1], [200, 300]), table, rewrites) == [([0, 1], 192)]
     table[1, 1:12] = 0  # compared already
     assert found(prefixes, decodes([0, 1], [260, 360]), table, rewrites) == [([0, 1], 256)]
@@ -176,7 +187,7 @@ def test_equal_rows_are_compared_on_where_they_have_grown(table: np.ndarray) -> 
 
 def test_equal_rows_are_compared_no_further_than_their_group(table: np.ndarray) -> None:
     """A row of the short group has no block yet where one of the long group is compared."""
-    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY), np.zeros(NUM_SLOTS)
+    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLITS, ANY), np.zeros(NUM_SLOTS)
     filled, table[1, 8:] = table[1, 8:].copy(), 0
     short = decodes([0, 1, 3, 4], [130, 130, 350, 350])
     assert found(prefixes, short, table, rewrites) == [([0, 1], 128), ([2, 3], 320)]
@@ -186,7 +197,7 @@ def test_equal_rows_are_compared_no_further_than_their_group(table: np.ndarray) 
 
 
 def test_members_follow_sequences_to_other_rows_of_the_batch(table: np.ndarray) -> None:
-    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY), np.zeros(NUM_SLOTS)
+    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLITS, ANY), np.zeros(NUM_SLOTS)
     for slots, members in (([0, 3, 4, 5], [1, 2, 3]), ([3, 0, 4, 5], [0, 2, 3])):
         step = decodes(slots, [350] * 4)
         assert found(prefixes, step, table, rewrites) == [(members, 320)]
@@ -198,7 +209,7 @@ def test_members_follow_sequences_to_other_rows_of_the_batch(table: np.ndarray) 
 
 def test_rows_are_compared_anew_when_their_leader_is_gone(table: np.ndarray) -> None:
     """The leader's row differs early from all others, which share more once it is gone."""
-    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLIT, ANY), np.zeros(NUM_SLOTS)
+    prefixes, rewrites = SharedPrefixes(NUM_SLOTS, BLOCK_SIZE, SPLITS, ANY), np.zeros(NUM_SLOTS)
     table[0, 8:] = np.arange(900, 900 + MAX_BLOCKS - 8)
     assert found(prefixes, decodes([0, 1, 2], [350] * 3), table, rewrites) == [([0, 1, 2], 128)]
     assert found(prefixes, decodes([1, 2], [350] * 2), table, rewrites) == [([0, 1], 320)]

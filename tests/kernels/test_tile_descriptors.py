@@ -22,7 +22,7 @@ def describe(
     as `gap` between blocks."""
     gpu = GPUS[capability]
     query = dtype if dtype != FP8 else BF16
-    tiling = choose_tiling(head_dim, query, dtype, 2, 4096, gpu).prefill
+    tiling = choose_tiling(head_dim, query, dtype, 2, gpu).prefill
     width = 2 * 2 * block_size * head_dim + gap
     pool = torch.zeros(offset + 3 * width, dtype=torch.float32).to(dtype)[offset:].view(3, width)
     parts = pool[:, : width - gap].unflatten(1, (2, 2, block_size, head_dim))

@@ -82,10 +82,11 @@ class StaticTritonBatch:
         nothing = Ranges.of_batch(_NO_SLOTS, _NO_SLOTS, _NO_SLOTS)
         self._layout.write(staged, nothing, no_tables, max_rows)
         self._inputs = torch.from_numpy(staged).to(device, copy=True)
+        workspaces = _workspaces(kinds, device)
         self._work = {
             kind: _Work(
                 SplitArrays.view(self._inputs[place], inputs.capacity),
-                Workspace.allocate(inputs.max_partials, kind.num_heads, kind.head_dim, device),
+                workspaces[kind.num_heads, kind.head_dim],
             )
             for place, (kind, inputs) in zip(self._layout.places, kinds.items(), strict=True)
         }
@@ -96,9 +97,8 @@ class StaticTritonBatch:
     def fill(self, ragged: RaggedBatch, num_rows: int) -> StepForm | None:
         """Copies a step's decodes; rows from their tokens to `num_rows` become padding.
 
-        Returns None, and must not be replayed, if the plan exceeds its capacity: contexts that
-        share most of their blocks may add up to more than `CONTEXTS_PER_POOL` times the pool, and a
-        sequence may have more drafts than are attended as decodes.
+        Returns None, and must not be replayed, if a sequence has more drafts than are attended as
+        decodes.
         """
         tables = ragged.block_tables
         ranges = ragged.ranges
@@ -134,8 +134,19 @@ class StaticTritonBatch:
 
     def _work_of(self, kind: LayerKind, num_rows: int, form: Hashable) -> KindWork:
         work, capacity = self._work[kind], self._attention.capacity(kind, num_rows)
-        if form is StepForm.PLAIN or kind.window is not None:
+        if form is StepForm.PLAIN:
             capacity = replace(capacity, shared_items=0)
         splits = replace(work.splits, capacity=capacity)
         tiles = self._inputs.new_empty(0, TILE_FIELDS)
         return KindWork(AttentionArrays(splits, tiles), work.workspace)
+
+
+def _workspaces(
+    kinds: dict[LayerKind, KindInputs], device: torch.device
+) -> dict[tuple[int, int], Workspace]:
+    """Returns a workspace for each number and size of heads: layers run one after the other."""
+    sizes: dict[tuple[int, int], int] = {}
+    for kind, inputs in kinds.items():
+        heads = kind.num_heads, kind.head_dim
+        sizes[heads] = max(sizes.get(heads, 0), inputs.max_partials)
+    return {heads: Workspace.allocate(size, *heads, device) for heads, size in sizes.items()}

@@ -20,6 +20,7 @@ from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton_kernels.attention_plan import SharedPrefix
 from baton_kernels.cascade import SharedPrefixes, SharingCost
+from baton_kernels.split_rule import SplitRule
 
 # Two groups are merged when the padding this adds, in scores computed, costs less than a call.
 MERGE_WASTE = 1024
@@ -367,7 +368,8 @@ def _prefixes(ragged: RaggedBatch, table: TokenArray, layout: KvLayout) -> list[
         return []
     token_bytes = layout.block_bytes / size / len(layout.layers)
     cost = SharingCost(num_decodes, token_bytes, CASCADE_BYTES)  # all members read K and V once
-    return SharedPrefixes(len(table), size, size, cost).find(ragged.ranges, table)
+    splits = SplitRule.fixed(size)
+    return SharedPrefixes(len(table), size, splits, cost).find(ragged.ranges, table)
 
 
 def _groups(

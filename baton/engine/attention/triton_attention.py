@@ -37,10 +37,6 @@ from baton_kernels.tile_descriptors import describe_tiles
 # the time of the additional kernel launch that a shared prefix takes.
 LAUNCH_BYTES: Final = 16 * 2**20
 
-# How many times the pool's tokens the contexts of a recorded step may add up to, since sequences
-# share blocks. Partial results of the pool's tokens take group / (split_tokens * num_layers) of it.
-CONTEXTS_PER_POOL: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
@@ -118,6 +114,7 @@ class TritonAttention:
         """Takes the query heads of each layer as `num_heads`, and the `dtype` of queries."""
         self._cache = cache
         self.max_decode_tokens = max_decode_tokens
+        self._max_context = max_context + max_decode_tokens  # of a draft after the longest
         self.block_size = cache.layouts[0].block_size
         self.device = cache.pools[0].device
         self.kinds = [
@@ -130,7 +127,6 @@ class TritonAttention:
                 dtype,
                 cache.pools[kind.cache_group].dtype,
                 kind.num_kv_heads,
-                max_context,
                 gpu,
                 deterministic,
             )
@@ -205,7 +201,7 @@ class TritonAttention:
         a window."""
         return {
             kind: SharedPrefixes(
-                num_batch_slots, self.block_size, tiling.split_tokens, kind.sharing_cost(tiling)
+                num_batch_slots, self.block_size, tiling.splits, kind.sharing_cost(tiling)
             )
             for kind, tiling in self.tilings.items()
             if kind.window is None
@@ -217,9 +213,9 @@ class TritonAttention:
         tokens_per_item = tiling.decode.num_tokens(kind.group)
         return KindInputs(
             self.capacity(kind, num_tokens),
-            self.num_partials(kind, num_tokens),
+            num_tokens * self._max_splits(kind),
             max(tokens_per_item, self.max_decode_tokens),
-            tiling.split_tokens,
+            tiling.splits,
             tiling.decode.keys,
             tokens_per_item,
             kind.window,
@@ -231,22 +227,18 @@ class TritonAttention:
         return len(self._cache.pools)
 
     def capacity(self, kind: LayerKind, num_tokens: int) -> SplitCapacity:
-        """Returns the capacity for `num_tokens` of decodes. A sequence's context is split for each
-        program that holds some of its tokens."""
-        tokens_per_item = self.tilings[kind].decode.num_tokens(kind.group)
-        num_programs = -(-self.max_decode_tokens // tokens_per_item)
-        num_items = 2 * num_tokens + num_programs * self._num_splits(kind)
-        return SplitCapacity(num_items, num_items, num_tokens)
+        """Returns the capacity for `num_tokens` of decodes, whatever their contexts: it does not
+        depend on the pool, which is made after the memory of recorded steps was measured."""
+        num_items = num_tokens * self._max_splits(kind)
+        return SplitCapacity(num_items, num_items if kind.window is None else 0, num_tokens)
 
-    def num_partials(self, kind: LayerKind, num_tokens: int) -> int:
-        """Returns how many partial results a plan of that capacity has."""
-        return 2 * num_tokens + self.max_decode_tokens * self._num_splits(kind)
-
-    def _num_splits(self, kind: LayerKind) -> int:
-        """Returns the splits of the pool's tokens, as often as sequences may share them."""
-        num_tokens = self._cache.pools[kind.cache_group].num_blocks * self.block_size
-        num_times = CONTEXTS_PER_POOL if kind.window is None else 1
-        return num_times * num_tokens // self.tilings[kind].split_tokens
+    def _max_splits(self, kind: LayerKind) -> int:
+        """Returns the most splits of what a token sees."""
+        splits = self.tilings[kind].splits
+        if kind.window is None:
+            return splits.max_splits(self._max_context)
+        # The windows of a program's tokens begin at several places, the first within a split.
+        return splits.max_splits(min(kind.window, self._max_context)) + 2
 
     def blocks(self, index: int) -> CacheBlocks:
         """Returns the K and V blocks of a layer, for writing."""

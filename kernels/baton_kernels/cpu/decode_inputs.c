@@ -13,7 +13,8 @@
 typedef struct {
   int64_t num_items, num_shared_items, members, positions, first_slots, items, shared_items;
   int64_t max_items, max_shared_items, max_members, max_partials;
-  int64_t split_tokens, tile_keys;
+  int64_t least_split, most_splits;  // as those of `SplitRule`
+  int64_t tile_keys;
   int64_t members_per_shared_item;
   int64_t window;  // 0: none
 } Kind;
@@ -22,7 +23,7 @@ typedef struct {
 typedef struct {
   int64_t num_prefixes;
   const int64_t* sizes;       // [num_prefixes], members of each
-  const int64_t* num_tokens;  // [num_prefixes], multiples of the split
+  const int64_t* num_tokens;  // [num_prefixes], multiples of their members' split
   const int64_t* members;     // the decodes of all prefixes, one prefix after the other
 } Shared;
 
@@ -47,10 +48,19 @@ typedef struct {
   int64_t num_members, num_partials, num_items, num_shared_items;
 } Plan;
 
-// Adds a decode, whose first splits shared items cover. Returns whether its items fit.
+// Returns the tokens of a split of what a decode sees.
+static int64_t split_of(const Kind* kind, int64_t start) {
+  const int64_t seen = kind->window ? MIN(start + 1, kind->window) : start + 1;
+  int64_t split = kind->least_split;
+  while (split * kind->most_splits < seen) split *= 2;
+  return split;
+}
+
+// Adds a decode, whose first tokens shared items cover. Returns whether its items fit.
 static int add_member(const Kind* kind, Plan* plan, int64_t decode, int64_t batch_slot,
-                      int64_t start, int64_t num_covered) {
-  const int64_t split = kind->split_tokens, end = start + 1;
+                      int64_t start, int64_t num_shared_tokens) {
+  const int64_t split = split_of(kind, start), end = start + 1;
+  const int64_t num_covered = num_shared_tokens / split;
   const int64_t seen_begin = kind->window ? end - kind->window : 0;
   const int64_t begin = MAX(seen_begin, 0) / kind->tile_keys * kind->tile_keys;
   const int64_t first = MAX(seen_begin, 0) / split, num_splits = start / split + 1 - first;
@@ -69,14 +79,14 @@ static int add_member(const Kind* kind, Plan* plan, int64_t decode, int64_t batc
   return 1;
 }
 
-// Adds the items of a prefix of the next `size` members. Returns whether they fit.
+// Adds the items of a prefix of the next `size` members, with their split. Returns whether they fit.
 static int add_prefix(const Kind* kind, Plan* plan, int64_t batch_slot, int64_t size,
-                      int64_t num_splits) {
-  const int64_t step = kind->members_per_shared_item;
+                      int64_t num_tokens, int64_t split) {
+  const int64_t step = kind->members_per_shared_item, num_splits = num_tokens / split;
   if (plan->num_shared_items + num_splits * ((size + step - 1) / step) > kind->max_shared_items)
     return 0;
   for (int64_t slot = 0; slot < num_splits; slot++) {
-    const int64_t begin = slot * kind->split_tokens, end = begin + kind->split_tokens;
+    const int64_t begin = slot * split, end = begin + split;
     for (int64_t offset = 0; offset < size; offset += step)
       plan->shared_items[plan->num_shared_items++] =
           (SplitItem){plan->num_members + offset, MIN(size - offset, step), batch_slot, begin, end,
@@ -98,11 +108,12 @@ static int64_t pack_plan(const Kind* kind, const Shared* shared, const int64_t* 
   memset(is_added, 0, sizeof is_added);
   const int64_t* member = shared->members;
   for (int64_t i = 0; i < shared->num_prefixes; i++) {
-    const int64_t size = shared->sizes[i], num_splits = shared->num_tokens[i] / kind->split_tokens;
-    if (!add_prefix(kind, &plan, batch_slots[*member], size, num_splits)) return -1;
+    const int64_t size = shared->sizes[i], num_tokens = shared->num_tokens[i];
+    const int64_t split = split_of(kind, starts[*member]);
+    if (!add_prefix(kind, &plan, batch_slots[*member], size, num_tokens, split)) return -1;
     for (const int64_t* end = member + size; member < end; member++) {
       const int64_t decode = *member;
-      if (!add_member(kind, &plan, decode, batch_slots[decode], starts[decode], num_splits))
+      if (!add_member(kind, &plan, decode, batch_slots[decode], starts[decode], num_tokens))
         return -1;
       is_added[decode] = 1;
     }

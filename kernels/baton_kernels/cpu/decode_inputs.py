@@ -22,7 +22,7 @@ class _Kind(ctypes.Structure):
         for name in (
             *("num_items", "num_shared_items", "members", "positions", "first_slots", "items"),
             *("shared_items", "max_items", "max_shared_items", "max_members", "max_partials"),
-            *("split_tokens", "tile_keys", "members_per_shared_item", "window"),
+            *("least_split", "most_splits", "tile_keys", "members_per_shared_item", "window"),
         )
     )
 
@@ -151,7 +151,8 @@ def _kind(kind: KindInputs, place: slice) -> _Kind:
         max_shared_items=capacity.shared_items,
         max_members=capacity.members,
         max_partials=kind.max_partials,
-        split_tokens=kind.split_tokens,
+        least_split=kind.splits.least,
+        most_splits=kind.splits.most,
         tile_keys=kind.tile_keys,
         members_per_shared_item=kind.tokens_per_shared_item,
         window=kind.window or 0,

@@ -65,7 +65,6 @@ def tiling_of(case: Case, deterministic: bool = False) -> AttentionTiling:
         case.query.dtype,
         case.kv.keys.dtype,
         case.kv.num_kv_heads,
-        32768,
         Gpu.of(case.query.device),
         deterministic,
     )
@@ -108,8 +107,8 @@ def test_prefill_is_bitwise_same_by_descriptors(gpu: torch.device, case: dict[st
     gathered = large_case(gpu, [0, 2000, 5, 700], [1100, 333, 300, 1], **shape)
     tiling = tiling_of(gathered, bool(case["deterministic"]))
     described = by_descriptors(gathered, tiling.prefill, Gpu.of(gpu))
-    out = prefill(described, tiling.prefill, tiling.prefill_split)
-    assert torch.equal(out, prefill(gathered, tiling.prefill, tiling.prefill_split))
+    out = prefill(described, tiling.prefill, tiling.prefill_splits)
+    assert torch.equal(out, prefill(gathered, tiling.prefill, tiling.prefill_splits))
     described.check(out)
 
 
@@ -143,8 +142,8 @@ def test_deterministic_attention_is_same_for_any_chunking(
     assert torch.equal(attend(single, tiling), whole)
     for _ in range(3):
         assert torch.equal(attend(batch.of(cut_at_random(batch.ranges)), tiling), whole)
-    assert torch.equal(prefill(single, tiling.prefill, tiling.split_tokens), whole)
-    assert torch.equal(decode(batch, tiling.decode, tiling.split_tokens), whole)
+    assert torch.equal(prefill(single, tiling.prefill, tiling.splits), whole)
+    assert torch.equal(decode(batch, tiling.decode, tiling.splits), whole)
 
 
 @TYPES
@@ -176,7 +175,7 @@ def test_captured_decode_graph_replays_plans_of_any_size(gpu: torch.device) -> N
         running = case.of(case.ranges[np.arange(num_running)])
         plan = plan_splits(
             running.ranges,
-            tiling.split_tokens,
+            tiling.splits,
             tiling.decode.keys,
             tiling.decode.num_tokens(case.group),
         )

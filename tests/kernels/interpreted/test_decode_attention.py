@@ -12,6 +12,7 @@ from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.attention_tiling import AttentionTiling, Tiling, choose_tiling
 from baton_kernels.paged_attention import plan_attention
 from baton_kernels.paged_decode import paged_decode
+from baton_kernels.split_rule import SplitRule
 from tests.support.kernels.attention_cases import (
     attend,
     decode,
@@ -23,7 +24,7 @@ from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 from tests.support.kernels.interpreter import compute_rows_alike
 
 TILING = Tiling(16, 32, 4, 2)
-SPLIT = 64
+SPLITS = SplitRule(64, 2)
 # One token in all, one before a block is full, a full one, one behind; a split's edge; no sequence.
 CONTEXTS, NUM_QUERIES = (0, 14, 15, 16, 63, 64, 3, 150), (1, 1, 1, 1, 1, 1, 0, 1)
 CASES = pairwise(
@@ -42,21 +43,21 @@ CASES = pairwise(
 @each_case(CASES, num_quick=6)
 def test_decode_attention_matches_float64_for_one_token_each(case: dict) -> None:
     batch = make_case(CONTEXTS, NUM_QUERIES, **case)
-    batch.check(decode(batch, TILING, SPLIT))
+    batch.check(decode(batch, TILING, SPLITS))
 
 
 @pytest.mark.parametrize("group", [1, 3, 16])
 def test_decode_attention_is_causal_among_tokens_of_sequence(group: int) -> None:
     case = make_case((0, 15, 60, 100), (5, 3, 6, 1), group=group, num_kv_heads=1, window=21)
-    case.check(decode(case, TILING, SPLIT))
+    case.check(decode(case, TILING, SPLITS))
 
 
 def test_decode_attention_is_batch_invariant() -> None:
     case = make_case((5, 150, 70, 64), (1, 3, 1, 1), softcap=4.0, has_sinks=True)
-    together = decode(case, TILING, SPLIT)
+    together = decode(case, TILING, SPLITS)
     for i in range(len(case.ranges)):
         range_ = case.ranges[i : i + 1]
-        alone = decode(case.of(range_), TILING, SPLIT)
+        alone = decode(case.of(range_), TILING, SPLITS)
         tokens = slice(range_.first_tokens[0], range_.first_tokens[0] + range_.num_queries[0])
         assert torch.equal(alone[tokens], together[tokens])
 
@@ -65,11 +66,11 @@ def test_decode_attention_is_batch_invariant() -> None:
 def test_drafts_are_attended_as_if_decoded_one_by_one(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
-    """Though a program holds 4 of the tokens of a sequence; two drafts begin a split."""
+    """Though a program holds 4 of the tokens of a sequence, of which one has longer splits."""
     compute_rows_alike(monkeypatch)
-    case = make_case((5, 150, 62, 70), (1, 9, 5, 2), group=4, num_kv_heads=1, window=window)
+    case = make_case((5, 123, 62, 70), (1, 9, 5, 2), group=4, num_kv_heads=1, window=window)
     prefill = replace(TILING, rows=64)
-    tiling = AttentionTiling(TILING, TILING, prefill, SPLIT, merges_in_prefill=False)
+    tiling = AttentionTiling(TILING, TILING, prefill, SPLITS, merges_in_prefill=False)
     plan = plan_attention(case.ranges, case.group, tiling, window, max_decode_tokens=9)
     assert not len(plan.tiles)
     one_by_one = attend(case.of(every_token(case)), tiling)
@@ -79,34 +80,34 @@ def test_drafts_are_attended_as_if_decoded_one_by_one(
 def test_decode_attention_leaves_tokens_outside_plan() -> None:
     case = make_case((5, 20, 70), (1, 1, 1))
     some = case.of(case.ranges[np.array([0, 2])])
-    out = decode(some, TILING, SPLIT)
+    out = decode(some, TILING, SPLITS)
     assert out[1].isnan().all()
-    assert torch.equal(out[[0, 2]], decode(case, TILING, SPLIT)[[0, 2]])
+    assert torch.equal(out[[0, 2]], decode(case, TILING, SPLITS)[[0, 2]])
 
 
 def test_decode_attention_zeroes_unused_room_of_plan() -> None:
     case = make_case((5, 100, 0, 0), (1, 1, 1, 1))
     ranges = case.ranges[:2]
-    plan = plan_splits(ranges, SPLIT, TILING.keys, TILING.num_tokens(case.group))
+    plan = plan_splits(ranges, SPLITS, TILING.keys, TILING.num_tokens(case.group))
     capacity = SplitCapacity(items=20, shared_items=3, members=4)
     arrays = SplitArrays.view(torch.from_numpy(pack(plan, capacity)), capacity)
     out, workspace = case.poisoned_out(), poisoned_workspace(case, 20)
     arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
     paged_decode(*arguments, TILING, TILING)
-    assert torch.equal(out[:2], decode(case.of(ranges), TILING, SPLIT)[:2])
+    assert torch.equal(out[:2], decode(case.of(ranges), TILING, SPLITS)[:2])
     assert not out[2:].any()
 
 
 def test_decode_attention_launches_nothing_for_empty_batch() -> None:
     case = make_case((5, 9), (1, 1))
-    assert decode(case.of(case.ranges[:0]), TILING, SPLIT).isnan().all()
+    assert decode(case.of(case.ranges[:0]), TILING, SPLITS).isnan().all()
 
 
 def test_decode_attention_gives_zero_when_sinks_dominate() -> None:
     case = make_case((40,), (1,), has_sinks=True)
     assert case.rule.sinks is not None
     case.rule.sinks.fill_(200.0)
-    assert decode(case, TILING, SPLIT).abs().max() < 1e-30
+    assert decode(case, TILING, SPLITS).abs().max() < 1e-30
 
 
 @pytest.mark.parametrize("chosen", [(64, torch.bfloat16), (128, torch.float16)], ids=str)
@@ -114,14 +115,14 @@ def test_decode_attention_matches_float64_with_chosen_tiling(
     chosen: tuple[int, torch.dtype],
 ) -> None:
     head_dim, dtype = chosen
-    tiling = choose_tiling(head_dim, dtype, dtype, num_kv_heads=1, max_context=4096)
+    tiling = choose_tiling(head_dim, dtype, dtype, num_kv_heads=1)
     case = make_case((600, 255, 3), (1, 1, 2), dtype, head_dim, group=4, num_kv_heads=1)
-    case.check(decode(case, tiling.decode, tiling.split_tokens))
+    case.check(decode(case, tiling.decode, tiling.splits))
 
 
 def test_attention_refuses_unsupported_model_shape_or_dtype() -> None:
     def run(**changes: object) -> None:
-        decode(replace(make_case((5,), (1,)), **changes), TILING, SPLIT)
+        decode(replace(make_case((5,), (1,)), **changes), TILING, SPLITS)
 
     case = make_case((5,), (1,))
     with pytest.raises(
@@ -159,7 +160,7 @@ def test_attention_refuses_unsupported_model_shape_or_dtype() -> None:
 
 
 def test_pack_refuses_plan_larger_than_capacity() -> None:
-    plan = plan_splits(make_case((5,), (1,)).ranges, SPLIT, 32, 8)
+    plan = plan_splits(make_case((5,), (1,)).ranges, SPLITS, 32, 8)
     with pytest.raises(
         ValueError, match=r"items=1, .* more than .*items=0, .* capture a larger one"
     ):

@@ -7,6 +7,7 @@ import torch
 from baton_kernels.attention_inputs import HEAD_DIMS
 from baton_kernels.attention_tiling import Tiling, choose_tiling
 from baton_kernels.gpu import GPUS
+from baton_kernels.split_rule import SplitRule
 from tests.support.kernels.attention_cases import Case, attend, make_case, prefill
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 
@@ -22,15 +23,15 @@ CASES = pairwise(
     softcap=(None, 4.0),
     has_sinks=(False, True),
     is_fp8=(False, True),
-    split_tokens=(None, 32),
+    splits=(None, SplitRule.fixed(32), SplitRule(32, 1)),
 )
 
 
 @each_case(CASES, num_quick=6)
 def test_prefill_attention_matches_float64_for_prompt_chunks(case: dict) -> None:
-    shape = {name: case[name] for name in case if name != "split_tokens"}
+    shape = {name: case[name] for name in case if name != "splits"}
     batch = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape)
-    batch.check(prefill(batch, TILING, case["split_tokens"]))
+    batch.check(prefill(batch, TILING, case["splits"]))
 
 
 # Images in the middle of a chunk, begun before it, two side by side, and up to its last token.
@@ -46,16 +47,16 @@ def _with_images(case: Case) -> Case:
 
 @each_case(CASES, num_quick=6)
 def test_prefill_attention_sees_whole_images(case: dict) -> None:
-    shape = {name: case[name] for name in case if name != "split_tokens"}
+    shape = {name: case[name] for name in case if name != "splits"}
     batch = _with_images(make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape))
-    batch.check(prefill(batch, TILING, case["split_tokens"]))
+    batch.check(prefill(batch, TILING, case["splits"]))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("window", [None, 7])
 def test_attention_serves_images_beside_decodes(window: int | None, deterministic: bool) -> None:
     case = _with_images(make_case(CONTEXTS, NUM_QUERIES, torch.float32, 64, 4, 1, window=window))
-    tiling = choose_tiling(64, torch.float32, torch.float32, 1, 4096, GPUS[90], deterministic)
+    tiling = choose_tiling(64, torch.float32, torch.float32, 1, GPUS[90], deterministic)
     case.check(attend(case, tiling, max_decode_tokens=4))
 
 
@@ -86,5 +87,5 @@ def test_attention_serves_ragged_batch_of_prefills_and_decodes(
     dtype: torch.dtype, head_dim: int, target: int, deterministic: bool
 ) -> None:
     case = make_case((0, 300, 17, 600, 0, 2), (200, 1, 4, 33, 1, 0), dtype, head_dim, 4, 1)
-    tiling = choose_tiling(head_dim, dtype, dtype, 1, 4096, GPUS[target], deterministic)
+    tiling = choose_tiling(head_dim, dtype, dtype, 1, GPUS[target], deterministic)
     case.check(attend(case, tiling))

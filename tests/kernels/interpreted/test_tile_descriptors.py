@@ -7,6 +7,7 @@ import torch
 
 from baton_kernels.attention_inputs import HEAD_DIMS
 from baton_kernels.attention_tiling import Tiling
+from baton_kernels.split_rule import SplitRule
 from tests.support.kernels.attention_cases import by_descriptors, make_case, prefill
 from tests.support.kernels.comparison import each_case, pairwise
 
@@ -23,18 +24,18 @@ CASES = pairwise(
     softcap=(None, 4.0),
     has_sinks=(False, True),
     is_fp8=(False, True),
-    split_tokens=(None, 128),
+    splits=(None, SplitRule(128, 2)),
 )
 
 
 @each_case(CASES, num_quick=6)
 def test_prefill_is_bitwise_same_by_descriptors(case: dict) -> None:
     """What a block holds after its last token is NaN."""
-    shape = {name: case[name] for name in case if name != "split_tokens"}
+    shape = {name: case[name] for name in case if name != "splits"}
     gathered = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=2, **shape)
     described = by_descriptors(gathered, TILING)
-    out = prefill(described, TILING, case["split_tokens"])
-    assert torch.equal(out, prefill(gathered, TILING, case["split_tokens"]))
+    out = prefill(described, TILING, case["splits"])
+    assert torch.equal(out, prefill(gathered, TILING, case["splits"]))
     described.check(out)
 
 

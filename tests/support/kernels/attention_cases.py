@@ -20,6 +20,7 @@ from baton_kernels.gpu import H100, Gpu
 from baton_kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
 from baton_kernels.paged_decode import Workspace, paged_decode
 from baton_kernels.paged_prefill import paged_prefill
+from baton_kernels.split_rule import SplitRule
 from baton_kernels.tile_descriptors import describe_tiles
 from tests.support.kernels.comparison import apart, assert_close, poisoned, random
 
@@ -110,23 +111,23 @@ def make_case(
 def decode(
     case: Case,
     tiling: Tiling,
-    split_tokens: int,
+    splits: SplitRule,
     shared_tiling: Tiling | None = None,
     **plan: object,
 ) -> torch.Tensor:
     """By `paged_decode` alone, however many tokens a sequence has."""
     query, shared_tiling = case.query, shared_tiling or tiling
-    splits = plan_splits(
+    split_plan = plan_splits(
         case.ranges,
-        split_tokens,
+        splits,
         tiling.keys,
         tiling.num_tokens(case.group),
         case.rule.window,
         tokens_per_shared_item=shared_tiling.num_tokens(case.group),
         **plan,
     )
-    arrays = SplitArrays.of(splits, query.device)
-    workspace = poisoned_workspace(case, splits.num_slots)
+    arrays = SplitArrays.of(split_plan, query.device)
+    workspace = poisoned_workspace(case, split_plan.num_slots)
     out = case.poisoned_out()
     paged_decode(
         query, out, case.kv, case.rule, case.tables, arrays, workspace, tiling, shared_tiling
@@ -134,11 +135,13 @@ def decode(
     return out
 
 
-def prefill(case: Case, tiling: Tiling, split_tokens: int | None = None) -> torch.Tensor:
+def prefill(case: Case, tiling: Tiling, splits: SplitRule | None = None) -> torch.Tensor:
     """By `paged_prefill` alone, however few tokens a sequence has."""
-    tiles = torch.from_numpy(plan_tiles(case.ranges, tiling.num_tokens(case.group)))
-    tiles, out = tiles.to(case.query.device), case.poisoned_out()
-    paged_prefill(case.query, out, case.kv, case.rule, case.tables, tiles, tiling, split_tokens)
+    tokens_per_tile = tiling.num_tokens(case.group)
+    plan = plan_tiles(case.ranges, tokens_per_tile, splits, case.rule.window)
+    tiles, out = torch.from_numpy(plan).to(case.query.device), case.poisoned_out()
+    arguments = (case.query, out, case.kv, case.rule, case.tables, tiles, tiling)
+    paged_prefill(*arguments, merges=splits is not None)
     return out
 
 
