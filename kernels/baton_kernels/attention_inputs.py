@@ -1,5 +1,6 @@
 """Inputs of the attention kernels beside the queries, and their validation."""
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,8 @@ _CACHE_DTYPES: Final = (*FLOATS, torch.float8_e4m3fn)
 
 @dataclass(frozen=True, slots=True)
 class PagedKv:
-    """Paged K and V of one layer, as strided views of the whole pool.
+    """Paged K and V of one layer, as strided views of the whole pool. Raises `ValueError` for those
+    that no kernel supports.
 
     Attributes:
         keys, values: `[num_blocks, num_kv_heads, block_size, head_dim]`, blocks and heads strided
@@ -39,6 +41,18 @@ class PagedKv:
     value_scales: torch.Tensor | None = None
     descriptors: TileDescriptors | None = None
 
+    def __post_init__(self) -> None:
+        check_dtype("the KV cache", self.keys, *_CACHE_DTYPES)
+        check_dtype("values", self.values, self.keys.dtype)
+        check_fp8(self.keys)
+        check_shape("values", self.values, tuple(self.keys.shape))
+        check_pool_views(self.keys, self.values)
+        for name, scales in (("key_scales", self.key_scales), ("value_scales", self.value_scales)):
+            if scales is not None:
+                check_shape(name, scales, (self.num_kv_heads,))
+                check_dtype(name, scales, torch.float32)
+                check_packed(name, scales)
+
     @property
     def num_kv_heads(self) -> int:
         return self.keys.shape[1]
@@ -54,7 +68,7 @@ class PagedKv:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule:
-    """Rule by which attention scores become weights.
+    """Rule by which attention scores become weights. Raises `ValueError` for values without sense.
 
     Attributes:
         scale: factor of the scores, above 0.
@@ -68,25 +82,39 @@ class ScoreRule:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale is {self.scale}; must be above 0")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}; must be at least 1, or None to see all")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap is {self.softcap}; must be above 0, or None for no cap")
+        if self.sinks is not None:
+            check_packed("sinks", self.sinks)
+
 
 def check_inputs(
     query: torch.Tensor, out: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor
 ) -> None:
-    """Raises `ValueError` for inputs that the kernels do not support."""
-    check_model(query.shape[1], kv.num_kv_heads, kv.head_dim)
-    check_shape("query", query, (*query.shape[:2], kv.head_dim))
-    check_shape("out", out, tuple(query.shape))
+    """Raises `ValueError` for inputs that the kernels do not support together."""
+    num_tokens, num_heads, _ = query.shape
+    check_model(num_heads, kv.num_kv_heads, kv.head_dim)
+    check_shape("query", query, (num_tokens, num_heads, kv.head_dim))
+    check_shape("out", out, query.shape)
     check_dtype("query", query, *FLOATS)
     check_dtype("out", out, query.dtype)
-    for name, tensor in (("query", query), ("out", out)):
-        check_packed(name, tensor, 2)
-    check_shape("block tables", tables, (*tables.shape[:1], *tables.shape[1:2]))
+    check_packed("query", query, 2)
+    check_packed("out", out, 2)
+    check_shape("block tables", tables, tables.shape[:2])
     check_dtype("block tables", tables, torch.int32)
     check_packed("block tables", tables)
-    _check_cache(query, kv)
-    _check_rule(query, rule)
+    if kv.keys.dtype != torch.float8_e4m3fn:
+        check_dtype("the KV cache", kv.keys, query.dtype)
+    if rule.sinks is not None:
+        check_shape("sinks", rule.sinks, (num_heads,))
 
 
+@functools.cache
 def check_model(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     """Raises `ValueError` for heads of a model that no attention kernel supports."""
     if head_dim not in HEAD_DIMS:
@@ -100,33 +128,6 @@ def check_model(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
             f"{num_heads} query heads over {num_kv_heads} KV heads have no attention kernel; there "
             f"may be 1 to {MAX_GROUP} for each: use the torch attention for this model"
         )
-
-
-def _check_cache(query: torch.Tensor, kv: PagedKv) -> None:
-    check_dtype("the KV cache", kv.keys, *_CACHE_DTYPES)
-    check_dtype("values", kv.values, kv.keys.dtype)
-    if kv.keys.dtype != torch.float8_e4m3fn:
-        check_dtype("the KV cache", kv.keys, query.dtype)
-    check_fp8(kv.keys)
-    check_shape("values", kv.values, tuple(kv.keys.shape))
-    check_pool_views(kv.keys, kv.values)
-    for name, scales in (("key_scales", kv.key_scales), ("value_scales", kv.value_scales)):
-        if scales is not None:
-            check_shape(name, scales, (kv.num_kv_heads,))
-            check_dtype(name, scales, torch.float32)
-            check_packed(name, scales)
-
-
-def _check_rule(query: torch.Tensor, rule: ScoreRule) -> None:
-    if not rule.scale > 0:
-        raise ValueError(f"scale is {rule.scale}; must be above 0")
-    if rule.window is not None and rule.window < 1:
-        raise ValueError(f"window is {rule.window}; must be at least 1, or None to see all")
-    if rule.softcap is not None and not rule.softcap > 0:
-        raise ValueError(f"softcap is {rule.softcap}; must be above 0, or None for no cap")
-    if rule.sinks is not None:
-        check_shape("sinks", rule.sinks, (query.shape[1],))
-        check_packed("sinks", rule.sinks)
 
 
 def _listed(values: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ batch, so that no result depends on the batch's other sequences.
 With these sizes every variant compiles without register spills (`baton_kernels.compile` reports
 them), and K and V of two tiles are loaded while one is computed."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -167,5 +168,6 @@ def _fitting(
     return replace(tiling, num_stages=min(tiling.num_stages, 2 * num_tiles + 1))
 
 
+@functools.cache
 def tile_dim(head_dim: int) -> int:
     return int(triton.next_power_of_2(head_dim))

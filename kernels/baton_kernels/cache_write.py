@@ -5,6 +5,8 @@ padding rows, for which nothing is written. In an fp8 (e4m3) cache a number is s
 scale of its KV head. `rotary` applies the rotary embedding and writes in one pass.
 """
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +36,8 @@ _LARGEST = tl.constexpr(FP8_LARGEST)
 
 @dataclass(frozen=True, slots=True)
 class CacheBlocks:
-    """K and V blocks of one layer, as views of the pool that owns them.
+    """K and V blocks of one layer, as views of the pool that owns them. Raises `ValueError` for
+    those that no kernel supports.
 
     Attributes:
         key: `[num_blocks, num_kv_heads, block_size, key_head_dim]`; blocks and heads are strided,
@@ -48,6 +51,28 @@ class CacheBlocks:
     value: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, blocks in (("key", self.key), ("value", self.value)):
+            check_dtype(f"cache.{name}", blocks, *TRITON_TYPES)
+            if blocks.ndim != 4 or not blocks.shape[2]:
+                raise ValueError(
+                    f"cache.{name} has shape {tuple(blocks.shape)}; must have [num_blocks, "
+                    "num_kv_heads, block_size, head_dim]"
+                )
+        if self.key.shape[2] != self.value.shape[2]:
+            raise ValueError(
+                f"cache has blocks of {self.key.shape[2]} tokens for K and "
+                f"{self.value.shape[2]} for V"
+            )
+        check_pool_views(self.key, self.value)
+        check_fp8(self.key)
+        for name, scales in (("key_scales", self.key_scales), ("value_scales", self.value_scales)):
+            _check_scales(f"cache.{name}", scales, self.key.dtype, self.key.shape[1])
+
+    @property
+    def block_size(self) -> int:
+        return self.key.shape[2]
 
 
 @triton.jit
@@ -129,13 +154,13 @@ def write_kv(
     """
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[-1]
-    block_size = check_cache(key, value, cache, slots)
+    check_cache(key, value, cache, slots)
     if num_tokens:
         _write_kernel[(num_tokens, triton.cdiv(num_heads, HEADS_PER_PROGRAM))](
             key, value, key.stride(0), value.stride(0),
             cache.key, cache.value, *cache.key.stride()[:2],
             *scales_of(cache), slots,
-            **_constants(num_heads, key_dim, value_dim, block_size),
+            **_constants(num_heads, key_dim, value_dim, cache.block_size),
             num_warps=_NUM_WARPS,
             enable_fp_fusion=FP_FUSION,
         )  # fmt: skip
@@ -143,26 +168,17 @@ def write_kv(
 
 def check_cache(
     key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
-) -> int:
-    """Returns the block size. Raises `ValueError` if tokens and cache do not fit each other."""
+) -> None:
+    """Raises `ValueError` if tokens and cache do not fit each other."""
     num_tokens, num_heads, _ = key.shape
     check_shape("value", value, (num_tokens, num_heads, value.shape[-1]))
     check_shape("slots", slots, (num_tokens,))
     check_packed("slots", slots)
     check_dtype("slots", slots, torch.int32, torch.int64)
-    sizes = []
     for name, rows, blocks in (("key", key, cache.key), ("value", value, cache.value)):
         check_dtype(name, rows, *FLOATS)
         check_packed(name, rows, 2)
-        check_dtype(f"cache.{name}", blocks, *TRITON_TYPES)
-        sizes.append(_block_size(name, rows, blocks))
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"cache has blocks of {sizes[0]} tokens for K and {sizes[1]} for V")
-    check_pool_views(cache.key, cache.value)
-    check_fp8(cache.key)
-    for name, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
-        _check_scales(f"cache.{name}", scales, cache.key.dtype, num_heads)
-    return sizes[0]
+        _check_heads(name, rows, blocks)
 
 
 def scales_of(cache: CacheBlocks) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,8 +192,8 @@ def reference_write_kv(
     key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
 ) -> None:
     """Computes `write_kv` in torch."""
-    block_size = check_cache(key, value, cache, slots)
-    places = slots.long()
+    check_cache(key, value, cache, slots)
+    places, block_size = slots.long(), cache.block_size
     is_real = places >= block_size
     blocks, offsets = places[is_real] // block_size, places[is_real] % block_size
     for rows, pool, scales in (
@@ -191,14 +207,13 @@ def reference_write_kv(
             pool[block, :, offset] = tokens.to(pool.dtype)
 
 
-def _block_size(name: str, rows: torch.Tensor, blocks: torch.Tensor) -> int:
-    _, num_heads, head_dim = rows.shape
-    if blocks.ndim != 4 or not blocks.shape[2] or blocks.shape[1::2] != (num_heads, head_dim):
+def _check_heads(name: str, rows: torch.Tensor, blocks: torch.Tensor) -> None:
+    num_heads, head_dim = rows.shape[1:]
+    if blocks.shape[1::2] != rows.shape[1:]:
         raise ValueError(
             f"cache.{name} has shape {tuple(blocks.shape)}; must have [num_blocks, {num_heads}, "
             f"block_size, {head_dim}], since {name} has {num_heads} heads of {head_dim}"
         )
-    return blocks.shape[2]
 
 
 def _check_scales(
@@ -215,7 +230,8 @@ def _check_scales(
     check_packed(name, scales)
 
 
-def _constants(num_heads: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, Any]:
+@functools.cache
+def _constants(num_heads: int, key_dim: int, value_dim: int, block_size: int) -> Mapping[str, Any]:
     return {
         "NUM_HEADS": num_heads,
         "KEY_DIM": key_dim,
@@ -230,7 +246,7 @@ def _constants(num_heads: int, key_dim: int, value_dim: int, block_size: int) ->
 def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Variant:
     rows, cache = TRITON_TYPES[dtype], TRITON_TYPES[cache_dtype]
     scales = "*fp32" if cache_dtype == torch.float8_e4m3fn else f"*{cache}"
-    constants = _constants(8, head_dim, head_dim, 16)
+    constants = dict(_constants(8, head_dim, head_dim, 16))
     strides = ("key_stride", "value_stride", "block_stride", "head_stride")
     return Variant(
         name=f"write_kv {rows} to {cache} {head_dim}",

@@ -1,7 +1,8 @@
 """Argument checks that all kernel launchers share, and differences in Triton's interpreter.
 
 Launchers run on the current device and stream, never synchronize, allocate their results and
-scratch, and raise `ValueError` with a sentence that names the value and says what to do.
+scratch, and raise `ValueError` with a sentence that names the value and says what to do. What is
+the same in every step (a layer's cache, rule and tables) is checked once, as it is put together.
 """
 
 import functools
@@ -40,7 +41,7 @@ def host_runs_kernels() -> bool:
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raises `ValueError` unless the tensor has `shape`."""
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; must have {shape}")
 
 
@@ -52,6 +53,8 @@ def check_dtype(name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
 
 def check_packed(name: str, tensor: torch.Tensor, num_dims: int = 1) -> None:
     """Raises `ValueError` unless the last `num_dims` dimensions are contiguous in memory."""
+    if tensor.is_contiguous():
+        return
     expected = 1
     for size, stride in zip(tensor.shape[::-1], tensor.stride()[::-1], strict=True):
         if not num_dims:

@@ -94,6 +94,10 @@ def paged_attention(
 ) -> None:
     """Writes the output of all tokens of the plan into `out`; their K and V must already be in the
     cache. See `paged_decode` and `paged_prefill`."""
-    paged_decode(query, out, kv, rule, tables, plan.splits, workspace, tiling.decode, tiling.shared)
-    merges = tiling.merges_in_prefill
-    paged_prefill(query, out, kv, rule, tables, plan.tiles, tiling.prefill, merges=merges)
+    if plan.splits.capacity.members:
+        paged_decode(
+            query, out, kv, rule, tables, plan.splits, workspace, tiling.decode, tiling.shared
+        )
+    if len(plan.tiles):
+        merges = tiling.merges_in_prefill
+        paged_prefill(query, out, kv, rule, tables, plan.tiles, tiling.prefill, merges=merges)

@@ -228,8 +228,7 @@ def paged_decode(
 
 
 def check_workspace(workspace: Workspace, num_heads: int, head_dim: int) -> None:
-    num_slots = len(workspace.acc)
-    check_shape("workspace.acc", workspace.acc, (num_slots, num_heads, head_dim))
+    check_shape("workspace.acc", workspace.acc, (len(workspace.acc), num_heads, head_dim))
     check_packed("workspace.acc", workspace.acc, 3)
 
 

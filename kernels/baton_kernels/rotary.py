@@ -5,6 +5,8 @@ rotation, and the cache write. Each number is read and written once. Slots and t
 pool are as in `cache_write`.
 """
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +33,7 @@ FP_FUSION: Final = True
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of all positions.
+    """Rotary embedding of all positions. Raises `ValueError` for a table of another shape.
 
     Attributes:
         table: `[max_len, 2, rotary_dim / 2]` of any float type: cosines, then sines, of each pair.
@@ -42,6 +44,18 @@ class Rotation:
     table: torch.Tensor
     is_adjacent: bool = False
 
+    def __post_init__(self) -> None:
+        if self.table.ndim != 3 or self.table.shape[1] != 2 or not self.table.shape[2]:
+            raise ValueError(
+                f"rotation.table has shape {tuple(self.table.shape)}; must have [max_len, 2, "
+                "rotary_dim / 2]"
+            )
+        check_packed("rotation.table", self.table, 3)
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * self.table.shape[2]
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
@@ -50,6 +64,11 @@ class HeadNorms:
     query: torch.Tensor
     key: torch.Tensor
     eps: float
+
+    def __post_init__(self) -> None:
+        for name, weight in (("query", self.query), ("key", self.key)):
+            check_shape(f"norms.{name}", weight, self.query.shape[:1])
+            check_packed(f"norms.{name}", weight)
 
 
 @triton.jit
@@ -154,23 +173,24 @@ def rotate_and_write(
     """
     if query_out is None:
         query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    block_size = check_cache(key, value, cache, slots)
+    check_cache(key, value, cache, slots)
     _check(query, key, value, positions, rotation, norms, query_out)
     num_tokens, num_heads, head_dim = query.shape
-    rotary_dim = 2 * rotation.table.shape[-1]
-    constants = _constants(num_heads, key.shape[1], head_dim, rotary_dim, block_size)
-    constants |= {"IS_ADJACENT": rotation.is_adjacent, "HAS_NORM": norms is not None}
+    constants = _constants(num_heads, key.shape[1], head_dim, rotation.rotary_dim, cache.block_size)
     programs_of = constants["BLOCK_HEADS"]
     num_programs = triton.cdiv(num_heads, programs_of) + triton.cdiv(key.shape[1], programs_of)
-    head_norms = norms or HeadNorms(query, key, 0.0)  # read only with `HAS_NORM`
+    # Those of no norm are not read.
+    head_norms = (query, key, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
     if num_tokens:
         _rotate_and_write_kernel[(num_tokens, num_programs)](
             query, key, value, query.stride(0), key.stride(0), value.stride(0),
             query_out, query_out.stride(0),
             cache.key, cache.value, *cache.key.stride()[:2],
             *scales_of(cache), slots, positions, rotation.table,
-            head_norms.query, head_norms.key, head_norms.eps,
+            *head_norms,
             **constants,
+            IS_ADJACENT=rotation.is_adjacent,
+            HAS_NORM=norms is not None,
             num_warps=_num_warps(constants),
             enable_fp_fusion=FP_FUSION,
         )  # fmt: skip
@@ -219,21 +239,19 @@ def _check(
     check_shape("positions", positions, (num_tokens,))
     check_dtype("positions", positions, torch.int32, torch.int64)
     check_packed("positions", positions)
-    check_packed("rotation.table", rotation.table, 3)
-    half = rotation.table.shape[-1]
-    if rotation.table.ndim != 3 or rotation.table.shape[1] != 2 or not 0 < 2 * half <= head_dim:
+    if rotation.rotary_dim > head_dim:
         raise ValueError(
             f"rotation.table has shape {tuple(rotation.table.shape)}; must have [max_len, 2, "
             f"rotary_dim / 2] with a rotary_dim of at most the head size, {head_dim}"
         )
-    for name, weight in (("query", norms.query), ("key", norms.key)) if norms else ():
-        check_shape(f"norms.{name}", weight, (head_dim,))
-        check_packed(f"norms.{name}", weight)
+    if norms is not None:
+        check_shape("norms.query", norms.query, (head_dim,))
 
 
+@functools.cache
 def _constants(
     num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     return {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -247,7 +265,7 @@ def _constants(
     }
 
 
-def _num_warps(constants: dict[str, Any]) -> int:
+def _num_warps(constants: Mapping[str, Any]) -> int:
     """Returns so few warps that no two threads read the same number: Q may be rotated in place."""
     return 2 if constants["BLOCK_HEADS"] * constants["BLOCK_PAIRS"] >= 256 else 1
 
@@ -264,8 +282,11 @@ def _variant(
     cache_dtype = cache_dtype or dtype
     rows, cache = TRITON_TYPES[dtype], TRITON_TYPES[cache_dtype]
     scales = "*fp32" if cache_dtype == torch.float8_e4m3fn else f"*{cache}"
-    constants = _constants(32, 8, head_dim, rotary_dim or head_dim, 16)
-    constants |= {"IS_ADJACENT": is_adjacent, "HAS_NORM": has_norm}
+    constants = {
+        **_constants(32, 8, head_dim, rotary_dim or head_dim, 16),
+        "IS_ADJACENT": is_adjacent,
+        "HAS_NORM": has_norm,
+    }
     tensors = ("query", "key", "value", "query_out", "query_norm", "key_norm")
     strides = ("query_stride", "key_stride", "value_stride", "query_out_stride")
     pool_strides = ("block_stride", "head_stride")

@@ -1,5 +1,6 @@
 """Attention of few queries over splits of the context, against float64."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -101,6 +102,19 @@ def test_decode_attention_zeroes_unused_room_of_plan() -> None:
 def test_decode_attention_launches_nothing_for_empty_batch() -> None:
     case = make_case((5, 9), (1, 1))
     assert decode(case.of(case.ranges[:0]), TILING, SPLITS).isnan().all()
+
+
+def test_decode_attention_checks_cache_of_layer_once() -> None:
+    """As it is put together, and not again in each of its steps."""
+    case, called = make_case((5, 9), (1, 1), is_fp8=True), []
+    nothing = case.of(case.ranges[:0])
+    sys.setprofile(lambda frame, *_: called.append(frame.f_code.co_name))
+    try:
+        decode(nothing, TILING, SPLITS)
+    finally:
+        sys.setprofile(None)
+    assert "check_inputs" in called
+    assert not {"check_pool_views", "check_fp8"} & {*called}
 
 
 def test_decode_attention_gives_zero_when_sinks_dominate() -> None:
