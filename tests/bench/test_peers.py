@@ -66,11 +66,13 @@ async def compared(folder: Path) -> list[str]:
 
 
 @pytest.mark.e2e
+@pytest.mark.alone  # it computes on all cores
 async def test_peers_compares_engine_and_stand_in_in_turns(with_stand_in, tmp_path):
     assert await compared(tmp_path) == CASES
 
 
 @pytest.mark.e2e
+@pytest.mark.alone  # it computes on all cores
 @pytest.mark.slow
 @pytest.mark.skipif(ON_PATH is None, reason="the command vllm is not on the path")
 async def test_peers_compares_engine_and_vllm_in_turns(tmp_path):

@@ -21,7 +21,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="processes are forked so on Linux only"),
 ]
 

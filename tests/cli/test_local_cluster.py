@@ -18,7 +18,7 @@ from baton.client.client import Client
 from baton.errors import DeadlineExceededError, UnavailableError
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 
 def router_alone(**arguments: object) -> LocalCluster:

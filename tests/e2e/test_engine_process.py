@@ -19,7 +19,7 @@ from tests.support.cluster.wide import restored
 from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 

@@ -23,7 +23,7 @@ from tests.support.cluster.wide import listed
 from tests.support.redis_loops import RECORD
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 

@@ -195,7 +195,8 @@ def small(
     """One request at a time, and one that waits; two tenants."""
     tokens = {"acme": "acme", "globex": "globex"}
     path = tenants_file(tmp_path_factory.mktemp("tenants"), tokens)
-    flags = {"tenants_file": path, "max_waiting": 1, **HANDOFFS}
+    # It drains for as long as one does by default: a stream that began ends.
+    flags = {"tenants_file": path, "max_waiting": 1, "drain_timeout_s": 30.0, **HANDOFFS}
     with second_router(narrow_shape, http=True, **flags) as running:
         yield running
 

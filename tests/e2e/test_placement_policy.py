@@ -10,7 +10,7 @@ from baton.cli.local_cluster import LocalCluster
 from tests.support.cluster.second_router import second_router
 from tests.support.cluster.wide import HANDOFFS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_REQUESTS = 8
 

@@ -15,7 +15,7 @@ from tests.support.cluster.checkpoints import is_greedy, prompt_of
 from tests.support.cluster.sampling_modes import CODE, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.watch import loads, until_nothing_is_held
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def num_returns(cluster: LocalCluster) -> int:

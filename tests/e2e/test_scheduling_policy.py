@@ -9,7 +9,7 @@ from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import is_greedy, prompt_of
 from tests.support.repository import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_cluster_serves_with_the_policy_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

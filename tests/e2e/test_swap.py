@@ -12,7 +12,7 @@ from tests.support.cluster.checkpoints import is_greedy, prompt_of
 from tests.support.cluster.scraped import scrape
 from tests.support.cluster.watch import until_nothing_is_held
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 async def test_swapped_requests_finish_and_memory_report_counts(swapping: LocalCluster) -> None:
