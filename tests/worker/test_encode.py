@@ -131,10 +131,23 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests/support/plugins"))
 
 
+# A connector moves blocks, whichever family's they are.
+CONNECTORS = {"grpc": "qwen3_vl", "shm": "qwen2_5_vl", "proc-mem": "llava_clip"}
+
+
 @pytest.mark.parametrize(
-    "connector", ["grpc", "shm", "proc-mem", pytest.param("nixl", marks=pytest.mark.slow)]
+    ("family", "connector"),
+    [
+        *((family, connector) for connector, family in CONNECTORS.items()),
+        pytest.param("llava_clip", "nixl", marks=pytest.mark.slow),
+        *(
+            pytest.param(family, connector, marks=pytest.mark.nightly)
+            for family in CONNECTORS.values()
+            for connector in (*CONNECTORS, "nixl")
+            if CONNECTORS.get(connector, "llava_clip") != family
+        ),
+    ],
 )
-@pytest.mark.parametrize("family", ["llava_clip", "qwen3_vl", "qwen2_5_vl"])
 async def test_encode_worker_encodes_images_of_handed_over_prompt(
     examples, prompt_of, family, connector
 ):

@@ -23,9 +23,17 @@ async def through(pair: Pair, prompts: list[list[int]], params: SamplingParams) 
     return [await pair.hand_over(prompt, params) for prompt in prompts]
 
 
-@pytest.mark.parametrize("chunk", mostly_slow([8, 23, 256], 23))
+KINDS = ["llama", "mistral_short", "qwen2_hybrid", "gemma3", "gpt_oss", "deepseek_v3"]
+
+
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral_short", "qwen2_hybrid", "gemma3", "gpt_oss", "deepseek_v3"]
+    ("family", "chunk"),
+    [
+        *((family, 23) for family in KINDS),
+        # Smaller chunks than a block or a window, and none, by half of the kinds each.
+        *(pytest.param(f, (8, 256)[i % 2], marks=pytest.mark.slow) for i, f in enumerate(KINDS)),
+        *(pytest.param(f, (256, 8)[i % 2], marks=pytest.mark.nightly) for i, f in enumerate(KINDS)),
+    ],
 )
 async def test_handoff_moves_every_kind_of_cache(checkpoint, family, chunk):
     model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
