@@ -8,7 +8,7 @@ from bench.encode_simulated import headline_rows
 from tests.support.repository import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ttfts_of_the_documentation_are_what_is_simulated():
     page = (ROOT / "docs/concepts/disaggregation.md").read_text(encoding="utf-8")
     found: dict[str, dict[str, str]] = {"text": {}, "images": {}}

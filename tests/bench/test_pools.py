@@ -9,7 +9,7 @@ from tests.support.documents import README
 from tests.support.repository import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_goodput_of_the_documentation_is_what_is_simulated(conversation_trace):
     page = (ROOT / "docs/concepts/disaggregation.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| 18\.2 \| \d+ ms \| (\d+)% \| (\d+)% \|$", page, re.MULTILINE)

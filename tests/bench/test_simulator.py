@@ -21,8 +21,10 @@ from baton_simulator.oscillation import swings
 from baton_simulator.outcome import Objectives
 from baton_simulator.setup import Setup, jobs_of
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceImage, TraceRow
+from tests.support.randomness import CHOSEN_SEED
 
 KINDS = (Disaggregated, Colocated)
+NUM_EXAMPLES = 10 if CHOSEN_SEED is None else 40
 STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7, 2e-5)
 NETWORK = Network(2e-3, 1e-3, 1e-6, 1e-6)
 MACHINE = Machine(
@@ -90,7 +92,7 @@ def outcome(cluster: Cluster) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=NUM_EXAMPLES)
 @given(data=st.data(), rows=traces())
 def test_simulator_fast_forward_equals_single_steps(kind, data, rows):
     fast = data.draw(setups())
@@ -109,7 +111,7 @@ class _LooksAnew(Cluster):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=NUM_EXAMPLES)
 @given(setup=setups(), rows=traces())
 def test_simulator_reuse_of_decisions_equals_fresh_decisions(kind, setup, rows):
     anew = type("Anew", (_LooksAnew, kind), {})
@@ -117,7 +119,7 @@ def test_simulator_reuse_of_decisions_equals_fresh_decisions(kind, setup, rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=NUM_EXAMPLES)
 @given(setup=setups(), rows=traces())
 def test_simulator_ends_or_rejects_every_request(kind, setup, rows):
     cluster = simulated(kind, setup, rows)
@@ -202,7 +204,7 @@ def test_setup_names_the_setting_that_is_invalid(field, value):
         Setup(machine=MACHINE, **given)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_predicted_admission_avoids_swings_of_naive_rejection():
     found = swings(Objectives(10.0, 0.1))
     naive, predicted = found["naive"], found["predicted"]

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 # Far above what an end takes, far below what a lost signal costs.
 PROMPTLY = 30.0
-FEW, MANY = 4, 20  # moments
+NUM_MOMENTS = 20
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 PORTS = ["--port", "0", "--admin-port", "0", "--metrics-port", "0"]
 PROCESSES = {
@@ -97,22 +97,15 @@ def seconds_to_start(role, folder) -> float:
         return time.monotonic() - began
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("role", "num_moments"),
-    [
-        ("router", FEW),
-        ("decode", FEW),
-        *(pytest.param(role, MANY, marks=pytest.mark.nightly) for role in PROCESSES),
-    ],
-)
-def test_process_1_ends_at_sigterm_at_any_moment_of_start(role, num_moments, tmp_path):
+@pytest.mark.nightly
+@pytest.mark.parametrize("role", PROCESSES)
+def test_process_1_ends_at_sigterm_at_any_moment_of_start(role, tmp_path):
     span = seconds_to_start(role, tmp_path)
     codes = []
-    for moment in range(num_moments):
+    for moment in range(NUM_MOMENTS):
         with first_process(PROCESSES[role], tmp_path) as process:
             wait_until(lambda p=process: p.catches_sigterm, PROMPTLY)
-            time.sleep(span * moment / (num_moments - 1))
+            time.sleep(span * moment / (NUM_MOMENTS - 1))
             codes.append(process.terminate())
             # The handler of a start, or the server's that drains.
             ending = {143: ENDED_EARLY, 0: "draining; a second signal stops at once"}[codes[-1]]

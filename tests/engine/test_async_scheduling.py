@@ -16,12 +16,12 @@ from tests.support.engine.engines import (
     drain,
     load,
     mostly_slow,
-    nightly,
     output_of,
     request,
     tokens,
 )
 from tests.support.engine.prompts import random_prompt
+from tests.support.grids import nightly
 
 KINDS = {
     "greedy": SamplingParams(max_tokens=20, ignore_eos=True),

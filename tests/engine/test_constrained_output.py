@@ -26,13 +26,13 @@ from tests.support.engine.engines import (
     drain,
     load,
     mostly_slow,
-    nightly,
     output_of,
     request,
 )
 from tests.support.engine.kinds import KINDS, transcript
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.streams import assert_empty, read, running
+from tests.support.grids import nightly
 
 PEOPLE = ("Tom", "Lily", "Timmy", "a little dog")
 SCHEMA = {

@@ -15,9 +15,10 @@ from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE
-from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, nightly, request
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, request
 from tests.support.engine.kinds import GREEDY, KINDS, transcript
 from tests.support.engine.prompts import random_prompt, sharing_prompts
+from tests.support.grids import nightly
 
 ROOM = {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 TIGHT = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_num_batched_tokens": 20}

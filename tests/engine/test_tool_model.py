@@ -20,7 +20,7 @@ def test_tool_model_answers_held_out_conversations(name):
     assert exact_share(model, rows, name, count=200, seed=1) >= 0.99
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_of_the_tool_model_writes_a_checkpoint(tmp_path):
     train = (sys.executable, "-m", "tests.support.tool_model.train", "--out", tmp_path)
     few = ("--steps", "2", "--check", "8", "--threads", "1")

@@ -9,6 +9,7 @@ from baton_kernels.attention_variants import VARIANTS
 from baton_kernels.compile import compile_variant
 from baton_kernels.gpu import GPUS
 from baton_kernels.variant import Variant
+from tests.support.grids import nightly
 
 _ALIAS = re.compile(r"^(#\w+) = (.*)$", re.MULTILINE)
 # Matrix products of any GPU, and the end of a reduction; behind the colon stand types and layouts.
@@ -30,11 +31,8 @@ def operations(variant: Variant, capability: int) -> set[str]:
     return {re.sub(r"#\w+", lambda alias: meaning.get(alias[0], alias[0]), line) for line in found}
 
 
-@pytest.mark.parametrize("capability", GPUS)
-@pytest.mark.parametrize(
-    "head_dim",
-    [pytest.param(64, marks=pytest.mark.slow), 128, pytest.param(256, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("capability", [90, *nightly(gpu for gpu in GPUS if gpu != 90)])
+@pytest.mark.parametrize("head_dim", [128, *nightly([64, 256])])
 def test_deterministic_kernels_compile_to_same_arithmetic(head_dim: int, capability: int) -> None:
     decode, prefill = (
         operations(deterministic(p, head_dim), capability) for p in ("decode", "prefill")
@@ -44,16 +42,20 @@ def test_deterministic_kernels_compile_to_same_arithmetic(head_dim: int, capabil
     assert len(decode) in (2, 3), decode
 
 
-@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("capability", [90, *nightly([100])])
 @pytest.mark.parametrize(
     "name",
     [
         "bf16 128 x 4",
         "deterministic ruled bf16 128 x 4",
-        pytest.param("bf16 64 x 4", marks=pytest.mark.slow),
-        pytest.param("bf16 256 x 4", marks=pytest.mark.slow),
-        pytest.param("ruled bf16 over fp8e4nv 80 x 4", marks=pytest.mark.slow),
-        pytest.param("deterministic bf16 over fp8e4nv 128 x 4", marks=pytest.mark.slow),
+        *nightly(
+            [
+                "bf16 64 x 4",
+                "bf16 256 x 4",
+                "ruled bf16 over fp8e4nv 80 x 4",
+                "deterministic bf16 over fp8e4nv 128 x 4",
+            ]
+        ),
     ],
 )
 def test_prefill_by_descriptors_compiles_to_same_arithmetic(name: str, capability: int) -> None:

@@ -13,6 +13,7 @@ from baton_kernels.attention_variants import VARIANTS
 from baton_kernels.gpu import GPUS
 from baton_kernels.launch import check_fp8
 from baton_kernels.variant import Variant
+from tests.support.grids import nightly
 from tests.support.repository import ROOT
 
 
@@ -56,7 +57,7 @@ def test_kernel_modules_choose_fp_fusion_explicitly(module: str) -> None:
     assert importlib.import_module(module).FP_FUSION in (True, False)
 
 
-@pytest.mark.parametrize("capability", GPUS)
+@pytest.mark.parametrize("capability", [90, *nightly(gpu for gpu in GPUS if gpu != 90)])
 def test_compiled_linear_uses_tensor_cores_for_bf16_only(capability: int) -> None:
     for dtype in ("bf16", "fp16", "fp32"):
         compiled = tool.compile_variant(linear(dtype), capability, fp_fusion=True)

@@ -7,21 +7,24 @@ import pytest
 from baton_kernels.cpu import library
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return library.build(library.KERNELS, tmp_path_factory.mktemp("kernels") / "new")
+
+
 @pytest.mark.system
-def test_library_is_built_once(tmp_path):
-    path = library.build(library.KERNELS, tmp_path / "new")
-    built_at = path.stat().st_mtime_ns
-    assert library.build(library.KERNELS, tmp_path / "new") == path
+def test_library_is_built_once(built):
+    path, built_at = built, built.stat().st_mtime_ns
+    assert library.build(library.KERNELS, path.parent) == path
     assert path.stat().st_mtime_ns == built_at
     assert [p.name for p in path.parent.iterdir()] == [path.name], "scratch files were left"
 
 
 @pytest.mark.system
-def test_library_uses_threads_of_torch(tmp_path):
+def test_library_uses_threads_of_torch(built):
     """With an OpenMP of its own, two sets of threads would compete for the same cores."""
-    path = library.build(library.KERNELS, tmp_path)
-    assert b"libgomp" not in path.read_bytes()
-    assert ctypes.CDLL(str(path)).baton_attend_float32
+    assert b"libgomp" not in built.read_bytes()
+    assert ctypes.CDLL(str(built)).baton_attend_float32
 
 
 def test_library_names_the_missing_compiler(tmp_path, monkeypatch):

@@ -31,6 +31,11 @@ def grid(**axes: Iterable[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(tuple(values), rows)
 
 
+def nightly(values: Iterable[object]) -> list[Any]:
+    """Returns parameters whose cases are nightly's."""
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
+
+
 def pairwise(known: Sequence[Case] = (), /, **axes: Sequence[Any]) -> list[Case]:
     """Returns few cases in which any two values of two axes meet that do not in `known` cases."""
     names, dice = list(axes), random.Random(0)

@@ -39,11 +39,6 @@ def mostly_slow(values: Iterable[object], *quick: object) -> list[Any]:
     return [v if v in quick else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
-def nightly(values: Iterable[object]) -> list[Any]:
-    """Parameters that are only in the nightly run of the tests."""
-    return [pytest.param(v, marks=pytest.mark.nightly) for v in values]
-
-
 def tokens(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
     """The first completion of each."""
     return [r.token_ids for r in results]
