@@ -61,7 +61,7 @@ def connected(server: RedisServer) -> Redis:
     return connect(f"redis://{server.node}/0")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_blocks_cost_redis_at_most_what_the_page_says(supported_server):
     server, bounds = supported_server, promised()
     async with connected(server) as redis, connected(server) as reader:

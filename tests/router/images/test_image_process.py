@@ -219,7 +219,7 @@ async def test_clip_beyond_tensor_bytes_is_refused(checkpoint):
 
 
 async def test_image_beyond_memory_is_refused(checkpoint):
-    file = encoded(Image.new("RGB", (8000, 8000)))
+    file = encoded(Image.new("L", (8000, 8000)))
     async with pool_of(checkpoint, memory_bytes=640 << 20) as pool:
         assert "takes more memory" in await refusal(pool, file)
         assert await pool.process(GOOD)
