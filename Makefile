@@ -76,10 +76,10 @@ $(VENV)/.kube: $(VENV)/.dev tests/support/kube_tools.py
 demo: $(BIN)/baton  ## a local cluster, three prompts, a table
 	$(BIN)/baton demo
 
-test: $(VENV)/.test  ## the tests that need Python and make only, about 15 minutes on 2 cores
+test: $(VENV)/.test  ## the tests that need Python and make only (docs/testing.md has the minutes)
 	$(call run_lane,$(TEST))
 
-test-full: $(VENV)/.kube  ## slower tests, and those that need packages of the system, about 22 minutes
+test-full: $(VENV)/.kube  ## slower tests, and those that need packages of the system
 	$(call run_lane,$(FULL))
 
 nightly: export BATON_TEST_SEED := $(or $(BATON_TEST_SEED),$(shell $(PYTHON) -c "import random; print(random.randrange(2**32))"))

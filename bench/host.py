@@ -55,7 +55,7 @@ FULL: Windows = [None]
 
 
 def run(repeats: int) -> list[Row]:
-    """Share of steps launched ahead and milliseconds per step, of both kinds of workers."""
+    """Measures the share of steps launched ahead, and milliseconds per step, by load."""
     loads = {
         "prompts computed here": Load(KvSource.LOCAL),
         "KV from elsewhere": Load(KvSource.EXTERNAL),

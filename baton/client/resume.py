@@ -20,7 +20,7 @@ _BACKOFF = Backoff(first=0.1, longest=2.0)
 # A router that is back may stay unnoticed while gRPC waits between two connection attempts
 # (`baton.client.connections`: a second at most).
 _RECONNECT_SECONDS = 1.5
-# The same for a router of a name: gRPC resolves a name again after a second at the earliest.
+# A router that a name leads to: gRPC resolves the name again after a second at the earliest.
 _RESOLVE_SECONDS = 3.0
 
 # Codes of one router that another one, or the same a little later, may not return. ALREADY_EXISTS:

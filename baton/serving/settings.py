@@ -102,8 +102,8 @@ class ServingSettings(BaseSettings):
         None,
         description="File of keys that sign what this process writes to Redis: one of 32 "
         "characters or more a line, as `openssl rand -hex 32` makes them. The first one signs, all "
-        "of them verify; records, events and gossip that none has signed are ignored. The same for "
-        "all routers and workers. Unset: nothing is signed or verified.",
+        "of them verify; records, events and gossip that none has signed are ignored. Give all "
+        "routers and workers one file. Unset: nothing is signed or verified.",
     )
     drain_timeout_s: float = Field(
         30.0,

@@ -79,7 +79,7 @@ class WorkerSettings(_EngineSettings):
         ge=0,
         le=2**30,
         description="Maximum bytes of the preprocessed images of a request, which a message may "
-        "have beside --max-message-bytes. The same for routers and workers.",
+        "have beside --max-message-bytes. Give routers and workers one value.",
     )
     kv_connector: str = Field(
         "auto",

@@ -124,8 +124,8 @@ class RouterSettings(PickerSettings):
         MAX_ENCODER_INPUT_BYTES,
         ge=0,
         le=2**30,
-        description="Maximum bytes of the preprocessed images of a request. The same for routers "
-        "and workers.",
+        description="Maximum bytes of the preprocessed images of a request. Give routers and "
+        "workers one value.",
     )
     encoder_input_budget_bytes: int = Field(
         MAX_HELD_BYTES,

@@ -25,8 +25,8 @@ def _outputs(text: str) -> list[tuple[str, str]]:
     ]
 
 
-PROGRAMS = [(language, code) for language, code in _blocks(README) if not code.startswith("$ ")]
-"""Language and code of each block of the README without outputs."""
+PROGRAMS = [code for language, code in _blocks(README) if language == "python"]
+"""Programs of the README."""
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("helm/**/*.md")]
 OUTPUTS = {
     str(path.relative_to(ROOT)): outputs

@@ -136,7 +136,7 @@ class Inference:
     async def _answer_to(
         self, request: Request, arrived: float, on_first_token: Callable[[float], None]
     ) -> Answer:
-        """Returns the answer to a request, made in a thread where it begins with many tokens."""
+        """Returns a new answer. One that resumes after many tokens reads them in a thread."""
         make = partial(Answer, request, self.card, arrived, on_first_token)
         num_received = sum(map(len, request.received))
         return make() if num_received < _THREAD_FROM_TOKENS else await asyncio.to_thread(make)

@@ -66,8 +66,8 @@ class CostModel(Rates):
     Attributes:
         fetch_seconds: seconds to fetch a prefix or an encoder output, without its transfer and one
             step of each of the two workers, which share and take blocks between steps.
-        encoding: seconds of waiting for another worker's output that equal, beside the delay of the
-            request itself, one second of encoding on a worker that computes prompts.
+        encoding: cost of one second of encoding on a worker that computes prompts, in seconds of
+            waiting for another worker's output. The delay of the request itself counts besides.
         copying: fraction of the KV evicted by a fetched prefix that is expected to be needed again.
         crowding: seconds of queueing that equal one second of avoidable computing.
         recency: fraction of recent tokens that counts.
