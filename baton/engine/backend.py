@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from importlib.metadata import requires
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -21,8 +20,7 @@ from baton.engine.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, TransformersModel
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
-from baton.errors import FailedPreconditionError, InvalidArgumentError
-from baton.installation import package_command
+from baton.errors import InvalidArgumentError
 from baton_kernels.cpu.library import KERNELS, NoLibraryError
 from baton_kernels.cpu.library import Library as CLibrary
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
@@ -149,10 +147,7 @@ def choose_backend(
     device: torch.device,
 ) -> Backend:
     """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
-    to change, if the config requires Triton kernels that cannot run, and
-    `FailedPreconditionError` on a GPU without Triton. A CPU needs none."""
-    if device.type == "cuda":
-        _check_triton()
+    to change, if the config requires Triton kernels that cannot run."""
     wanted = _named(config)
     if config.kernels != "torch" and (wanted is not None or device.type == "cuda"):
         why_not = _why_no_kernels(config, model, layers, device)
@@ -211,14 +206,3 @@ def _host_runs_kernels() -> bool:
     from baton_kernels.launch import host_runs_kernels
 
     return host_runs_kernels()
-
-
-def _check_triton() -> None:
-    """Raises `FailedPreconditionError` where Triton is missing, also if torch shall compute: blocks
-    are copied by a kernel. Builds of torch for GPUs require one release of it."""
-    if find_spec("triton") is None:
-        needed = next((line for line in requires("torch") or () if line.startswith("triton")), "")
-        release = needed.partition(";")[0].strip() or "triton"
-        raise FailedPreconditionError(
-            f"a GPU needs Triton, which is not installed; {package_command(release)}"
-        )

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import requires
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.installation import package_command
 
 # Of the CUDA driver, by torch or Triton; of cuBLAS and cuDNN.
 _OUT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")
@@ -32,7 +35,8 @@ CUDA: Gpus = torch.cuda
 def resolve_device(name: str, gpus: Gpus = CUDA) -> torch.device:
     """Returns the device, one of `gpus` with its index: "auto" and "cuda" name the current GPU.
 
-    Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback.
+    Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback, and
+    `FailedPreconditionError` for a GPU without Triton.
     """
     if name == "auto":
         name = "cuda" if gpus.is_available() else "cpu"
@@ -53,7 +57,22 @@ def resolve_device(name: str, gpus: Gpus = CUDA) -> torch.device:
             "device",
             f"is {name!r}; torch sees {gpus.device_count()} GPUs here, the first is cuda:0",
         )
+    if device.type == "cuda":
+        check_triton()
     return indexed(device, gpus)
+
+
+def check_triton() -> None:
+    """Raises `FailedPreconditionError` if Triton is not installed, which every engine on a GPU
+    needs: a kernel copies its blocks, whatever computes. Builds of torch for GPUs require one
+    release of it."""
+    if find_spec("triton") is not None:
+        return
+    required = (line.partition(";")[0].strip() for line in requires("torch") or ())
+    release = next((name for name in required if name.startswith("triton")), "triton")
+    raise FailedPreconditionError(
+        f"a GPU needs Triton, which is not installed; {package_command(release)}"
+    )
 
 
 def indexed(device: torch.device, gpus: Gpus = CUDA) -> torch.device:

@@ -1,5 +1,6 @@
 """Device of an engine: the GPU that its name says, in every thread that uses it."""
 
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.engine_thread import EngineThread
 from baton.engine.device import resolve_device, use_device
 from baton.engine.models.loader import resolve_dtype
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 NAMED = [("auto", FIRST), ("cuda", FIRST), ("cuda:1", SECOND)]
@@ -61,6 +62,13 @@ def test_use_device_takes_every_device_that_has_a_name(name: str, device: torch.
     assert gpus.current == {"MainThread": device}
     use_device(torch.device(name.replace("auto", "cuda")), gpus)
     assert gpus.current == {"MainThread": device}
+
+
+def test_resolve_device_rejects_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert resolve_device("cpu").type == "cpu"
+    with pytest.raises(FailedPreconditionError, match=r"a GPU needs Triton.*pip install triton"):
+        resolve_device("auto", TwoGpus())
 
 
 def test_resolve_device_refuses_gpu_that_is_not_there() -> None:

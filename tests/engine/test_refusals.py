@@ -1,7 +1,6 @@
 """Refusals of models at load and of requests, each with its reason."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from baton.engine.backend import choose_backend
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
@@ -21,7 +18,6 @@ from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
-    FailedPreconditionError,
     InvalidArgumentError,
     UnsupportedModelError,
 )
@@ -260,16 +256,6 @@ def test_engine_never_runs_code_of_a_checkpoint(model_type: str, tmp_path: Path)
 def test_engine_rejects_cuda_without_a_gpu(checkpoints: Checkpoints, device: str) -> None:
     with pytest.raises(InvalidArgumentError, match="torch sees no GPU"):
         load(checkpoints["llama"], device=device)
-
-
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_backend_rejects_a_gpu_without_triton(
-    monkeypatch: pytest.MonkeyPatch, kernels: Any
-) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    config = EngineConfig(device="cuda", kernels=kernels)
-    with pytest.raises(FailedPreconditionError, match=r"a GPU needs Triton.*pip install"):
-        choose_backend(config, nn.Module(), [], 16, torch.device("cuda", 0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

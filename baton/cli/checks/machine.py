@@ -115,6 +115,12 @@ def _device() -> Finding:
     except (ImportError, OSError) as error:  # OSError: a library of its own is missing
         return note("device", f"unknown, since torch cannot be imported: {error}")
     if torch.cuda.is_available():
+        from baton.engine.device import check_triton
+
+        try:
+            check_triton()
+        except FailedPreconditionError as error:
+            return fault("device", str(error), "builds of torch for GPUs require it")
         names = ", ".join(
             f"{torch.cuda.get_device_name(i)} with "
             f"{torch.cuda.get_device_properties(i).total_memory / _GIB:.0f} GiB"
