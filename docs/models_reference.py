@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from pathlib import Path
+from textwrap import fill
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -14,8 +15,7 @@ _NOT_BUILT = "transformers cannot build the model: "
 
 _MODELS = """```
 >>> Engine.from_pretrained("zamba-7b")
-baton.errors.UnsupportedModelError: ZambaForCausalLM: an attention layer has no index: several
-layers share it; not implemented
+{refusal}
 ```
 
 Baton serves {served} of the {all} families of causal language models in transformers, and refuses
@@ -59,7 +59,11 @@ def models() -> str:
     head = ("architecture", "model types")
     return page(
         "Model families",
-        _MODELS.format(served=num_served, all=len(outcomes)),
+        _MODELS.format(
+            served=num_served,
+            all=len(outcomes),
+            refusal=fill(f"baton.errors.UnsupportedModelError: {outcomes['zamba']}", 98),
+        ),
         "## Images",
         _IMAGES,
         table(("model type", "vision towers"), images),
