@@ -4,8 +4,9 @@ A local cluster of one prefill and one decode worker, asked directly, in the rou
 router does, the decode worker is asked before the prefill worker, and fetches chunk by chunk; or it
 is asked once the first token is there, and finds all blocks to be fetched. The exposed part is what
 lies between the prefill worker's result and the decode worker's word that it holds everything. Of a
-prompt of one chunk all of the transfer is exposed; of a longer one no more should be. Caches are
-off, so that every repetition computes its prompt. Tokens are asserted equal.
+prompt of one chunk all of the transfer is exposed; of a longer one no more should be. So a prompt
+that fits one step is computed in halves (`handoff_chunk_tokens`), here against one chunk. Caches
+are off, so that every repetition computes its prompt. Tokens are asserted equal.
 """
 
 import asyncio
@@ -38,7 +39,11 @@ from bench.workload import VOCAB_SIZE, save_model
 
 CHUNK = 128
 NUM_CHUNKS = 15
+# Of a step that holds the whole prompt, and fewest in a half of what is left of it.
+STEP = 2048
+HALF = 240
 CONNECTORS = ("grpc", "shm")
+_FIGURES = (("exposed", "exposed part"), ("second_token", "second token"), ("ttft", "first token"))
 
 _PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 _TIMEOUT = 60.0
@@ -55,25 +60,40 @@ class Run:
 
 
 def run(repeats: int) -> list[Row]:
-    """Both ways of each connector, in turns, beside a prompt of one chunk."""
+    """Both ways of each connector, in turns, beside a prompt of one chunk; then a prompt of one
+    step in halves and in one chunk, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         rows = []
         for connector in CONNECTORS:
-            flags = {
-                "prefix_caching": False,
-                "num_blocks": 512,
-                "max_num_batched_tokens": CHUNK,
-                "kv_connector": connector,
-            }
-            with LocalCluster(model=folder, worker_flags=flags) as cluster:
+            with _cluster(folder, connector, CHUNK) as cluster:
                 rows += asyncio.run(_compared(cluster, connector, repeats))
+            with (
+                _cluster(folder, connector, STEP, HALF) as halved,
+                _cluster(folder, connector, STEP, STEP) as whole,
+            ):
+                rows += asyncio.run(_halved(halved, whole, connector, repeats))
         return rows
 
 
-async def _compared(cluster: LocalCluster, connector: str, repeats: int) -> list[Row]:
+def _cluster(folder: str, connector: str, step: int, half: int | None = None) -> LocalCluster:
+    flags = {
+        "prefix_caching": False,
+        "num_blocks": 512,
+        "max_num_batched_tokens": step,
+        "handoff_chunk_tokens": half or step,
+        "kv_connector": connector,
+    }
+    return LocalCluster(model=folder, worker_flags=flags)
+
+
+def _prompt() -> tuple[int, ...]:
     source = random.Random(1)
-    long = tuple(source.randrange(3, VOCAB_SIZE) for _ in range(CHUNK * NUM_CHUNKS))
+    return tuple(source.randrange(3, VOCAB_SIZE) for _ in range(CHUNK * NUM_CHUNKS))
+
+
+async def _compared(cluster: LocalCluster, connector: str, repeats: int) -> list[Row]:
+    long = _prompt()
     together: list[Run] = []
     apart: list[Run] = []
     single: list[Run] = []
@@ -91,24 +111,40 @@ async def _compared(cluster: LocalCluster, connector: str, repeats: int) -> list
     return _rows(connector, together, apart, single)
 
 
-def _rows(connector: str, together: list[Run], apart: list[Run], single: list[Run]) -> list[Row]:
-    def median(runs: list[Run], name: str) -> float:
-        return float(statistics.median(getattr(r, name) for r in runs))
+async def _halved(
+    halved: LocalCluster, whole: LocalCluster, connector: str, repeats: int
+) -> list[Row]:
+    prompt, runs = _prompt(), list[tuple[Run, Run]]()
+    async with _router_of(halved) as one, _router_of(whole) as other:
+        for _ in range(repeats + 1):
+            pair = [await router.hand_over(prompt, overlaps=True) for router in (one, other)]
+            assert pair[0].token_ids == pair[1].token_ids, "halves give other tokens"
+            runs.append((pair[0], pair[1]))
+    in_halves, in_one = map(list, zip(*runs[1:], strict=True))  # the first ones connect
+    name = f"{connector}, one step"
+    return _differences(name, in_halves, "in one chunk", in_one)
 
-    rows = []
-    for name, what in (
-        ("exposed", "exposed part"),
-        ("second_token", "second token"),
-        ("ttft", "first token"),
-    ):
-        value, reference = median(together, name), median(apart, name)
-        ratio = reference / value
-        rows.append(
-            Row(f"{connector}, {what}", value, "ms", "without overlap", reference, ratio, None)
-        )
-    exposed, one_chunk = median(together, "exposed"), median(single, "exposed")
+
+def _rows(connector: str, together: list[Run], apart: list[Run], single: list[Run]) -> list[Row]:
+    exposed, one_chunk = _median(together, "exposed"), _median(single, "exposed")
     case = f"{connector}, exposed of {NUM_CHUNKS} chunks"
-    return [*rows, Row(case, exposed, "ms", "one chunk's", one_chunk, one_chunk / exposed, None)]
+    return [
+        *_differences(connector, together, "without overlap", apart),
+        Row(case, exposed, "ms", "one chunk's", one_chunk, one_chunk / exposed, None),
+    ]
+
+
+def _differences(name: str, runs: list[Run], against: str, others: list[Run]) -> list[Row]:
+    rows = []
+    for figure, what in _FIGURES:
+        value, reference = _median(runs, figure), _median(others, figure)
+        ratio = reference / value
+        rows.append(Row(f"{name}, {what}", value, "ms", against, reference, ratio, None))
+    return rows
+
+
+def _median(runs: list[Run], figure: str) -> float:
+    return float(statistics.median(getattr(run, figure) for run in runs))
 
 
 class _Router:

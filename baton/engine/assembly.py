@@ -217,6 +217,7 @@ def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         prefix_caching=config.prefix_caching,
         max_cache_reads=config.max_cache_reads,
         long_prefill_threshold=config.long_prefill_threshold,
+        handoff_chunk_tokens=config.least_handoff_chunk(loaded.device.type),
         free_block_margin=config.free_block_margin,
         full_sequence_must_fit=config.full_sequence_must_fit,
         policy=config.policy,

@@ -100,6 +100,14 @@ class EngineConfig:
         "Unset: no limit but that of the step.",
         ge=1,
     )
+    handoff_chunk_tokens: int | None = _setting(
+        None,
+        "A prompt that another worker continues is computed in chunks of half of what is left of "
+        "it, none of fewer than these tokens, so that its KV moves while the rest is computed; not "
+        "in a step in which sequences decode. From max_num_batched_tokens on it changes nothing. "
+        "Unset: 512 on a CPU, 2048 on a GPU, as many as a step has by default.",
+        ge=1,
+    )
     free_block_margin: float = _setting(
         0.05,
         "Fraction of the KV blocks that stays free for running sequences: prompts, waiting or "
@@ -225,7 +233,7 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         least = max(self.max_num_seqs, self.max_num_tokens_with_decodes or 0)
-        return max(least, 512 if device_type == "cpu" else 2048)
+        return max(least, _default_step(device_type))
 
     def tokens_with_decodes(self, device_type: str) -> int:
         """Returns `max_num_tokens_with_decodes`, or its default."""
@@ -234,6 +242,14 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None or device_type != "cpu":
             return self.tokens_per_step(device_type)
         return max(self.max_num_seqs, 128)
+
+    def least_handoff_chunk(self, device_type: str) -> int:
+        """Returns `handoff_chunk_tokens`, or its default."""
+        return self.handoff_chunk_tokens or _default_step(device_type)
+
+
+def _default_step(device_type: str) -> int:
+    return 512 if device_type == "cpu" else 2048
 
 
 def _check(setting: Field[Any], value: Any) -> None:

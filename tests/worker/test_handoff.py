@@ -11,6 +11,9 @@ from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from baton_kvtransfer.wire import fetch_request, handle_of
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import mostly_slow
+from tests.support.engine.held_steps import held_after
+from tests.support.engine.oracle import Oracle
+from tests.support.waiting import until
 from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of
 from tests.support.worker.reference import alone, engine_of, prompt_of
 
@@ -38,7 +41,8 @@ KINDS = ["llama", "mistral_short", "qwen2_hybrid", "gemma3", "gpt_oss", "deepsee
 async def test_handoff_moves_every_kind_of_cache(checkpoint, family, chunk):
     model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
     expected = alone(model, prompts, GREEDY)
-    async with pair_of(model, prefill={"max_num_batched_tokens": chunk}) as pair:
+    sizes = {"max_num_batched_tokens": chunk, "handoff_chunk_tokens": 9}
+    async with pair_of(model, prefill=sizes) as pair:
         for is_cached in (False, True):
             answers = await through(pair, prompts, GREEDY)
             assert [[o.token_ids for o in a.outputs] for a in answers] == expected
@@ -67,6 +71,22 @@ async def test_concurrent_handoffs_match_single_engine(checkpoint, family):
     async with pair_of(model, max_num_batched_tokens=32, prefill=few, decode=few) as pair:
         answers = await asyncio.gather(*(pair.hand_over(p, GREEDY) for p in prompts))
         assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+
+
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+async def test_prompt_of_one_step_moves_half_while_rest_is_computed(checkpoint, connector):
+    model, prompt = checkpoint("gemma3"), prompt_of(160)
+    halves = {"max_num_batched_tokens": 256, "handoff_chunk_tokens": 32}
+    async with pair_of(model, kv_connector=connector, prefill=halves) as pair:
+        pool, _ = pair.decode.engine.pools
+        with held_after(1) as steps:
+            answering = asyncio.create_task(pair.hand_over(prompt, GREEDY))
+            await until(lambda: pool.content.any(dim=1).sum() == 80 // 16)
+            assert steps.num_tokens[0] == 80
+            steps.let_go()
+            (output,) = (await answering).outputs
+    assert steps.num_tokens[:3] == [80, 40, 40]
+    assert tuple(output.token_ids) == Oracle()(model, prompt, GREEDY.max_tokens)
 
 
 async def test_handoff_moves_only_window_of_windowed_group(checkpoint):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Sequence
 from tests.support.scheduler.fakes import cache_group
@@ -171,3 +172,37 @@ def test_request_id_is_reusable_right_after_abort():
     assert [s.key for s in plan.new_slots] == [("a", 0)]
     harness.run()
     assert not harness.live
+
+
+def test_prefill_is_computed_in_halves_while_no_sequence_decodes():
+    """So its blocks move meanwhile; a prompt behind it does not share its steps."""
+    harness = Harness(60, max_num_batched_tokens=64, handoff_chunk_tokens=8)
+    harness.add(request("p", range(36), purpose=Purpose.PREFILL))
+    harness.add(request("next", [1] * 6, max_tokens=2, purpose=Purpose.PREFILL))
+    steps = []
+    while harness.live:
+        harness.step()
+        steps.append(dict(harness.computed))
+    assert steps == [{"p": (0, 18)}, {"p": (18, 27)}, {"p": (27, 36), "next": (0, 6)}]
+
+
+def test_prefill_is_whole_beside_decodes_or_for_one_token():
+    harness = Harness(60, max_num_batched_tokens=64, handoff_chunk_tokens=8)
+    harness.add(request("once", range(36), max_tokens=1, purpose=Purpose.PREFILL))
+    harness.step()
+    assert harness.computed == {"once": (0, 36)}
+    harness.add(request("decode", [1] * 3))
+    harness.step()
+    harness.add(request("p", range(2, 38), purpose=Purpose.PREFILL))
+    harness.step()
+    assert harness.computed == {"decode": (3, 4), "p": (0, 36)}
+
+
+def test_prefill_with_an_image_that_chunks_must_not_cut_is_whole():
+    """Half of the prompt may be less than the image."""
+    encoder = {"cuts_encoder_inputs": False, "encoder_budget": 20, "encoder_cache_tokens": 20}
+    harness = Harness(60, max_num_batched_tokens=64, handoff_chunk_tokens=4, **encoder)
+    image = EncoderInput(b"A", 2, 14)
+    harness.add(request("p", [1] * 18, purpose=Purpose.PREFILL, encoder_inputs=(image,)))
+    harness.step()
+    assert harness.computed == {"p": (0, 18)}

@@ -32,6 +32,7 @@ configs = st.fixed_dictionaries(
         "preemption": st.sampled_from([Preemption.SWAP, *Preemption]),
         "max_cache_reads": st.sampled_from([None, None, None, None, 1, 20, 50]),
         "long_prefill_threshold": st.sampled_from([None, None, None, 1, 4]),
+        "handoff_chunk_tokens": st.sampled_from([None, 1, 3]),
         "free_block_margin": st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.4]),
         "full_sequence_must_fit": st.sampled_from([False, False, False, True]),
         "max_drafts": st.sampled_from([4, 1, 0]),

@@ -51,6 +51,8 @@ class Chunker:
         if self._config.long_prefill_threshold is not None and not num_drafts:
             end = min(end, start + self._config.long_prefill_threshold)
         chunk = PlannedRange(sequence, start, end, num_drafts)
+        if sequence.request.is_handed_over:
+            self._halve(step, chunk)
         if sequence.request.encoder_inputs:
             self._limit_to_encoder(step, chunk)
         return chunk if chunk.end > start and step.takes_reads([chunk], kept.reads) else None
@@ -62,10 +64,24 @@ class Chunker:
         self.num_drafted_tokens += chunk.num_drafts
         step.add(chunk)
 
+    def _halve(self, step: Step, chunk: PlannedRange) -> None:
+        """Ends a range, and the step with it, halfway through what is left of its prompt: the first
+        half's blocks then move to the worker that continues while the second is computed. Not if a
+        half had fewer tokens than `handoff_chunk_tokens`."""
+        least, left = step.handoff_chunk_tokens, chunk.sequence.num_tokens - chunk.start
+        if least is None or left < 2 * least or self._has_uncut_inputs(chunk):
+            return
+        half = chunk.start + -(-left // 2)
+        if half < chunk.end:
+            chunk.end, chunk.ends_step = half, True
+
+    def _has_uncut_inputs(self, chunk: PlannedRange) -> bool:
+        return bool(chunk.sequence.request.encoder_inputs) and not self._config.cuts_encoder_inputs
+
     def _limit_to_encoder(self, step: Step, chunk: PlannedRange) -> None:
         """Shortens a range to end before an encoder input that does not fit this step."""
         request, encoder, jobs = chunk.sequence.request, self._states.encoder, self._states.jobs
-        if not self._config.cuts_encoder_inputs:
+        if self._has_uncut_inputs(chunk):
             chunk.end = uncut_end(request.encoder_inputs, chunk.start, chunk.end)
         chunk.encoder = limit_chunk(
             request.encoder_inputs,

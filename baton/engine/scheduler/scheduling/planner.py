@@ -87,7 +87,8 @@ class Planner:
         if has_decodes and self.protects_decodes and limit is not None:
             tokens = limit
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
-        return Step(tokens, reads, self._cache_reads)
+        handoff = None if has_decodes else config.handoff_chunk_tokens
+        return Step(tokens, reads, self._cache_reads, handoff)
 
     # Sequences passed over for their cache reads.
 

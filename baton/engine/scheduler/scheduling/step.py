@@ -20,13 +20,18 @@ NO_ROWS: Int64Array = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class PlannedRange:
-    """Planned tokens [start, end) of a sequence, the last `num_drafts` of them drafts."""
+    """Planned tokens [start, end) of a sequence, the last `num_drafts` of them drafts.
+
+    Attributes:
+        ends_step: nothing follows in its step, which would delay the rest of its prompt.
+    """
 
     sequence: Sequence
     start: int
     end: int
     num_drafts: int = 0
     encoder: EncoderSchedule | None = None
+    ends_step: bool = False
 
     def drop_drafts(self) -> None:
         self.end -= self.num_drafts
@@ -56,6 +61,7 @@ class Step:
     Attributes:
         token_budget_left: tokens that may yet be scheduled.
         cache_reads_left: cache reads that may yet be scheduled; infinite without a limit.
+        handoff_chunk_tokens: fewest tokens of a chunk that is cut for a handoff. None: none is cut.
         preempted: request id of each preempted sequence, and handling of its KV.
         passed_over: sequences for which too few cache reads were left.
         held_back: prompts that wait for another's work: for a block that a prompt of this step will
@@ -67,10 +73,15 @@ class Step:
     """
 
     def __init__(
-        self, token_budget: int, cache_read_budget: float, cache_reads: CacheReads
+        self,
+        token_budget: int,
+        cache_read_budget: float,
+        cache_reads: CacheReads,
+        handoff_chunk_tokens: int | None = None,
     ) -> None:
         self.token_budget_left = token_budget
         self.cache_reads_left = cache_read_budget
+        self.handoff_chunk_tokens = handoff_chunk_tokens
         self._cache_reads = cache_reads
         self.preempted: list[tuple[str, Preemption]] = []
         self.passed_over: dict[Sequence, None] = {}
@@ -119,6 +130,8 @@ class Step:
         self.chunks[chunk.sequence] = chunk
         self.passed_over.pop(chunk.sequence, None)
         self.token_budget_left -= chunk.num_tokens
+        if chunk.ends_step:
+            self.token_budget_left = 0
         self.cache_reads_left -= self._reads_of(chunk)
 
     def add_decodes(self, batch_slots: Int64Array, starts: Int64Array, indices: Int64Array) -> None:

@@ -60,6 +60,8 @@ class SchedulerConfig:
         max_num_seqs: sequences that have a batch slot at once.
         max_cache_reads: cache reads of one step, summed over its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
+        handoff_chunk_tokens: fewest prompt tokens in a chunk that is cut for a handoff. None: no
+            chunk is.
         free_block_margin: share of each pool that is held free for running sequences to grow into:
             prompts, waiting or begun, leave it unless nothing else runs.
         full_sequence_must_fit: admit only sequences whose whole prompt could be computed with the
@@ -80,6 +82,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     max_cache_reads: int | None = None
     long_prefill_threshold: int | None = None
+    handoff_chunk_tokens: int | None = None
     free_block_margin: float = 0.0
     full_sequence_must_fit: bool = False
     policy: str = "decode-first"

@@ -182,6 +182,11 @@ class Request:
         return self.beams is not None and not self.num_unforked
 
     @property
+    def is_handed_over(self) -> bool:
+        """True for a prompt that another worker continues, unless its first token ends it."""
+        return self.purpose is Purpose.PREFILL and self.length_limit > self.num_tokens + 1
+
+    @property
     def length_limit(self) -> int:
         return self.num_prompt_tokens + self.params.max_tokens
 
