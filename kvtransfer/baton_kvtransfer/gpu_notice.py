@@ -4,11 +4,12 @@ import logging
 from collections.abc import Sequence
 
 from baton.engine.cache.kv_pool import KvPool
+from baton.installation import install_command
 
 _PER_TOKENS = 1000
 _ADVICE = (
-    "Set --kv-connector auto on both workers, and install nixl there (pip install "
-    "'baton-serve[nixl]') or place them on one host, where each sees the other's GPU (cuda-ipc)."
+    "Install nixl on both workers (%s), or place them on one host, where each sees the other's GPU "
+    "(cuda-ipc); --kv-connector auto takes either."
 )
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class GpuNotice:
         self._layouts = []
         logger.warning(
             "%s of this GPU moves by grpc (%s): %d tokens are up to %.1f MB, which are copied to "
-            "host memory, checksummed, sent and copied to the other GPU: %.0f ms at 1 GB/s. %s",
-            self._noun, reason, _PER_TOKENS, megabytes, megabytes, _ADVICE,
+            "host memory, checksummed, sent and copied to the other GPU: %.0f ms at 1 GB/s. "
+            + _ADVICE,
+            self._noun, reason, _PER_TOKENS, megabytes, megabytes, install_command("nixl"),
         )  # fmt: skip

@@ -44,13 +44,20 @@ class TransportTimes:
         connect: in which a source of this host has to answer each call.
         retry: after which a faster connector is tried again that failed for a reason which may
             pass.
+        retry_nixl: the same of NIXL, whose attempts keep transfers waiting where its ports are
+            closed.
         idle: after which a source is forgotten that no transfer has used: it may have left the
             cluster.
     """
 
     connect: float = shm_claimant.CONNECT_TIMEOUT
     retry: float = 10.0
+    retry_nixl: float = 600.0
     idle: float = 600.0
+
+    def retry_of(self, connector: Connector) -> float:
+        """Returns `retry` or `retry_nixl`."""
+        return self.retry_nixl if connector is NIXL else self.retry
 
 
 class Transport:
@@ -209,25 +216,25 @@ class Sources:
         self._forget_others(source)
         tried = self._allowed()
         problems: dict[Connector, str] = {}
-        may_pass = False
+        retry_seconds = math.inf
         for connector in tried:
             try:
                 receiver, reason = await self._attach(connector, source, described)
             except UnavailableError as error:
                 problems[connector] = str(error)
-                may_pass |= isinstance(error.__cause__, OSError)
+                if isinstance(error.__cause__, OSError):
+                    retry_seconds = min(retry_seconds, self._times.retry_of(connector))
             else:
-                reasons = [reason, *map(_why_not, problems.items())]
-                expires = self._expiry(may_pass=may_pass)
-                return self._chosen(source, receiver, connector, "; ".join(reasons), expires)
+                reasons = "; ".join([reason, *map(_why_not, problems.items())])
+                return self._chosen(source, receiver, connector, reasons, retry_seconds)
         if self._choice != "auto":
             raise FailedPreconditionError(
                 f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
             )
         reason = "; ".join(map(_why_not, problems.items()))
         self._gpu_notice.give(reason)
-        expires = self._expiry(may_pass=may_pass)
-        return self._chosen(source, PayloadReceiver(self._stream), GRPC, reason, expires)
+        receiver = PayloadReceiver(self._stream)
+        return self._chosen(source, receiver, GRPC, reason, retry_seconds)
 
     def _allowed(self) -> Sequence[Connector]:
         """Returns the connectors to try, in order."""
@@ -276,9 +283,11 @@ class Sources:
         receiver: Receiver,
         connector: Connector,
         reason: str,
-        expires: float,
+        retry_seconds: float,
     ) -> Transport:
+        """Returns the transport, to be chosen again after `retry_seconds`."""
         logger.info("fetching from %s by %s: %s", source[0], connector.name, reason)
+        expires = asyncio.get_running_loop().time() + retry_seconds
         return Transport(receiver, connector, reason, expires)
 
     def _forget_failed(self, source: _Source, choice: "asyncio.Task[Transport]") -> None:
@@ -334,10 +343,6 @@ class Sources:
         transport = self._chosen_for(source)
         self._known.pop(source).choice.cancel()
         return transport
-
-    def _expiry(self, *, may_pass: bool) -> float:
-        """Returns when to choose again: never, unless a faster connector's failure may pass."""
-        return asyncio.get_running_loop().time() + self._times.retry if may_pass else math.inf
 
 
 _Opened = TypeVar("_Opened", bound=Receiver)

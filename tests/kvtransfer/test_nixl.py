@@ -23,6 +23,7 @@ from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
 from baton_kvtransfer.connectors.nixl.agent import (
     MAX_METADATA_BYTES,
+    Agent,
     NixlOffer,
     Region,
     agent_thread,
@@ -137,6 +138,26 @@ async def test_nixl_refuses_broken_offer_and_accepts_next(how):
         with both_sides() as other:
             receiver = await ends.reader.attach(await other.source.offer())
             await reads(receiver, ends.target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", ["connect", "is_done"])
+async def test_nixl_refuses_source_that_connects_late(late):
+    """As behind closed ports, for which NIXL keeps the agent's thread waiting."""
+    may_end, method = threading.Event(), getattr(Agent, late)
+
+    def wait(self, *arguments):
+        assert may_end.wait(TIMEOUT)
+        return method(self, *arguments)
+
+    make_agent = type("LateAgent", (Agent,), {late: wait})
+    with both_sides(make_agent=make_agent) as ends:
+        offer = await ends.source.offer()
+        with pytest.raises(UnavailableError, match="ports may be closed"):
+            await ends.reader.attach(offer, 0.1)
+        may_end.set()
+        await until(lambda: not ends.reader.num_connecting)
+        await reads(await ends.reader.attach(offer, TIMEOUT), ends.target)
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ bytes when the source resumes. So it ends with its agent, and the next handoff s
 
 If reads progress only when polled, an abandoned agent lingers before it is closed: over TCP the
 source answers each read, and UCX aborts a process that finds the connection closed when it answers.
+
+A connection, with a first read of block 0, tells whether a source's ports can be reached, which a
+network policy may close. NIXL then blocks the agent's thread until the kernel gives up, two minutes
+or more; no transfer waits for that. The read may end late: block 0 is zero in all pools.
 """
 
 import asyncio
@@ -17,6 +21,7 @@ import numpy.typing as npt
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended, in_thread
@@ -24,6 +29,8 @@ from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
 from baton_kvtransfer.transfer_stream import TransferStream
 
+# Seconds for a connection and the first read from a source.
+_CONNECT_SECONDS = 5.0
 # Seconds for a cancelled read to end by itself.
 _GRACE_S = 0.3
 # Seconds for a stalled source to resume, answer its reads and notice that its peer has left.
@@ -43,9 +50,12 @@ class NixlReader:
         *,
         linger_seconds: float = _LINGER_SECONDS,
         max_lingering: int = _MAX_LINGERING,
+        make_agent: Callable[..., Agent] = Agent,
     ) -> None:
         """`devices`: network devices as UCX names them; None for all. `linger_seconds`: time after
-        which an abandoned agent is closed, and `max_lingering` number above which the oldest is."""
+        which an abandoned agent is closed, and `max_lingering` number above which the oldest is.
+        `make_agent`: makes agents as `Agent` does."""
+        self._make_agent = make_agent
         self._linger_seconds = linger_seconds
         self._max_lingering = max_lingering
         self._stream = TransferStream()
@@ -55,16 +65,37 @@ class NixlReader:
         self._agent: Agent | None = None
         self._lingering: list[Agent] = []
         self._timers: dict[Agent, asyncio.TimerHandle] = {}  # each closes a lingering agent
+        self._connecting: set[asyncio.Future[tuple[Agent, Peer]]] = set()
         self._is_closed = False
+
+    @property
+    def num_connecting(self) -> int:
+        """Number of connections that have not ended, whether or not a transfer waits for them."""
+        return len(self._connecting)
 
     @property
     def num_lingering(self) -> int:
         """Number of abandoned agents that are not closed yet."""
         return len(self._lingering)
 
-    async def attach(self, offer: NixlOffer) -> "NixlReceiver":
-        """Returns a receiver for a source's pools. Raises `UnavailableError` with the reason."""
-        agent, peer = await self._call(self._connect, offer)
+    async def attach(self, offer: NixlOffer, timeout: float = _CONNECT_SECONDS) -> "NixlReceiver":
+        """Returns a receiver for a source's pools, once a block of it was read, within `timeout`
+        seconds. Raises `UnavailableError` with the reason."""
+        if self._agent is None:
+            await self._call(self._started)
+        connecting = asyncio.ensure_future(self._connected(offer))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
+        try:
+            agent, peer = await asyncio.wait_for(asyncio.shield(connecting), timeout)
+        except BaseException as error:
+            connecting.add_done_callback(self._forget_late)
+            if isinstance(error, TimeoutError):
+                raise UnavailableError(
+                    f"no block of the other worker could be read within {timeout:g} s; its ports "
+                    "may be closed to this one"
+                ) from error
+            raise
         num_blocks = [region.num_blocks for region in offer.regions]
         return NixlReceiver(self, agent, peer, num_blocks, self._stream)
 
@@ -105,6 +136,21 @@ class NixlReader:
         if not self._is_closed:
             self._thread.submit(agent.disconnect, peer)
 
+    async def _connected(self, offer: NixlOffer) -> tuple[Agent, Peer]:
+        """Connects to a source and reads its block 0. Raises `UnavailableError` if either fails."""
+        agent, peer = await self._call(self._connect, offer)
+        try:
+            await self.read(agent, peer, 0, np.array([NULL_BLOCK], np.int64), [NULL_BLOCK])
+        except BaseException:
+            self.forget(agent, peer)
+            raise
+        return agent, peer
+
+    def _forget_late(self, connecting: "asyncio.Future[tuple[Agent, Peer]]") -> None:
+        """Forgets the peer of a connection that is not waited for any more."""
+        if not connecting.cancelled() and connecting.exception() is None:
+            self.forget(*connecting.result())
+
     def _end_later(self, agent: Agent) -> None:
         del self._timers[agent]
         if not self._is_closed:
@@ -119,10 +165,14 @@ class NixlReader:
 
     # Runs in the agent's thread.
 
-    def _connect(self, offer: NixlOffer) -> tuple[Agent, Peer]:
+    def _started(self) -> Agent:
         if self._agent is None:
-            self._agent = Agent(self._pools, self._devices, is_read=False)
-        return self._agent, self._agent.connect(offer)
+            self._agent = self._make_agent(self._pools, self._devices, is_read=False)
+        return self._agent
+
+    def _connect(self, offer: NixlOffer) -> tuple[Agent, Peer]:
+        agent = self._started()
+        return agent, agent.connect(offer)
 
     def _end_reads(self, agent: Agent) -> None:
         if agent is self._agent:
