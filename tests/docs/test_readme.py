@@ -18,6 +18,16 @@ def test_every_target_exists():
     assert re.search(r"^demo:.*\n\t\$\(BIN\)/baton demo$", makefile, re.MULTILINE)
 
 
+def test_outputs_are_those_of_commands_that_tests_run():
+    """By tests/e2e/test_documents.py, tests/cli/test_demo.py and tests/cli/test_up.py."""
+    shown = [(page, command) for page, found in OUTPUTS.items() for command, _ in found]
+    assert [
+        (page, command)
+        for page, command in shown
+        if command != "make demo" and not re.search(r"(^|[/ ])baton ", command)
+    ] == [], "no test runs these: show no output, and leave out the $"
+
+
 def test_every_command_exists():
     named = set(re.findall(r"`baton ([a-z][a-z-]*)", README))
     assert named >= {"up", "generate", "explain", "simulate"}

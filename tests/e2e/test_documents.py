@@ -64,6 +64,7 @@ def test_commands_print_what_the_page_shows(cluster: LocalCluster, page: str) ->
     for command, output in OUTPUTS[page]:
         if command in RUN_ELSEWHERE:
             continue
+        assert "baton " in command, "tests run no other commands of pages"
         execute = partial(run, cluster, admin_address, "bash", "-c", command)
         if command == LATE:
             wait_until(lambda shown=output, again=execute: shows(shown, again()), what=command)
