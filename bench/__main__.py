@@ -5,6 +5,7 @@ import importlib
 import logging
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 from bench.report import CasesFailedError, NotPossibleError, Row, show
 
@@ -37,7 +38,21 @@ NAMES = (
 )
 
 
-def main() -> None:
+Run = Callable[[int], list[Row]]
+
+
+def benchmark(module: str) -> Run:
+    """Returns the function of a benchmark's module, given the number of repeats."""
+    run: Run = importlib.import_module(f"bench.{module}").run
+    return run
+
+
+def main(
+    command: Sequence[str] | None = None,
+    names: Sequence[str] = NAMES,
+    benchmark: Callable[[str], Run] = benchmark,
+) -> None:
+    """Runs `command`, by default this process's; "all" are `names`."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=(*NAMES, "all"), help="which benchmark; all runs every one")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -50,7 +65,7 @@ def main() -> None:
         "--strict", action="store_true", help=f"exit with {MISSED} if a ratio is below its aim"
     )
     parser.add_argument("--tls", action="store_true", help="of transfer: what mutual TLS costs it")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command)
     if arguments.tls and arguments.name != "transfer":
         parser.error("--tls is for transfer")
     is_all = arguments.name == "all"
@@ -61,12 +76,11 @@ def main() -> None:
         parser.error(f"--repeats is {repeats}; must be at least 1")
     logging.disable(logging.WARNING)
     missed: list[Row] = []
-    for name in NAMES if is_all else (arguments.name,):
+    for name in names if is_all else (arguments.name,):
         print(f"bench {name}: running", file=sys.stderr)
         began = time.monotonic()
         try:
-            module = f"bench.{name}_tls" if arguments.tls else f"bench.{name}"
-            rows = importlib.import_module(module).run(repeats)
+            rows = benchmark(f"{name}_tls" if arguments.tls else name)(repeats)
         except NotPossibleError as error:
             if not is_all:
                 raise SystemExit(str(error)) from error

@@ -31,15 +31,15 @@ def generate() -> dict[str, str]:
     }
 
 
-def differences(fresh: dict[str, str]) -> list[str]:
-    """Returns the paths below `docs/` that differ, are missing or are no longer generated."""
-    found = {str(path.relative_to(DOCS)) for path in (DOCS / REFERENCE).rglob("*.md")}
+def differences(fresh: dict[str, str], docs: Path = DOCS) -> list[str]:
+    """Returns the paths below `docs` that differ, are missing or are no longer generated."""
+    found = {str(path.relative_to(docs)) for path in (docs / REFERENCE).rglob("*.md")}
     return sorted(
         path
         for path in fresh.keys() | found
         if path not in fresh
-        or not (DOCS / path).exists()
-        or (DOCS / path).read_text(encoding="utf-8") != fresh[path]
+        or not (docs / path).exists()
+        or (docs / path).read_text(encoding="utf-8") != fresh[path]
     )
 
 

@@ -48,7 +48,7 @@ class Share:
 
     async def grow(self, num_bytes: int) -> None:
         """Holds `num_bytes` in all, once they are free. Raises `OverloadedError` if that takes
-        longer than `WAIT_SECONDS`, or if all requests that hold bytes would wait for more."""
+        longer than a share may wait, or if all requests that hold bytes would wait for more."""
         if num_bytes > LARGE_BYTES and num_bytes > self.num_bytes:
             await self._requests.take(self, num_bytes - self.num_bytes)
 
@@ -59,8 +59,12 @@ class LargeRequests:
     A request alone may exceed the budget, so that any size that the server takes is served.
     """
 
-    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    def __init__(
+        self, budget_bytes: int = DEFAULT_BUDGET_BYTES, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        """`wait_seconds`: longest wait of a share for bytes."""
         self._budget = budget_bytes
+        self._wait_seconds = wait_seconds
         self._num_held = 0
         self._holders: set[Share] = set()
         self._waiting: deque[_Waiting] = deque()
@@ -98,7 +102,7 @@ class LargeRequests:
         waiting = _Waiting(share, more, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(self._wait_seconds):
                 await waiting.granted
         except TimeoutError:
             raise self._overload() from None

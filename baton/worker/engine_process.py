@@ -4,8 +4,7 @@ import logging
 import sys
 from importlib.util import find_spec
 
-import torch
-
+from baton.engine.device import CUDA, Gpus
 from baton.engine.process.engine_child import EngineChild, fork_engine
 from baton.errors import InvalidArgumentError
 from baton.worker.settings import KV_CONNECTORS, WorkerSettings
@@ -13,15 +12,16 @@ from baton.worker.settings import KV_CONNECTORS, WorkerSettings
 logger = logging.getLogger(__name__)
 
 
-def child_for(settings: WorkerSettings) -> EngineChild | None:
-    """Forks a child for the engine if the settings and the device want one. Call before this
+def child_for(settings: WorkerSettings, gpus: Gpus = CUDA) -> EngineChild | None:
+    """Forks a child for the engine if the settings and the device, which may be one of `gpus`, want
+    one. Call before this
     process has other threads. Raises `InvalidArgumentError` where there cannot be one.
 
     Whether the server can open a GPU's memory of the child is found out as the engine is loaded.
     """
     if settings.engine_process == "no":
         return None
-    problem = _problem(settings)
+    problem = _problem(settings, gpus)
     if problem and settings.engine_process == "yes":
         raise InvalidArgumentError("engine_process", f"is yes, but {problem}; use auto or no")
     if problem:
@@ -30,11 +30,11 @@ def child_for(settings: WorkerSettings) -> EngineChild | None:
     return fork_engine()
 
 
-def _problem(settings: WorkerSettings) -> str:
+def _problem(settings: WorkerSettings, gpus: Gpus) -> str:
     """Returns the reason why the engine cannot have a process of its own; empty if it can."""
     if sys.platform != "linux":
         return f"it needs Linux, and this is {sys.platform}"
-    if not _is_on_gpu(settings.engine_config().device):
+    if not _is_on_gpu(settings.engine_config().device, gpus):
         return ""
     if settings.kv_connector not in KV_CONNECTORS:
         return (
@@ -49,6 +49,6 @@ def _problem(settings: WorkerSettings) -> str:
     return ""
 
 
-def _is_on_gpu(device: str) -> bool:
+def _is_on_gpu(device: str, gpus: Gpus) -> bool:
     # Not `is_available`, which initializes CUDA without NVML's help: no child could use it then.
-    return device.startswith("cuda") or (device == "auto" and torch.cuda.device_count() > 0)
+    return device.startswith("cuda") or (device == "auto" and gpus.device_count() > 0)

@@ -11,7 +11,6 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
 from baton_kvtransfer.wire import handle_of_source
 
-# Seconds after which the prefix is computed instead.
 FETCH_TIMEOUT = 10.0
 
 logger = logging.getLogger(__name__)
@@ -27,22 +26,27 @@ def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
     return handle_of_source(source, pairing, num_tokens, request.tenant)
 
 
-async def fetch_prefix(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> None:
-    """Fetches the blocks of `source`, after which the sequence continues; if that fails, has the
-    sequence compute them. Raises only an error that ends the sequence meanwhile.
+async def fetch_prefix(
+    stream: SequenceStream, fetcher: KvFetcher, source: Handle, timeout: float
+) -> None:
+    """Fetches the blocks of `source`, after which the sequence continues; if that fails or takes
+    longer than `timeout` seconds, has the sequence compute them. Raises only an error that ends the
+    sequence meanwhile.
     """
     allocation = await stream.allocation()
     if not allocation.block_ids:
         return  # the prefix is in this worker's cache by now
-    if await run_until(_fetched(fetcher, source, allocation), stream.failure()):
+    if await run_until(_fetched(fetcher, source, allocation, timeout), stream.failure()):
         stream.commit_external(None)
     else:
         stream.fail_external()
 
 
-async def _fetched(fetcher: KvFetcher, source: Handle, allocation: ExternalAllocation) -> bool:
+async def _fetched(
+    fetcher: KvFetcher, source: Handle, allocation: ExternalAllocation, timeout: float
+) -> bool:
     try:
-        _, report = await fetcher.fetch(source, allocation, FETCH_TIMEOUT)
+        _, report = await fetcher.fetch(source, allocation, timeout)
     except Exception as error:
         logger.info("no remote prefix fetch from %s: %s", source.source_worker, error)
         return False

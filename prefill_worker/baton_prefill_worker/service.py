@@ -36,7 +36,7 @@ from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.wire import first_token_to_message, lease_id_of
 from baton_prefill_worker.lease_retention import LeaseRetention
-from baton_prefill_worker.prefix_fetch import fetch_prefix, source_of
+from baton_prefill_worker.prefix_fetch import FETCH_TIMEOUT, fetch_prefix, source_of
 
 
 def add_role(worker: Worker) -> None:
@@ -45,9 +45,14 @@ def add_role(worker: Worker) -> None:
 
 
 class PrefillService(pb_grpc.PrefillServicer):
-    """Service that computes prompts and keeps their blocks under leases."""
+    """Service that computes prompts and keeps their blocks under leases.
+
+    Attributes:
+        prefix_timeout: seconds of a fetch of another worker's prefix, which is then computed.
+    """
 
     def __init__(self, worker: Worker) -> None:
+        self.prefix_timeout = FETCH_TIMEOUT
         self._worker = worker
         self._exchange = worker.component(KvExchange)
         self._encoder_fetch = worker.component(EncoderFetch)
@@ -80,7 +85,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             lease = held.enter_context(self._exchange.leases.open(claim, blocks))
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             if source is not None:
-                await fetch_prefix(stream, self._exchange.fetcher, source)
+                await fetch_prefix(stream, self._exchange.fetcher, source, self.prefix_timeout)
             last: SequenceUpdate | None = None
             num_scored = 1  # The first token of a prompt has no log-probability.
             async for updates in stream.updates():

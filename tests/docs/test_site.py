@@ -53,15 +53,14 @@ def test_metrics_reference_agrees_with_telemetry():
 
 
 @pytest.mark.slow  # needs the packages of the extra `dev`
-def test_differences_name_stale_missing_and_unknown_files(tmp_path, monkeypatch):
+def test_differences_name_stale_missing_and_unknown_files(tmp_path):
     from docs import generate
 
-    monkeypatch.setattr(generate, "DOCS", tmp_path)
     (tmp_path / "reference").mkdir()
     for name in ("same", "stale", "unknown"):
         (tmp_path / f"reference/{name}.md").write_text("old")
     fresh = {f"reference/{name}.md": "new" for name in ("stale", "missing")}
-    assert generate.differences({**fresh, "reference/same.md": "old"}) == [
+    assert generate.differences({**fresh, "reference/same.md": "old"}, tmp_path) == [
         f"reference/{name}.md" for name in ("missing", "stale", "unknown")
     ]
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.encoder_input import EncoderInput, TensorData
@@ -45,6 +43,7 @@ from tests.support.router.scripted import (
     suspended,
     tokens,
 )
+from tests.support.spans import kept_spans
 from tests.support.waiting import until
 
 PIXELS = TensorData("float32", (1, 3, 50, 50), bytes(range(250)) * 120)
@@ -304,13 +303,9 @@ def test_meter_counts_encoder_inputs_by_way():
 
 
 @pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Spans of the test, which is in a trace."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
-    yield exporter
-    provider.shutdown()
+def exporter() -> Iterator[InMemorySpanExporter]:
+    with kept_spans() as exporter:
+        yield exporter
 
 
 @pytest.mark.parametrize("fails", [False, True])

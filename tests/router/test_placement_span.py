@@ -1,22 +1,22 @@
 """A trace shows of each placement what `baton explain` says: the workers, and all terms."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton_router.fleet.candidate import Candidate
-from baton_router.placement import placement_span
 from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
 from baton_router.placement.explanation import why
 from baton_router.placement.placement_span import MAX_CANDIDATES, placing
 from baton_router.placement.placer import Placer
 from baton_router.prompt import Prompt
 from baton_router.request import Request, work_of
+from tests.support.spans import kept_spans
 
 PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]
 DECODE = Candidate("d", "decode", b"")
@@ -28,14 +28,10 @@ def decided(*candidates: Candidate) -> Decision:
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """A tracer whose spans are kept here; the test is in a trace."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
-    with stages.stage_of_call("generate"):
+def exported() -> Iterator[InMemorySpanExporter]:
+    """The spans of the test, which is in a trace."""
+    with kept_spans() as exporter, stages.stage_of_call("generate"):
         yield exporter
-    provider.shutdown()
 
 
 def span_of(exported: InMemorySpanExporter, decision: Decision) -> ReadableSpan:
@@ -93,10 +89,10 @@ def test_placement_span_says_why_no_worker_was_chosen(exported):
     assert "baton.placement.prefill_worker" not in span.attributes
 
 
-def test_placement_span_is_not_built_outside_trace(monkeypatch):
-    monkeypatch.setattr(placement_span, "_of_decision", lambda _: pytest.fail("made for nobody"))
+def test_placement_span_is_not_built_outside_trace():
+    unread: Any = object()
     with placing("r") as span:
-        span.decided(decided(*PREFILLS, DECODE))
+        span.decided(unread)
 
 
 class Cluster:

@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from baton.errors import OverloadedError
-from baton.serving import large_requests
 from baton.serving.large_requests import LARGE_BYTES, LargeRequests
 
 KIB = 2**10
@@ -60,9 +59,8 @@ async def test_budget_refuses_last_of_shares_that_all_wait():
         await growing
 
 
-async def test_budget_refuses_share_after_its_wait(monkeypatch):
-    monkeypatch.setattr(large_requests, "WAIT_SECONDS", 0.05)
-    requests = LargeRequests(400 * KIB)
+async def test_budget_refuses_share_after_its_wait():
+    requests = LargeRequests(400 * KIB, wait_seconds=0.05)
     with requests.share() as held, requests.share() as late:
         await held.grow(400 * KIB)
         with pytest.raises(OverloadedError, match="hold 409600 bytes; expected at most 409600"):

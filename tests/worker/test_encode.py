@@ -10,9 +10,6 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.encoder_input import EncoderInput
 from baton.encoder_input_wire import to_proto
@@ -29,11 +26,12 @@ from baton.errors import (
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.serving.channels import channel_options
-from baton.serving.telemetry import propagation, stages
+from baton.serving.telemetry import stages
 from baton.v1 import admin_pb2, encode_pb2, inference_pb2
 from baton.v1.encode_pb2_grpc import EncodeStub
 from baton.v1.kv_transfer_pb2_grpc import EncoderTransferStub
 from baton.worker.metrics import WorkerMetrics
+from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.wire import fetch_request, handle_of_source
@@ -41,6 +39,7 @@ from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_
 from tests.support.failures import failure_of
 from tests.support.proxy import Link, Proxy, corrupted, ended, once, truncated
 from tests.support.repository import ROOT
+from tests.support.spans import kept_spans
 from tests.support.waiting import until
 from tests.support.worker.crew import Member, crew_of, new_lease_id, tokens_of
 from tests.support.worker.pair import TIMEOUT, rest_of
@@ -357,11 +356,11 @@ async def test_encoder_lease_serves_one_worker_and_tenant(prompt):
         assert failures_of(prefill) == failures_of(other) == {"not_opened": 2}
 
 
-async def test_prefill_worker_encodes_when_router_is_cut_off_source(prompt, monkeypatch):
+async def test_prefill_worker_encodes_when_router_is_cut_off_source(prompt):
     """The call that would open the lease does not arrive; the prefill worker's fetch does."""
-    monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 2 * TIMEOUT)
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
+        prefill.worker.component(EncoderFetch).timeout = 2 * TIMEOUT
         request, link = request_for(prompt, prefill), Link()
         async with (
             Proxy.on(link, encode.worker.server.port) as proxy,
@@ -425,11 +424,11 @@ async def test_prompts_with_equal_images_fetch_them_once(prompt):
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-async def test_refused_encode_call_ends_wait_for_its_lease(prompt, is_early, monkeypatch):
-    monkeypatch.setattr("baton_kvtransfer.exchange.encoder_fetch.FETCH_TIMEOUT", 2 * TIMEOUT)
+async def test_refused_encode_call_ends_wait_for_its_lease(prompt, is_early):
     async with crew_of(prompt.path, "prefill", "prefill") as crew:
         source, prefill = crew.members  # the role of the first has changed
         leases_of(source).open_timeout = 2 * TIMEOUT
+        prefill.worker.component(EncoderFetch).timeout = 2 * TIMEOUT
         request = request_for(prompt, prefill)
         sources = [source.encoder_source(request.lease_id)]
         if is_early:
@@ -525,17 +524,13 @@ async def test_worker_changes_into_encode_role_and_back(prompt):
 
 
 async def test_encode_call_and_transfer_are_spans_of_one_trace(prompt, monkeypatch):
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
-    monkeypatch.setattr(propagation, "is_tracing", lambda: True)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")  # so that servers take calls' traces
     async with crew_of(prompt.path, "encode", "prefill") as crew:
         encode, prefill = crew.members
-        with stages.stage_of_call("generate"):
+        with kept_spans() as exporter, stages.stage_of_call("generate"):
             async with encoding(encode, prefill, prompt.inputs[:1]) as (calls, sources):
                 await asyncio.gather(prompt.check(prefill, sources), *map(rest_of, calls))
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    provider.shutdown()
     parents = {
         "encode.call": "generate",
         "encoder.transfer": "generate",

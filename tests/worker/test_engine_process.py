@@ -1,17 +1,21 @@
 """Process of a worker's engine: as the settings say, and as the device allows."""
 
 import logging
+import sys
 from functools import partial
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 
 from baton.engine.core.engine_thread import EngineThread
+from baton.engine.device import CUDA, Gpus
 from baton.engine.process.engine_process import EngineProcess
 from baton.engine.process.pool_memory import MemoryNotSharedError
 from baton.errors import InvalidArgumentError, UnavailableError
 from baton.sampling import SamplingParams
-from baton.worker import engine_process
 from baton.worker.engine_process import child_for
 from baton.worker.settings import WorkerSettings
 from baton_kvtransfer.connectors.nixl.agent import Agent
@@ -26,54 +30,52 @@ def settings(**changes: object) -> WorkerSettings:
     return WorkerSettings(redis_url=None, **changes)
 
 
-@pytest.fixture
-def _has_nixl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "find_spec", lambda _name: request.param)
+ONE_GPU: Any = SimpleNamespace(device_count=lambda: 1)
 
 
 @pytest.fixture
-def _has_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def _has_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = module_from_spec(ModuleSpec("nixl", None))
+    monkeypatch.setitem(sys.modules, "nixl", installed)
 
 
-with_nixl = pytest.mark.parametrize("_has_nixl", [True], indirect=True, ids=["nixl"])
-without_nixl = pytest.mark.parametrize("_has_nixl", [None], indirect=True, ids=["no nixl"])
+@pytest.fixture
+def _lacks_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
 
 
 def test_engine_steps_in_a_thread_where_the_settings_say_so():
     assert child_for(settings(device="cpu", engine_process="no")) is None
 
 
-@with_nixl
 @pytest.mark.usefixtures("_has_nixl")
 def test_engine_on_a_cpu_has_a_process_by_default():
     has_process(settings(device="cpu"))
     has_process(settings(device="auto"))
 
 
-@without_nixl
-@pytest.mark.usefixtures("_has_nixl", "_has_gpu")
+@pytest.mark.usefixtures("_lacks_nixl")
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
 def test_engine_on_a_gpu_has_a_process_by_default(device):
-    has_process(settings(device=device))
-    has_process(settings(device=device, engine_process="yes", kv_connector="cuda-ipc"))
+    has_process(settings(device=device), ONE_GPU)
+    forced = settings(device=device, engine_process="yes", kv_connector="cuda-ipc")
+    has_process(forced, ONE_GPU)
 
 
-@with_nixl
-@pytest.mark.usefixtures("_has_nixl", "_has_gpu")
+@pytest.mark.usefixtures("_has_nixl")
 @pytest.mark.parametrize("device", ["auto", "cuda:0"])
 @pytest.mark.parametrize("connector", ["auto", "nixl"])
 def test_engine_steps_in_a_thread_if_nixl_moves_gpu_blocks(caplog, device, connector):
     with caplog.at_level(logging.INFO):
-        assert child_for(settings(device=device, kv_connector=connector)) is None
+        assert child_for(settings(device=device, kv_connector=connector), ONE_GPU) is None
     assert "the engine steps in a thread: nixl, which is to move blocks," in caplog.text
+    forced = settings(device=device, kv_connector=connector, engine_process="yes")
     with pytest.raises(InvalidArgumentError, match=r"engine_process: is yes, but nixl, .* or no"):
-        child_for(settings(device=device, kv_connector=connector, engine_process="yes"))
-    has_process(settings(device=device, kv_connector="grpc"))
+        child_for(forced, ONE_GPU)
+    has_process(settings(device=device, kv_connector="grpc"), ONE_GPU)
 
 
-@without_nixl
-@pytest.mark.usefixtures("_has_nixl")
+@pytest.mark.usefixtures("_lacks_nixl")
 def test_engine_steps_in_a_thread_if_package_moves_gpu_blocks(caplog):
     given = settings(device="cuda:0").model_copy(update={"kv_connector": "fabric"})
     with caplog.at_level(logging.INFO):
@@ -81,8 +83,8 @@ def test_engine_steps_in_a_thread_if_package_moves_gpu_blocks(caplog):
     assert "in a thread: --kv-connector fabric is of another package" in caplog.text
 
 
-def has_process(given: WorkerSettings) -> None:
-    child = child_for(given)
+def has_process(given: WorkerSettings, gpus: Gpus = CUDA) -> None:
+    child = child_for(given, gpus)
     assert child is not None
     child.kill()
     child.reap()
@@ -107,10 +109,10 @@ async def test_handoff_between_pools_opened_by_handle(checkpoint, forks_by_handl
 
 
 async def test_engine_steps_in_a_thread_if_memory_cannot_be_opened(
-    checkpoint, forks_by_handle, ipc, monkeypatch, caplog
+    checkpoint, forks_by_handle, ipc, caplog
 ):
     model, prompt = checkpoint("llama"), prompt_of(40)
-    monkeypatch.setattr(ipc, "open", cannot_open)
+    ipc.problems["open"] = "no peer mapping"
     async with pair_of(model, fork=forks_by_handle.fork) as pair:
         for worker in (pair.prefill, pair.decode):
             assert isinstance(worker.engine.core, EngineThread)
@@ -120,15 +122,11 @@ async def test_engine_steps_in_a_thread_if_memory_cannot_be_opened(
 
 
 async def test_engine_process_is_refused_if_memory_cannot_be_opened(
-    checkpoint, forks_by_handle, ipc, monkeypatch
+    checkpoint, forks_by_handle, ipc
 ):
-    monkeypatch.setattr(ipc, "open", cannot_open)
+    ipc.problems["open"] = "no peer mapping"
     children = iter([forks_by_handle.fork()])
     fork = partial(next, children, None)
     with pytest.raises(MemoryNotSharedError, match="no peer mapping; give --engine-process no"):
         async with pair_of(checkpoint("llama"), fork=fork, engine_process="yes"):
             pass
-
-
-def cannot_open(*_: object) -> int:
-    raise RuntimeError("no peer mapping")

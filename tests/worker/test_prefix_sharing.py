@@ -19,6 +19,7 @@ from baton_kvtransfer.exchange.sharing import _until_released
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from baton_prefill_worker.service import PrefillService
 from tests.support.failures import failure_of
 from tests.support.waiting import until
 from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id
@@ -150,11 +151,11 @@ async def test_prefill_worker_computes_when_prefix_source_is_invalid(checkpoint,
             await check_computes(crew, prompt, source)
 
 
-async def test_prefix_lease_serves_one_worker_tenant_and_fetch(checkpoint, monkeypatch):
-    monkeypatch.setattr("baton_prefill_worker.prefix_fetch.FETCH_TIMEOUT", 0.3)
+async def test_prefix_lease_serves_one_worker_tenant_and_fetch(checkpoint):
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members
+        puller.worker.component(PrefillService).prefix_timeout = 0.3
         await holder.answer(prompt, ONE)
         async with shared(holder, prompt[:-1], "another worker") as (lease_id, count):
             await check_computes(crew, prompt, holder.source(lease_id, count))
@@ -312,14 +313,19 @@ async def test_unclaimed_prefix_lease_is_reclaimed_for_waiting_prompt(checkpoint
 
 
 @pytest.mark.parametrize("num_looks", [1, 2])
-async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks, monkeypatch):
+async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
     """The claim comes while the last wait before a look for a deadlock times out."""
     table, own, waits = LeaseTable(60.0), Claim(b"m" * 16, "d0"), []
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
     engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
-    with table.open(own, BlockRange(4, 4)) as lease:
 
-        async def claimed() -> None:
+    class LateClaim:
+        """The lease, which is claimed as the wait for it ends."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lease, name)
+
+        async def claimed(self) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
@@ -328,11 +334,11 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks, monkeypa
                     lease.take()
                     lease.end(UnavailableError("the claimant is here"))
 
-        monkeypatch.setattr(lease, "claimed", claimed)
+    with table.open(own, BlockRange(4, 4)) as lease:
         lease.advance(((1,),), 1)
         lease.complete(None, lambda: None)
         with pytest.raises(UnavailableError, match="the claimant is here"):
-            await _until_released(lease, engine)
+            await _until_released(LateClaim(), engine)
 
 
 async def test_prefix_lease_is_kept_while_a_sequence_awaits_its_kv():

@@ -3,10 +3,7 @@ how much was there."""
 
 from dataclasses import replace
 
-import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.core.engine_thread import EngineThread
@@ -14,22 +11,19 @@ from baton.engine.messages import EngineRequest
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton.worker.request_spans import request_spans
+from tests.support.spans import kept_spans
 from tests.support.worker.reference import alone, engine_of, prompt_of
 
 SAMPLES = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=5, n=3)
 PROMPT = prompt_of(40)
 
 
-async def spans_of(
-    model: str, request: EngineRequest, monkeypatch: pytest.MonkeyPatch
-) -> list[ReadableSpan]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
+async def spans_of(model: str, request: EngineRequest) -> list[ReadableSpan]:
     engine = AsyncEngine(EngineThread(engine_of(model, max_num_batched_tokens=24)))
     engine.start()
     try:
         with (
+            kept_spans() as exporter,
             stages.stage_of_call("generate"),
             engine.open(request) as stream,
             request_spans("w", request, stream),
@@ -38,16 +32,15 @@ async def spans_of(
                 pass
     finally:
         await engine.stop()
-        provider.shutdown()
     return [s for s in exporter.get_finished_spans() if s.name in ("prefill.chunk", "decode")]
 
 
-async def test_decode_span_includes_tokens_of_earlier_attempt(checkpoint, monkeypatch):
+async def test_decode_span_includes_tokens_of_earlier_attempt(checkpoint):
     model = checkpoint("llama")
     (whole,) = alone(model, [PROMPT], SAMPLES)
     request = EngineRequest("r", tuple(PROMPT), SAMPLES, len(PROMPT), arrival_time=0.0)
     outputs = (tuple(whole[0][:50]), None, tuple(whole[2][:30]))
-    *chunks, decode = await spans_of(model, replace(request, outputs=outputs), monkeypatch)
+    *chunks, decode = await spans_of(model, replace(request, outputs=outputs))
     ranges = [
         (c.attributes["baton.prefill.begin"], c.attributes["baton.prefill.end"]) for c in chunks
     ]

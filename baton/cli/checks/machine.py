@@ -6,7 +6,7 @@ import platform
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
@@ -41,18 +41,28 @@ _GIB = 2**30
 _SMALL_WORKER = 2 * _GIB
 
 
-def machine(host: str, port: int) -> Iterator[Finding]:
-    """Checks everything but Redis. A router would listen on `host` and `port`."""
+def machine(
+    host: str,
+    port: int,
+    *,
+    version_of: Callable[[str], str] = version,
+    device_of: Callable[[], Finding] | None = None,
+) -> Iterator[Finding]:
+    """Checks everything but Redis. A router would listen on `host` and `port`.
+
+    `version_of` returns the version of an installed package, or raises `PackageNotFoundError`;
+    `device_of` the device that workers compute on, ok if it is a GPU.
+    """
     yield _python()
-    yield from _packages()
-    yield (device := _device())
+    yield from _packages(version_of)
+    yield (device := (device_of or _device)())
     if device.level is Level.OK:
         yield compiler()
     yield _workers()
     yield _shared_memory()
     yield _memory()
     yield _files()
-    yield _port(host, port)
+    yield port_check(host, port)
 
 
 def _python() -> Finding:
@@ -62,15 +72,15 @@ def _python() -> Finding:
     return fault("Python", f"{found} is too old", "use Python 3.11 or later")
 
 
-def _packages() -> Iterator[Finding]:
+def _packages(version_of: Callable[[str], str]) -> Iterator[Finding]:
     """Checks every requirement of Baton, and reports which extras are installed."""
     try:
-        found = f"{NAME} {version(NAME)}"
+        found = f"{NAME} {version_of(NAME)}"
         wanted = [Requirement(line) for line in requires(NAME) or ()]
     except PackageNotFoundError:
         yield note("packages", "Baton runs from its sources", install_command("local"))
         return
-    wrong = [text for r in wanted if _is_wanted(r, "") and (text := _mismatch(r))]
+    wrong = [text for r in wanted if _is_wanted(r, "") and (text := _mismatch(r, version_of))]
     if wrong:
         yield fault("packages", "; ".join(wrong), install_command())
     else:
@@ -82,7 +92,7 @@ def _packages() -> Iterator[Finding]:
             if r.name not in _NOT_OF_WORKERS
             and _is_wanted(r, extra)
             and not _is_wanted(r, "")
-            and (text := _mismatch(r))
+            and (text := _mismatch(r, version_of))
         ]
         if lacking:
             text = f"{'; '.join(lacking)}; needed for {purpose}"
@@ -96,10 +106,10 @@ def _is_wanted(requirement: Requirement, extra: str) -> bool:
     return marker is None or marker.evaluate({"extra": extra})
 
 
-def _mismatch(requirement: Requirement) -> str:
+def _mismatch(requirement: Requirement, version_of: Callable[[str], str]) -> str:
     """Returns what is wrong with a package; empty if nothing is."""
     try:
-        found = version(requirement.name)
+        found = version_of(requirement.name)
     except PackageNotFoundError:
         return f"{requirement.name} is not installed"
     # A build such as 2.13.0+cpu counts as 2.13.0.
@@ -190,7 +200,7 @@ def _files() -> Finding:
     return fault("open files", f"{soft} at once are too few for a server", advice)
 
 
-def _port(host: str, port: int) -> Finding:
+def port_check(host: str, port: int) -> Finding:
     """Checks that the port of `baton up` is free."""
     subject = f"port {port}"
     with socket.socket() as probe:

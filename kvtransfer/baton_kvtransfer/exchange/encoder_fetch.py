@@ -18,9 +18,7 @@ from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
 from baton_kvtransfer.wire import handle_of_source
 
-# Seconds after which the input is encoded instead: of a lease that is open, or the way to its
-# source. The source itself waits less for a lease that is not (`EncoderExchange`).
-FETCH_TIMEOUT = 10.0
+_FETCH_TIMEOUT = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +26,16 @@ _Request = prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest
 
 
 class EncoderFetch:
-    """Fetches of encoder outputs by one worker, for the requests that it computes."""
+    """Fetches of encoder outputs by one worker, for the requests that it computes.
+
+    Attributes:
+        timeout: seconds after which the input is encoded instead: of a lease that is open, or the
+            way to its source. The source itself waits less for a lease that is not
+            (`EncoderExchange`).
+    """
 
     def __init__(self, worker: Worker) -> None:
+        self.timeout = _FETCH_TIMEOUT
         self._worker = worker
         self._exchange = worker.component(EncoderExchange)
         self._names = count(1)
@@ -46,7 +51,7 @@ class EncoderFetch:
 
         `time_remaining`: seconds of the call; None: it has no deadline.
         """
-        timeout = FETCH_TIMEOUT if time_remaining is None else min(FETCH_TIMEOUT, time_remaining)
+        timeout = self.timeout if time_remaining is None else min(self.timeout, time_remaining)
         # A fetch has ended before its blocks are given up, however the call ends.
         async with AsyncExitStack() as stack:
             for source, encoder_input in _sources(request, wanted.encoder_inputs):
