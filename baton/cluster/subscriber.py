@@ -156,13 +156,16 @@ class EventSubscriber:
     Args:
         redis: from `baton.cluster.redis.connect`.
         index: the index to which the events are applied.
+
+    Attributes:
+        index: that index.
     """
 
     def __init__(self, redis: Redis, index: LocalityIndex) -> None:
         self._redis = redis
         self._prefix = prefix_of(redis)
         self._signing_keys = signing_keys_of(redis)
-        self._index = index
+        self.index = index
         self._follows: dict[str, _Follow] = {}
         self._next_inspection = 0.0
         self._log = ThrottledLog(_logger)
@@ -197,14 +200,14 @@ class EventSubscriber:
         known = self._follows.get(worker)
         if known is not None and known.epoch == epoch:
             return
-        self._index.drop(worker)
+        self.index.drop(worker)
         self._follows[worker] = _Follow(worker, epoch)
         self._loop.wake()
 
     def unfollow(self, worker: str) -> None:
         """Stops following the worker, and drops it from the index immediately."""
         self._follows.pop(worker, None)
-        self._index.drop(worker)
+        self.index.drop(worker)
 
     async def _step(self) -> float:
         if not self._follows:
@@ -302,12 +305,12 @@ class EventSubscriber:
             follow.next_slot, follow.resync_at = None, now + _RESYNC_INTERVAL
             return
         if is_first:
-            self._index.replace(follow.worker, follow.epoch, ())
+            self.index.replace(follow.worker, follow.epoch, ())
             follow.next_slot, follow.applied, follow.position = 0, sequence, (sequence, 0)
-        self._index.apply(follow.worker, follow.epoch, KvEvents(stored=blocks))
+        self.index.apply(follow.worker, follow.epoch, KvEvents(stored=blocks))
         assert follow.next_slot is not None
         follow.next_slot += _PART
-        is_too_long = follow.next_slot >= self._index.max_entries
+        is_too_long = follow.next_slot >= self.index.max_entries
         if is_too_long:
             self._log.warning("reading only a part of the snapshot of worker %r", follow.worker)
         if is_too_long or num_slots < _PART:
@@ -408,7 +411,7 @@ class EventSubscriber:
             follow.wanted = batch.first - 1
         elif batch.first == 1:
             follow.wanted = None  # the stream has all events of the epoch
-        self._index.apply(follow.worker, follow.epoch, batch.events)
+        self.index.apply(follow.worker, follow.epoch, batch.events)
         follow.applied = batch.last
         return has_credit
 

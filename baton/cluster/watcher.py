@@ -75,6 +75,11 @@ class RegistryWatcher:
         self._loop = RedisLoop("registry watcher", self._poll)
 
     @property
+    def listed(self) -> frozenset[str]:
+        """Ids of workers in the registry's list, as of the last poll."""
+        return frozenset(self._listed)
+
+    @property
     def records(self) -> Mapping[str, WorkerRecord]:
         """Records of the known workers by id; a live view."""
         return MappingProxyType(self._records)

@@ -91,6 +91,7 @@ class Engine:
 
     Attributes:
         facts: the properties of it that never change.
+        runner: computes its steps.
         drafter: proposes drafts of its sequences.
         on_planned: called after a step is planned and before it is computed.
         num_waits: steps after which none was launched ahead, by reason.
@@ -119,7 +120,7 @@ class Engine:
         self._check = RequestCheck(self.facts)
         stream = stream or stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
-        self._runner = ModelRunner(
+        self.runner = ModelRunner(
             loaded.model,
             loaded.attention,
             loaded.cache,
@@ -571,7 +572,7 @@ class Engine:
         self._draft()
         plan = self._scheduler.schedule()
         self.on_planned()
-        return plan, self._runner.launch(plan)
+        return plan, self.runner.launch(plan)
 
     def _launch_ahead(self, plan: StepPlan, launched: Launched) -> tuple[StepPlan, Launched] | None:
         """Launches the step after `plan` if it need not wait for the tokens of `launched`."""
@@ -582,7 +583,7 @@ class Engine:
             self.num_waits[ahead] += 1
             return None
         self.on_planned()
-        return ahead, self._runner.launch(ahead, launched)
+        return ahead, self.runner.launch(ahead, launched)
 
     def _plan_ahead(self, plan: StepPlan) -> StepPlan | NotAhead:
         if self._has_failed:

@@ -161,7 +161,12 @@ class Launched:
 
 
 class ModelRunner:
-    """Model runner of one device. Reads the `BatchSlots` arrays that the scheduler writes."""
+    """Model runner of one device. Reads the `BatchSlots` arrays that the scheduler writes.
+
+    Attributes:
+        model, attention, sampler: what computes a step.
+        graphs: recorded decode steps; None: every step is launched kernel by kernel.
+    """
 
     def __init__(
         self,
@@ -182,17 +187,17 @@ class ModelRunner:
         """Takes a `model` that already uses `attention`; reports times to `clock`; computes on
         `stream`, by default the device's. With a `pooler` the model has hidden states in place of
         logits. `rope`: of a model with M-RoPE that takes images."""
-        self._model = model
+        self.model = model
         self._pooler = pooler
-        self._attention = attention
+        self.attention = attention
         self._cache = cache
         self._batch_slots = batch_slots
-        self._sampler = sampler
+        self.sampler = sampler
         self._stream = stream or stream_of(device)
         self._upload = uploader(device)
         self._encoder = encoder
         self._rope = rope
-        self._graphs = graphs
+        self.graphs = graphs
         self._clock = clock or StepClock()
         self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size)
 
@@ -210,7 +215,7 @@ class ModelRunner:
         try:
             for sequence in plan.new_slots:
                 request = sequence.request
-                self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
+                self.sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
                 self._grammars.assign(sequence.batch_slot, request)
                 if self._rope is not None:
                     self._rope.assign(sequence.batch_slot, request.encoder_inputs)
@@ -227,7 +232,7 @@ class ModelRunner:
     def _reads_tokens(self, batch_slots: Int64Array) -> bool:
         """Returns whether the choice for any of these slots reads all earlier tokens on the host:
         because of a grammar, or of a penalty that the device has no history for."""
-        return self._grammars.applies(batch_slots) or self._sampler.needs_history(batch_slots)
+        return self._grammars.applies(batch_slots) or self.sampler.needs_history(batch_slots)
 
     def _launch_choice(self, plan: StepPlan, forward: Launch[_Computed]) -> Launch[_Computed]:
         slots, lengths = plan.sample_slots, plan.sample_lengths
@@ -290,20 +295,20 @@ class ModelRunner:
             return self._choose(plan, logits)
 
     def _may_replay(self, plan: StepPlan) -> bool:
-        if self._graphs is None or not plan.samples_every_token:
+        if self.graphs is None or not plan.samples_every_token:
             return False
-        return plan.num_tokens <= self._graphs.sizes[-1]
+        return plan.num_tokens <= self.graphs.sizes[-1]
 
     def _replay(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor | None:
         """Returns the logits of decodes and drafts from a CUDA graph; None if none fits."""
-        assert self._graphs is not None, "a replay without graphs"
+        assert self.graphs is not None, "a replay without graphs"
         ragged, num_unknown = self._ragged(plan), len(plan.previous_rows)
         batch_slots, positions = ragged.places()
         parts = [self._chosen(plan, previous)] if num_unknown else []
         if num_unknown < len(batch_slots):
             parts.append(self._given(batch_slots[num_unknown:], positions[num_unknown:]))
         offsets = None if self._rope is None else self._rope.offsets(batch_slots)
-        return self._graphs.run(parts, ragged, None if offsets is None else self._upload(offsets))
+        return self.graphs.run(parts, ragged, None if offsets is None else self._upload(offsets))
 
     def _ragged(self, plan: StepPlan) -> RaggedBatch:
         """Returns the plan's tokens: those of its decodes, then those of its chunks."""
@@ -333,7 +338,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         token_ids = self._tokens_of(plan, previous, inputs.token_ids)
         features = None if self._encoder is None else self._encoder.features(plan)
-        return self._model.forward(
+        return self.model.forward(
             token_ids, inputs.positions, inputs.batch, inputs.logit_rows, features
         )
 
@@ -341,7 +346,7 @@ class ModelRunner:
         """Returns the model's inputs: the step's tokens that are known, the attention batch, and
         the slots of new K and V. The plan computes at least one token."""
         ragged = self._ragged(plan)
-        batch = self._attention.prepare(ragged)
+        batch = self.attention.prepare(ragged)
         positions = batch.positions
         if self._rope is not None:
             positions = self._rope.positions(ragged, batch.token_slots, positions)
@@ -382,7 +387,7 @@ class ModelRunner:
         _copy(plan.copies, pools, pools)
         for group, pool in enumerate(pools):
             cleared = [block_id for g, block_id in plan.cleared if g == group]
-            if cleared and self._attention.reads_unwritten:
+            if cleared and self.attention.reads_unwritten:
                 _with_memory(partial(pool.clear_blocks, cleared))
         _copy(plan.swap_in, hosts, pools)
 
@@ -403,7 +408,7 @@ class ModelRunner:
         first_scored, to_host = num_sampled + num_beams, self._stream.to_host
         computed = _Computed()
         if num_sampled:
-            choice = self._sampler.choose(
+            choice = self.sampler.choose(
                 logits[:num_sampled],
                 plan.sample_slots,
                 plan.sample_indices,
@@ -435,7 +440,7 @@ class ModelRunner:
         return _Computed(token_ids=tokens, choice=choice, pooled=pooled)
 
     def _beam_candidates(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[torch.Tensor]:
-        token_ids, scores = self._sampler.beam_candidates(
+        token_ids, scores = self.sampler.beam_candidates(
             logits,
             plan.beam_slots,
             plan.beam_lengths,

@@ -28,7 +28,6 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 # Seconds in which a drained server sends its last answers.
 FLUSH_SECONDS = 0.5
-# Longest wait in seconds for gRPC to close, which normally takes none.
 _CLOSING_SECONDS = 5.0
 
 _Servicer = TypeVar("_Servicer")
@@ -56,13 +55,16 @@ class Server:
         large: LargeMessages | None = None,
         connection_limits: ConnectionLimits | None = None,
         max_message_bytes: int | None = None,
+        closing_seconds: float = _CLOSING_SECONDS,
     ) -> None:
         """Runs `interceptors` inside the server's own, in their order. Services `by_token`
         authenticate callers by a token: over TLS no client is then asked for a certificate, except
         for administration, and all other services of `add` refuse their callers. `health_names`
         have the health of "readiness". `large` parses large messages; None: the event loop does.
         Connections to services of `add` that exceed `connection_limits` are dropped; None: no
-        limits. `max_message_bytes` is the limit of these services; None: that of `settings`."""
+        limits. `max_message_bytes` is the limit of these services; None: that of `settings`.
+        `closing_seconds`: longest wait for gRPC to close, which normally takes none."""
+        self._closing_seconds = closing_seconds
         self._settings = settings
         self._readiness_names = ("", READINESS, *health_names)
         self._by_token = by_token
@@ -191,7 +193,7 @@ class Server:
         if self._guard is not None:
             self._guard.stop()
         try:
-            async with asyncio.timeout(grace + _CLOSING_SECONDS):
+            async with asyncio.timeout(grace + self._closing_seconds):
                 await asyncio.gather(*(one.grpc.stop(grace) for one in self._listeners))
         except TimeoutError:
             logger.warning("gRPC did not close its connections in time; continuing without it")

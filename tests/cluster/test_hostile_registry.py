@@ -141,7 +141,7 @@ async def test_watcher_prunes_unreadable_ids_and_refused_records(
     watcher = watching(redis, loops)
     registering(redis, loops)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
-    await until(lambda: watcher._listed == {RECORD.id}, within=5.0)
+    await until(lambda: watcher.listed == {RECORD.id}, within=5.0)
     assert not watcher._unreadable
 
 

@@ -217,13 +217,13 @@ def kv(redis: Redis, loops: Loops) -> Events:
 
 
 def held(subscriber: EventSubscriber) -> set[bytes]:
-    return {block for block in BLOCKS if "w" in subscriber._index.match([block])}
+    return {block for block in BLOCKS if "w" in subscriber.index.match([block])}
 
 
 async def test_subscriber_applies_events_in_order(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4}, within=5.0)
+    await until(lambda: subscriber.index.match(BLOCKS) == {"w": 4}, within=5.0)
     publisher.publish(KvEvents(removed=(BLOCKS[2],)))
     publisher.publish(KvEvents(stored=(BLOCKS[5],)))
     await until(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[3], BLOCKS[5]}, within=5.0)
@@ -251,7 +251,7 @@ async def test_new_subscriber_starts_from_redis_alone(kv: Events) -> None:
     assert 0 < (await kv.snapshot())[0] < publisher.sequence
     subscriber = kv.subscriber()
     await until(lambda: subscriber.is_warm, within=5.0)
-    assert subscriber._index.match(BLOCKS) == {"w": 5}
+    assert subscriber.index.match(BLOCKS) == {"w": 5}
 
 
 async def test_subscriber_reads_a_long_snapshot_of_an_active_worker(kv: Events) -> None:
@@ -268,9 +268,9 @@ async def test_subscriber_reads_a_long_snapshot_of_an_active_worker(kv: Events) 
         lambda: subscriber.is_warm and publisher.published == publisher.sequence, within=20.0
     )
     await until(lambda: subscriber._follows["w"].applied == publisher.published, within=20.0)
-    held = [bool(subscriber._index.match([block])) for block in many[:6_000]]
+    held = [bool(subscriber.index.match([block])) for block in many[:6_000]]
     assert held == [number % 2 == 1 or number >= 5_000 for number in range(6_000)]
-    assert subscriber._index.num_hashes("w") == len(many) - 2_500
+    assert subscriber.index.num_hashes("w") == len(many) - 2_500
 
 
 async def test_subscriber_reloads_the_snapshot_after_a_gap(kv: Events) -> None:
@@ -315,18 +315,18 @@ async def test_publisher_refills_a_flushed_redis_without_new_events(kv: Events) 
     await until(lambda: publisher.published == 2, within=5.0)
     await transact(kv.redis, ("FLUSHALL",))
     subscriber = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
+    await until(lambda: subscriber.index.match(BLOCKS) == {"w": 3}, within=5.0)
 
 
 async def test_publisher_refills_a_flushed_redis_with_the_next_event(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
+    await until(lambda: subscriber.index.match(BLOCKS) == {"w": 3}, within=5.0)
     await transact(kv.redis, ("FLUSHALL",))
     publisher.publish(KvEvents(stored=(BLOCKS[3],)))
     newcomer = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4}, within=5.0)
-    await until(lambda: newcomer._index.match(BLOCKS) == {"w": 4}, within=5.0)
+    await until(lambda: subscriber.index.match(BLOCKS) == {"w": 4}, within=5.0)
+    await until(lambda: newcomer.index.match(BLOCKS) == {"w": 4}, within=5.0)
 
 
 async def test_publisher_notices_a_stream_restored_from_a_backup(kv: Events) -> None:
@@ -337,7 +337,7 @@ async def test_publisher_notices_a_stream_restored_from_a_backup(kv: Events) -> 
     await until(lambda: publisher.published == 2, within=5.0)
     await transact(kv.redis, ("RESTORE", STREAM, 0, copy, "REPLACE"))
     subscriber = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
+    await until(lambda: subscriber.index.match(BLOCKS) == {"w": 3}, within=5.0)
 
 
 async def test_events_survive_a_redis_killed_and_replaced(
@@ -345,7 +345,7 @@ async def test_events_survive_a_redis_killed_and_replaced(
 ) -> None:
     publisher, subscriber = kv.publisher(refresh_interval=0.1), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
+    await until(lambda: subscriber.index.match(BLOCKS) == {"w": 3}, within=5.0)
     os.kill(server.pid, signal.SIGKILL)
     for block in BLOCKS[3:6]:
         publisher.publish(KvEvents(stored=(block,)))
@@ -353,9 +353,9 @@ async def test_events_survive_a_redis_killed_and_replaced(
         lambda: "KV event publisher of w: continuing without Redis" in caplog.text, within=5.0
     )
     await until(lambda: "KV event subscriber: continuing without Redis" in caplog.text, within=5.0)
-    assert subscriber._index.match(BLOCKS) == {"w": 3}
+    assert subscriber.index.match(BLOCKS) == {"w": 3}
     with EmbeddedRedis(server.port):
-        await until(lambda: subscriber._index.match(BLOCKS) == {"w": 6}, within=5.0)
+        await until(lambda: subscriber.index.match(BLOCKS) == {"w": 6}, within=5.0)
         await kv.loops.stop()
     assert len(caplog.records) == 4
 
@@ -406,7 +406,7 @@ async def test_unfollow_drops_all_blocks_of_a_worker_at_once(kv: Events) -> None
     await kv.append(2, 2, BLOCKS[1])
     await kv.write_snapshot(3, BLOCKS[5], key=snapshot_key("v", 1))
     subscriber.follow("v", 1)
-    await until(lambda: subscriber._index.match([BLOCKS[5]]) == {"v": 1}, within=5.0)
+    await until(lambda: subscriber.index.match([BLOCKS[5]]) == {"v": 1}, within=5.0)
     assert held(subscriber) == set()
 
 

@@ -113,7 +113,7 @@ async def test_expired_record_is_removed_and_its_id_pruned(cluster: Cluster) -> 
     await until(lambda: RECORD.id in watcher.records, within=5.0)
     await registration._loop.stop()
     await until(lambda: not watcher.records, within=5.0)
-    await until(lambda: not watcher._listed, within=5.0)
+    await until(lambda: not watcher.listed, within=5.0)
     assert await transact(cluster.redis, ("SMEMBERS", workers_key())) == [set()]
 
 
@@ -135,8 +135,8 @@ async def test_watcher_keeps_workers_through_a_redis_flush(cluster: Cluster) -> 
     await until(lambda: RECORD.id in watcher.records, within=5.0)
     for _ in range(3):
         await transact(cluster.redis, ("FLUSHALL",))
-        await until(lambda: not watcher._listed, within=5.0)
-        await until(lambda: watcher._listed == {RECORD.id}, within=5.0)
+        await until(lambda: not watcher.listed, within=5.0)
+        await until(lambda: watcher.listed == {RECORD.id}, within=5.0)
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
@@ -147,7 +147,7 @@ async def test_watcher_drops_an_unlisted_worker_after_the_grace_period(
     await cluster.write(RECORD)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
     await transact(cluster.redis, ("FLUSHALL",))
-    await until(lambda: not watcher._listed, within=5.0)
+    await until(lambda: not watcher.listed, within=5.0)
     assert RECORD.id in watcher.records
     await until(lambda: not watcher.records, within=5.0)
 
@@ -166,7 +166,7 @@ async def test_registry_recovers_after_redis_is_killed_and_replaced(
     assert dict(watcher.records) == {RECORD.id: RECORD}
     with EmbeddedRedis(server.port):
         await until(lambda: not watcher.stale, within=5.0)
-        await until(lambda: watcher._listed == {RECORD.id}, within=5.0)
+        await until(lambda: watcher.listed == {RECORD.id}, within=5.0)
         await cluster.loops.stop()
     assert cluster.changes == [(RECORD.id, RECORD)]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]

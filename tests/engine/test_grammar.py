@@ -5,8 +5,10 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import random
 import re
+import signal
 import string
 import threading
 import time
@@ -383,7 +385,7 @@ def test_fill_masks_equals_accepting_drafts_and_keeps_the_state(compiler, name, 
     compiled = compiler.compile(GRAMMARS[name])
     state = compiled.start()
     for _ in range(12):
-        ahead = compiled.start(state._token_ids)
+        ahead = compiled.start(state.token_ids)
         drafts: list[int] = []
         expected: list[set[int]] = []
         for _ in range(num_drafts):
@@ -398,11 +400,11 @@ def test_fill_masks_equals_accepting_drafts_and_keeps_the_state(compiler, name, 
         else:
             expected.append(allowed(ahead))
         rows = np.full((num_drafts + 1, mask_words(VOCAB_SIZE)), 7, np.int32)
-        finished, before = state.is_finished, list(state._token_ids)
+        finished, before = state.is_finished, list(state.token_ids)
         assert state.fill_masks(drafts, rows) == len(expected)
         assert [set_bits(row) for row in rows[: len(expected)]] == expected
         assert (rows[len(expected) :] == 7).all()
-        assert state._token_ids == before
+        assert state.token_ids == before
         tokens = allowed(state)
         assert tokens == expected[0] if expected else tokens
         assert failure(state) is None
@@ -712,7 +714,7 @@ def test_hostile_grammar_compiles_or_fails_without_blocking(compiler, hasty, nam
         began = time.perf_counter()
         try:
             state = compiler.compile(HOSTILE[name]).start()
-            while len(state._token_ids) < 8 and state.failure is None:
+            while len(state.token_ids) < 8 and state.failure is None:
                 if not (tokens := allowed(state) - ENDS):
                     break
                 state.accept(max(tokens))
@@ -778,35 +780,33 @@ def test_compile_raises_overloaded_when_all_trials_are_busy(new_compiler):
 def test_killed_trial_process_is_replaced(new_compiler):
     compiler = new_compiler()
     compiler.compile(Grammar(REGEX, "a"))
-    (process,) = compiler._trials._running
-    process._popen.kill()
-    process._popen.wait()
+    (pid,) = compiler.trial_pids
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     compiler.compile(Grammar(REGEX, "b"))
-    assert compiler._trials._running != [process]
+    assert compiler.trial_pids != [pid]
 
 
 def test_trial_killed_for_lack_of_memory_is_not_final(new_compiler):
     """As the system does with the largest process where no memory is left."""
     compiler = new_compiler(limits=GrammarLimits(time_s=60.0, memory_bytes=4 << 30))
     compiler.compile(Grammar(REGEX, "warm"))
-    (process,) = compiler._trials._running
-    grammar, judge = HOSTILE["disjoint patterns"], psutil.Process(process._popen.pid)
+    grammar, judge = HOSTILE["disjoint patterns"], psutil.Process(*compiler.trial_pids)
     with ThreadPoolExecutor(1) as thread:
         compiling = thread.submit(compiler.compile, grammar)
         wait_until(judge.children)
         judge.children()[0].kill()
         with pytest.raises(InvalidArgumentError, match="no memory was left"):
             compiling.result()
-    assert grammar not in compiler._cache
+    assert not compiler.is_cached(grammar)
 
 
 def test_trial_processes_end_with_their_compiler(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiled = compiler.compile(Grammar(REGEX, "[ab]{2}"))
-    (process,) = compiler._trials._running
-    pid = process._popen.pid
+    (pid,) = compiler.trial_pids
     assert psutil.pid_exists(pid)
-    del compiler, process
+    del compiler
     gc.collect()
     assert not psutil.pid_exists(pid)
     write(compiled, rng)
@@ -832,9 +832,9 @@ def test_exhausted_lexer_is_replaced_for_other_sequences(new_compiler, rng):
                 token_id = rng.choice(sorted(tokens - ENDS))
                 if state.accept(token_id):
                     assert twin.accept(token_id)
-        if compiled._generation > 1:
+        if compiled.generation > 1:
             break
-    assert compiled._generation > 1, "nothing wore it out"
+    assert compiled.generation > 1, "nothing wore it out"
     assert sum(state.failure is None for state in states) > 3
     # A new sequence starts with a lexer that works.
     assert allowed(compiled.start()) == allowed(reference.start())
@@ -938,8 +938,8 @@ def test_grammar_cache_keeps_rejections_except_for_timeouts(new_compiler):
     for grammar in (bad, slow):
         with pytest.raises(InvalidArgumentError):
             compiler.compile(grammar)
-    assert bad in compiler._cache
-    assert slow not in compiler._cache
+    assert compiler.is_cached(bad)
+    assert not compiler.is_cached(slow)
     with pytest.raises(InvalidArgumentError, match="unclosed group"):
         compiler.compile(bad)
 

@@ -263,7 +263,7 @@ def test_kv_of_images_continues_in_another_engine(checkpoint, name):
     decode.add_request(replace(request, kv_source=KvSource.EXTERNAL))
     (allocation,) = decode.step().external
     (blocks,) = allocation.block_ids
-    sources, targets = prefill._runner._cache.pools, decode._runner._cache.pools
+    sources, targets = prefill.runner._cache.pools, decode.runner._cache.pools
     targets[0].copy_blocks(table[: len(blocks)].tolist(), list(blocks), sources[0])
     decode.commit_external("x", first.token_id)
     said = [first.token_id]

@@ -54,13 +54,13 @@ def guess(engine: Engine, outputs: list[tuple[int, ...]]) -> None:
 def record(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[CountedGraphs, list[StepPlan]]:
     """Returns the recorded steps, and the plans that are computed without them."""
     others: list[StepPlan] = []
-    inputs = engine._runner.inputs
+    inputs = engine.runner.inputs
 
     def noted(plan: StepPlan) -> ModelInputs:
         others.append(plan)
         return inputs(plan)
 
-    monkeypatch.setattr(engine._runner, "inputs", noted)
+    monkeypatch.setattr(engine.runner, "inputs", noted)
     return CountedGraphs(engine), others
 
 

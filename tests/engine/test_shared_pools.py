@@ -25,7 +25,7 @@ LAYOUT = plan_layout([KvShape(2, 8, 8)], torch.float32, 4)
 def filled(num_blocks: int, layout: KvLayout = LAYOUT, *, shared: bool = False) -> KvPool:
     memory = SharedMemory.allocate("test", pool_bytes(layout, num_blocks)) if shared else None
     pool = KvPool(layout, num_blocks, CPU, memory)
-    pool._bytes[1:] = torch.randint(256, pool._bytes[1:].shape, dtype=torch.uint8)
+    pool.content[1:] = torch.randint(256, pool.content[1:].shape, dtype=torch.uint8)
     return pool
 
 
@@ -34,12 +34,12 @@ def test_shared_pool_is_mapped_with_equal_bytes():
     pool = KvPool(
         layout, num_blocks, CPU, SharedMemory.allocate("test", pool_bytes(layout, num_blocks))
     )
-    assert not pool._bytes.any()
+    assert not pool.content.any()
     pool.layers[0].keys[1, 0, 3] = 1.0
     seen = map_readonly(pool.shared.fd, pool_bytes(layout, num_blocks))
-    assert bytes(seen) == pool._bytes.numpy().tobytes()
+    assert bytes(seen) == pool.content.numpy().tobytes()
     pool.layers[0].values[2, 1, 1] = 2.0
-    assert bytes(seen) == pool._bytes.numpy().tobytes()
+    assert bytes(seen) == pool.content.numpy().tobytes()
 
 
 def test_shared_memory_is_sealed_against_writes_and_resizing():
@@ -128,7 +128,7 @@ def test_read_and_write_blocks_equal_one_by_one(data):
     target.write_blocks(here, [content[:cut], content[cut:]])
     for mine, theirs in zip(here, there, strict=True):
         assert target.read_block(mine) == source.read_block(theirs)
-    assert not target._bytes[[b for b in range(13) if b not in here]].any()
+    assert not target.content[[b for b in range(13) if b not in here]].any()
 
 
 def test_read_blocks_merges_adjacent_blocks():
@@ -143,4 +143,4 @@ def test_write_blocks_rejects_content_of_another_length(length):
     pool = KvPool(LAYOUT, 3, CPU)
     with pytest.raises(AssertionError):
         pool.write_blocks([1, 2], [b"\xff" * length])
-    assert not pool._bytes.any()
+    assert not pool.content.any()

@@ -93,7 +93,7 @@ def test_contexts_of_step_may_all_be_of_greatest_length(
     """Though they share their blocks, and so add up to a hundred times the pool."""
     monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**16 if is_shared else 2**62)
     with host.null_engine(CheckedBackend(DecodeInputs), num_blocks=128) as engine:
-        attention = cast("TritonAttention", engine._runner._attention)
+        attention = cast("TritonAttention", engine.runner.attention)
         assert engine.facts.num_graphs > 0
     num_blocks = host.MAX_LENGTH // host.BLOCK_SIZE
     tables = [np.tile(np.arange(num_blocks, dtype=np.int32), (100, 1))]

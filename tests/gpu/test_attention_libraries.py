@@ -67,7 +67,7 @@ def load_on(load: Any, library: Any) -> Any:
         library(name, dtype)
         named = {"dtype": str(dtype).removeprefix("torch."), "attention_backend": name}
         engine: Engine = load(path, **named, **changes)
-        assert isinstance(engine._runner._attention, LibraryAttention)
+        assert isinstance(engine.runner.attention, LibraryAttention)
         return engine
 
     return of
@@ -128,19 +128,19 @@ def test_library_engine_replays_decodes_of_triton(
 ) -> None:
     path = folder("llama")
     engine = load_on(path, name, max_num_seqs=4, cuda_graphs=not ON_CPU)
-    runner = engine._runner
+    runner = engine.runner
     if ON_CPU:
-        batch, cpu = StaticTritonBatch(runner._attention.recorded, 4, 9), torch.device("cpu")
-        runner._graphs = DecodeGraphs(runner._model.forward, batch, [1, 2, 3, 4], cpu, Rerun())
-    assert runner._graphs is not None
-    replay, num_replays = runner._graphs.run, 0
+        batch, cpu = StaticTritonBatch(runner.attention.recorded, 4, 9), torch.device("cpu")
+        runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3, 4], cpu, Rerun())
+    assert runner.graphs is not None
+    replay, num_replays = runner.graphs.run, 0
 
     def run(*args: Any) -> Any:
         nonlocal num_replays
         num_replays += 1
         return replay(*args)
 
-    monkeypatch.setattr(runner._graphs, "run", run)
+    monkeypatch.setattr(runner.graphs, "run", run)
     outputs = expected(oracle, path)
     assert generated(engine, [*outputs]) == [*outputs.values()]
     assert num_replays >= GREEDY.max_tokens - 1

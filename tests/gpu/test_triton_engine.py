@@ -44,7 +44,7 @@ SMOKE, SLOW, NIGHTLY = pytest.mark.smoke, pytest.mark.slow, pytest.mark.nightly
 )
 def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
-    assert isinstance(engine._runner._attention, TritonAttention)
+    assert isinstance(engine.runner.attention, TritonAttention)
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
@@ -55,7 +55,7 @@ def test_triton_experts_give_the_tokens_of_transformers(
 ) -> None:
     path, oracle = folder(family), Oracle()
     engine = load(path, deterministic=True, max_num_batched_tokens=24)
-    assert isinstance(engine._runner._model, TritonModel)
+    assert isinstance(engine.runner.model, TritonModel)
     assert tokens(engine) == [oracle(path, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
 
 
@@ -76,7 +76,7 @@ def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
     settings = {"kv_cache_dtype": "fp8_e4m3", "max_num_batched_tokens": 24}
     engine = load(path, **settings, deterministic=deterministic)
     assert engine.cache.layouts[0].dtype == "float8_e4m3fn"
-    assert isinstance(engine._runner._attention, TritonAttention)
+    assert isinstance(engine.runner.attention, TritonAttention)
     for one in (engine, load(path, **settings, kernels="torch", device="cpu")):
         results = one.generate([*expected], GREEDY)
         assert [r.token_ids for r in results] == [e.token_ids for e in expected.values()]
@@ -189,12 +189,12 @@ def test_triton_recorded_steps_give_equal_tokens(
     engine = load(
         folder(family), async_scheduling=asynchronous, max_num_seqs=3, cuda_graphs=device == "cuda"
     )
-    runner = engine._runner
+    runner = engine.runner
     if device == "cpu":
-        batch = StaticTritonBatch(runner._attention, 3, 9)
+        batch = StaticTritonBatch(runner.attention, 3, 9)
         cpu = torch.device("cpu")
-        runner._graphs = DecodeGraphs(runner._model.forward, batch, [1, 2, 3], cpu, Rerun())
-    assert runner._graphs is not None
+        runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3], cpu, Rerun())
+    assert runner.graphs is not None
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
@@ -209,12 +209,12 @@ def guess(engine: Engine, prompts: list[list[int]], outputs: list[tuple[int, ...
 def record_drafts(engine: Engine, device: str) -> list[int]:
     """Has the engine replay its steps. Returns the most tokens of a sequence in each, once it has
     run."""
-    runner = engine._runner
+    runner = engine.runner
     if device == "cpu":
         sizes = capture_sizes(engine.config.max_num_seqs, 1 + engine.config.max_drafts)
-        batch, cpu = StaticTritonBatch(runner._attention, sizes[-1], 9), torch.device("cpu")
-        runner._graphs = DecodeGraphs(runner._model.forward, batch, sizes, cpu, Rerun())
-    graphs, counts = runner._graphs, []
+        batch, cpu = StaticTritonBatch(runner.attention, sizes[-1], 9), torch.device("cpu")
+        runner.graphs = DecodeGraphs(runner.model.forward, batch, sizes, cpu, Rerun())
+    graphs, counts = runner.graphs, []
     assert graphs is not None
     replay = graphs.run
 
@@ -267,7 +267,7 @@ def test_triton_engine_runs_a_forward_that_waits(
 
     monkeypatch.setattr(TritonModel, "forward", wait)
     engine = load(folder("llama"), cuda_graphs=True)
-    assert engine._runner._graphs is None
+    assert engine.runner.graphs is None
     assert engine.facts.num_graphs == 0 < engine.facts.num_expected_graphs
     assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
 
@@ -291,9 +291,9 @@ class Listening:
     def __init__(self, engine: Engine, request_id: str) -> None:
         self.logits: dict[int, torch.Tensor] = {}
         self._engine, self._request_id = engine, request_id
-        self._forward = engine._runner._model.forward
-        self._choose = engine._runner._sampler.choose
-        engine._runner._sampler.choose = self.choose  # type: ignore[method-assign]
+        self._forward = engine.runner.model.forward
+        self._choose = engine.runner.sampler.choose
+        engine.runner.sampler.choose = self.choose  # type: ignore[method-assign]
 
     def choose(
         self, logits: torch.Tensor, batch_slots: Any, indices: Any, lengths: Any, *rest: Any

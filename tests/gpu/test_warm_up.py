@@ -57,13 +57,13 @@ def test_warm_up_launches_all_that_serving_launches(
     folder: Any, load: Any, seed: int, family: str, changes: dict[str, Any]
 ) -> None:
     engine: Engine = load(folder(family), **SIZES, **changes)
-    runner = engine._runner
+    runner = engine.runner
     with recorded_keys() as warm:
         warm_up(
-            runner._model,
-            runner._attention,
-            runner._attention,
-            runner._sampler,
+            runner.model,
+            runner.attention,
+            runner.attention,
+            runner.sampler,
             engine.cache,
             num_tokens=SIZES["max_num_batched_tokens"],
             max_len=engine.info.max_model_len,

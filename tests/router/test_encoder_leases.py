@@ -289,7 +289,7 @@ async def test_success_of_encode_worker_resets_its_circuit():
     for _ in range(2):
         source.circuit.record_failure()
     assert source.circuit.is_closed
-    assert source.model._done.num_encoder_tokens == 20
+    assert source.model.done.num_encoder_tokens == 20
 
 
 def test_meter_counts_encoder_inputs_by_way():

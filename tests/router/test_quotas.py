@@ -76,7 +76,7 @@ def test_quotas_keep_nothing_of_tenants_that_only_asked():
     for number in range(100):
         assert quotas.is_admissible(f"tenant {number}")
         assert quotas.seconds_until_available(f"tenant {number}") == 0.0
-    assert not quotas._usages
+    assert not quotas.num_kept
 
 
 def test_quotas_forget_tenants_whose_rate_is_whole_again():
@@ -86,7 +86,7 @@ def test_quotas_forget_tenants_whose_rate_is_whole_again():
         quotas.enter(str(number), 50)
         quotas.leave(str(number), 50)
         now += 1.0
-    assert len(quotas._usages) < 2100
+    assert quotas.num_kept < 2100
     quotas.enter("in flight", 0)
     for number in range(3000):
         quotas.enter("in debt", 10)

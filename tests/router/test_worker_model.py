@@ -23,10 +23,10 @@ class Source:
 
     def __init__(self, rates: Rates, rng: random.Random, noise: float = 0.1) -> None:
         self._rates, self._noise, self._random = rates, noise, rng
-        self._done = WorkDone()
+        self.done = WorkDone()
 
     def report(self, *, times: float = 1.0) -> WorkDone:
-        draw, rates, done = self._random, self._rates, self._done
+        draw, rates, done = self._random, self._rates, self.done
         num_tokens = round(10 ** draw.uniform(0.5, 3.5))
         num_cached = draw.choice([0, 0, num_tokens])
         num_decodes = draw.choice([0, 0, draw.randrange(200)])
@@ -39,7 +39,7 @@ class Source:
             + num_decodes * rates.interference_seconds_per_sequence / 40
         )
         seconds *= times * draw.lognormvariate(0.0, self._noise)
-        self._done = WorkDone(
+        self.done = WorkDone(
             done.num_steps + num_steps,
             done.num_prompt_tokens + num_tokens,
             done.num_prompt_pairs + num_pairs,
@@ -47,7 +47,7 @@ class Source:
             done.seconds + seconds,
             done.num_encoder_tokens,
         )
-        return self._done
+        return self.done
 
 
 def taught(model: WorkerModel, source: Source, reports: int) -> WorkerModel:
@@ -65,13 +65,13 @@ class ImageSource(Source):
         num_steps = self._random.randrange(2) if num_tokens else 0
         seconds = num_steps * self._rates.prefill_seconds_per_step
         seconds += num_tokens * self._rates.encoder_seconds_per_token
-        self._done = replace(
+        self.done = replace(
             done,
             num_steps=done.num_steps + num_steps,
             seconds=done.seconds + seconds * times * self._random.lognormvariate(0.0, self._noise),
             num_encoder_tokens=done.num_encoder_tokens + num_tokens,
         )
-        return self._done
+        return self.done
 
 
 def check_predicts(rates: Rates, true: Rates, within: float) -> None:
@@ -106,7 +106,7 @@ def test_worker_model_resists_outliers(rng):
 def test_worker_model_follows_slower_machine(rng):
     model = taught(WorkerModel(PoolModel(), 512), Source(SLOW, rng), 100)
     slower = Source(SLOW, rng)
-    slower._done = model._done
+    slower.done = model.done
     for _ in range(200):
         model.observe_work(slower.report(times=4.0))
     four_times = [4 * value for value in SLOW.__getstate__()[:3]]
@@ -212,7 +212,7 @@ def test_pool_model_absorbs_change_of_all_workers(rng):
     models = [taught(WorkerModel(pool, 512), Source(SLOW, rng), 50) for i in range(2)]
     later = [Source(SLOW, rng) for i in range(2)]
     for model, source in zip(models, later, strict=True):
-        source._done = model._done
+        source.done = model.done
     for _ in range(400):
         for model, source in zip(models, later, strict=True):
             model.observe_work(source.report(times=5.0))
@@ -225,7 +225,7 @@ def test_worker_model_is_not_slow_when_whole_pool_is():
     pool = PoolModel()
     models = [taught(WorkerModel(pool, 512), Source(SLOW, rng), 50) for i in range(2)]
     later = Source(SLOW, rng, noise=0.5)
-    later._done = models[0]._done
+    later.done = models[0].done
     for i in range(300):
         models[0].observe_work(later.report(times=3.0 if 100 <= i < 200 else 1.0))
         assert [model.slowness for model in models] == [1.0, 1.0]

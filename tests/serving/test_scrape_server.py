@@ -139,10 +139,10 @@ async def test_scrape_server_stays_reachable_beside_idle_clients(says):
             writer.write(says)
             lazy.append((reader, writer))
             await asyncio.sleep(0)
-            assert len(server._open) <= MAX_CONNECTIONS
+            assert server.num_connections <= MAX_CONNECTIONS
         _, answer = await asked(server, GET)
         assert answer == body
-        assert len(server._open) <= MAX_CONNECTIONS
+        assert server.num_connections <= MAX_CONNECTIONS
         for _, writer in lazy:
             writer.transport.abort()
 
@@ -152,8 +152,8 @@ async def test_scrape_server_drops_slow_client():
     async with scraped(lambda _: (body, "text/plain"), exchange_seconds=0.05) as server:
         _, writer = await connect(server)
         writer.write(GET)
-        await until(lambda: server._open)
-        await until(lambda: not server._open)
+        await until(lambda: server.num_connections)
+        await until(lambda: not server.num_connections)
         writer.transport.abort()
 
 
@@ -167,7 +167,7 @@ async def test_scrape_server_drops_client_that_sends_too_much(end):
             answer = b""
             with suppress(ConnectionResetError):
                 answer = await reader.read()
-            await until(lambda: not server._open)
+            await until(lambda: not server.num_connections)
         assert answer == b"" or end
         writer.close()
 
@@ -176,9 +176,9 @@ async def test_scrape_server_aborts_open_exchanges_when_stopped():
     async with scraped() as server:
         reader, writer = await connect(server)
         writer.write(b"GET")
-        await until(lambda: server._open)
+        await until(lambda: server.num_connections)
         await server.stop()
-        assert not server._open
+        assert not server.num_connections
         with pytest.raises(OSError):
             await connect(server)
         writer.transport.abort()

@@ -65,6 +65,15 @@ class GrammarCompiler:
         else:
             self._trials = TrialPool(file, self._vocabulary.mark_ids, self._limits)
 
+    @property
+    def trial_pids(self) -> list[int]:
+        """Ids of the processes in which grammars are tried."""
+        return [] if self._vocabulary is None else self._trials.pids
+
+    def is_cached(self, grammar: Grammar) -> bool:
+        """Returns whether the outcome of a grammar, or its refusal, is kept."""
+        return grammar in self._cache
+
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
         """Compiles a grammar, or returns it from the cache. Equal grammars are compiled once, even
         if requested concurrently. Raises `InvalidArgumentError` with the reason, or

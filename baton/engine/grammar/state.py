@@ -27,6 +27,7 @@ class CompiledGrammar:
 
     Attributes:
         problem: reason not to use it any more, if one was found after its trial.
+        generation: number of lexers before the present one.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class CompiledGrammar:
         self._native = native
         self._native_limits = limits.native()
         self._lock = threading.Lock()
-        self._generation = 0
+        self.generation = 0
         self._template = self._compile()
         if self._template.is_error():
             self.problem = reason_of(self._template.get_error())
@@ -59,15 +60,15 @@ class CompiledGrammar:
     def matcher(self) -> tuple[LLMatcher, int]:
         """Returns a matcher at the start of the grammar, and the generation of its lexer."""
         with self._lock:
-            return self._template.deep_copy(), self._generation
+            return self._template.deep_copy(), self.generation
 
     def renew(self, generation: int) -> bool:
         """Compiles again for a new lexer. Returns False if `generation` is already replaced."""
         with self._lock:
-            if generation != self._generation:
+            if generation != self.generation:
                 return False
             self._template = self._compile()
-            self._generation += 1
+            self.generation += 1
             return True
 
     def _compile(self) -> LLMatcher:
@@ -84,6 +85,7 @@ class GrammarState:
     Attributes:
         failure: reason for which the sequence has to end with an error, else None: the grammar
             allows no token, or one token takes too much CPU time.
+        token_ids: the accepted tokens, without the ends.
     """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
@@ -92,7 +94,7 @@ class GrammarState:
         self._vocabulary = compiled.vocabulary
         self._matcher, self._generation = compiled.matcher()
         self._num_renewals = 0
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
         self._is_ended = False
         self._is_exhausted = False
 
@@ -125,7 +127,7 @@ class GrammarState:
         self.fill_mask(rows[0])
         if self.failure is not None:
             return 1
-        num_tokens = len(self._token_ids)
+        num_tokens = len(self.token_ids)
         was_ended, was_exhausted = self._is_ended, self._is_exhausted
         num_filled = 1
         for token_id in draft_token_ids:
@@ -159,7 +161,7 @@ class GrammarState:
             if not self._matcher.is_error():
                 self._check_cost(took_s)
                 if is_accepted:
-                    self._token_ids.append(token_id)
+                    self.token_ids.append(token_id)
                     self._is_exhausted = self._matcher.is_stopped()
                 return is_accepted
             self._recover()
@@ -191,13 +193,13 @@ class GrammarState:
 
     def _rewind(self, num_tokens: int) -> None:
         """Undoes the tokens after the first `num_tokens`, and a failure that they caused."""
-        num_back = len(self._token_ids) - num_tokens
-        del self._token_ids[num_tokens:]
+        num_back = len(self.token_ids) - num_tokens
+        del self.token_ids[num_tokens:]
         if self.failure is not None or (num_back and not self._matcher.rollback(num_back)):
             self.failure = None
             self._replay()
 
     def _replay(self) -> None:
         self._matcher, self._generation = self._compiled.matcher()
-        if self._matcher.try_consume_tokens(self._token_ids) != len(self._token_ids):
+        if self._matcher.try_consume_tokens(self.token_ids) != len(self.token_ids):
             self.failure = reason_of(self._matcher.get_error())

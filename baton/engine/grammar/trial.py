@@ -42,6 +42,11 @@ class TrialPool:
         self._running: list[_TrialProcess] = []
         self.close = weakref.finalize(self, _kill_all, self._running)
 
+    @property
+    def pids(self) -> list[int]:
+        """Ids of its processes, which wait for a grammar or try one."""
+        return [process.pid for process in self._running]
+
     def run(self, grammar: Grammar) -> TrialResult:
         """Runs a trial. Blocks up to `time_s` seconds, twice that if it has to wait for a process,
         longer on a busy machine. Raises `OverloadedError` if no process is free or answers in time,
@@ -102,6 +107,10 @@ class _TrialProcess:
         except OSError:
             self.kill()
             raise
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     @property
     def has_ended(self) -> bool:

@@ -56,6 +56,11 @@ class ScrapeServer:
         """Port that the server listens on. Valid after `start`."""
         return self._port
 
+    @property
+    def num_connections(self) -> int:
+        """Number of open connections."""
+        return len(self._open)
+
     def add(self, pages: Mapping[str, Render]) -> None:
         """Adds pages, by path."""
         self._pages |= pages

@@ -133,6 +133,11 @@ class Quotas:
     def weight_of(self, tenant: str) -> float:
         return self.of(tenant).weight
 
+    @property
+    def num_kept(self) -> int:
+        """Number of tenants of whom usage is kept: in flight, or with a rate that is not whole."""
+        return len(self._usages)
+
     def is_admissible(self, tenant: str) -> bool:
         """Returns whether the tenant may have one more request in flight now."""
         return self._usage(tenant).is_admissible

@@ -215,6 +215,7 @@ class WorkerModel:
 
     Attributes:
         connector: connector of the last transfer; empty: none yet. Few workers ever use two.
+        done: meters of the worker as of its last report.
         slowness: factor by which it is slower than its pool; 1 if the difference may be noise.
     """
 
@@ -223,7 +224,7 @@ class WorkerModel:
         self.slowness = 1.0
         self._pool = pool
         self._max_step_tokens = max_step_tokens
-        self._done = WorkDone()
+        self.done = WorkDone()
         self._log_slowness = 0.0
         self._spread = _MIN_DEVIATION  # mean absolute deviation of its reports from that
 
@@ -234,10 +235,10 @@ class WorkerModel:
     def observe_work(self, done: WorkDone) -> None:
         """Adds a report of all work since the worker's start. Ignores one that arrives after a
         later report."""
-        work = done.since(self._done)
+        work = done.since(self.done)
         if work.num_steps <= 0 or work.seconds <= 0 or min(work.features) < 0:
             return
-        self._done = done
+        self.done = done
         residual = self._pool.observe_work(work) - self._log_slowness
         bounded = min(max(residual, -_MAX_RESIDUAL), _MAX_RESIDUAL)
         self._log_slowness += _WEIGHT * bounded

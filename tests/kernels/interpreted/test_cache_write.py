@@ -120,4 +120,4 @@ def test_cache_writes_refuse_wrong_shapes() -> None:
 def test_write_kv_never_writes_null_block() -> None:
     new = step(CASES[0], num_tokens=16, block_size=16)
     write_kv(new.key, new.value, new.cache, torch.arange(16))
-    assert new.pool._bytes.eq(0xFF).all()
+    assert new.pool.content.eq(0xFF).all()

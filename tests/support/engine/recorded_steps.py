@@ -50,9 +50,9 @@ class CountedGraphs(DecodeGraphs):
     num_with_drafts = 0
 
     def __init__(self, engine: Engine) -> None:
-        config, runner = engine.config, engine._runner
+        config, runner = engine.config, engine.runner
         sizes = capture_sizes(config.max_num_seqs, 1 + config.max_drafts)
-        batch = PreparedBatch(runner._attention, sizes[-1])
+        batch = PreparedBatch(runner.attention, sizes[-1])
 
         def forward(
             token_ids: torch.Tensor,
@@ -64,12 +64,12 @@ class CountedGraphs(DecodeGraphs):
             if batch.step is not None:
                 num = len(batch.step.positions)
                 inputs = token_ids[:num], positions[:num], batch.step, rows[:num]
-                logits[:num] = runner._model.forward(*inputs)
+                logits[:num] = runner.model.forward(*inputs)
             return logits
 
-        has_mrope = runner._model.has_mrope
+        has_mrope = runner.model.has_mrope
         super().__init__(forward, batch, sizes, CPU, Rerun(), has_mrope=has_mrope)
-        runner._graphs = self
+        runner.graphs = self
 
     def run(
         self,

@@ -59,7 +59,7 @@ class Step:
             torch.testing.assert_close(
                 found, rows[self.is_real].double(), rtol=RELATIVE[dtype], atol=ABSOLUTE[dtype]
             )
-        typed = self.pool._bytes.view(getattr(torch, self.pool.layout.dtype))
+        typed = self.pool.content.view(getattr(torch, self.pool.layout.dtype))
         num_numbers = int((~typed.float().isnan()).sum())
         assert num_numbers == sum(t[self.is_real].numel() for t in (self.key, self.value))
 
@@ -80,7 +80,7 @@ def step_of(
     """Slots are in no order; every third row is padding; K's and V's tokens lie apart."""
     layout = plan_layout([KvShape(num_kv_heads, key_dim, value_dim)] * 3, cache_dtype, block_size)
     pool = KvPool(layout, num_blocks, torch.device(device))
-    pool._bytes.fill_(0xFF)  # NaN in every float type
+    pool.content.fill_(0xFF)  # NaN in every float type
     found = pool.layers[layer]
     free = block_size + torch.randperm(num_blocks * block_size, device=device)[:num_tokens]
     index = torch.arange(num_tokens, device=device)
