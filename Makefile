@@ -121,6 +121,7 @@ check-lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python docs/check_language.py
+	$(BIN)/python docs/check_tests.py
 	cd protos && ../$(BIN)/buf lint
 
 check-types: $(VENV)/.dev

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.cache import block_copy
 from baton.engine.cache.block_copy import as_rows, copy_rows, runs
 from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
 from baton.engine.cache.kv_pool import KvPool
@@ -111,9 +110,7 @@ def test_copy_rows_copies_sources_to_targets(data, row_bytes, stage):
     expected = [b"\0" * row_bytes] * 20
     for there, here in zip(sources, targets, strict=True):
         expected[here] = bytes(source[there])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_copy, "_STAGE_BYTES", stage)
-        copy_rows(source, np.array(sources, np.int64), target, np.array(targets, np.int64))
+    copy_rows(source, np.array(sources, np.int64), target, np.array(targets, np.int64), stage)
     assert [bytes(row) for row in target] == expected
 
 

@@ -25,14 +25,20 @@ def runs(places: Places) -> list[tuple[int, int]]:
     return list(zip([0, *cuts], [*cuts, len(places)], strict=True)) if len(places) else []
 
 
-def copy_rows(source: Rows, sources: Places, target: Rows, targets: Places) -> None:
+def copy_rows(
+    source: Rows,
+    sources: Places,
+    target: Rows,
+    targets: Places,
+    stage_bytes: int = _STAGE_BYTES,
+) -> None:
     """Copies `target[targets] = source[sources]`. All places must be in bounds; none is checked.
 
     If the places of either side form long runs, each byte moves once. If both are scattered, it
-    moves through a staging buffer that fits the CPU cache, at about two thirds of the speed.
+    moves through a staging buffer of `stage_bytes`, at about two thirds of the speed.
     """
     into, out_of = runs(targets), runs(sources)
-    enough = max(1, len(targets) * target.dtype.itemsize // _STAGE_BYTES)
+    enough = max(1, len(targets) * target.dtype.itemsize // stage_bytes)
     if len(into) <= min(enough, len(out_of)):
         for start, stop in into:
             first = targets[start]
@@ -42,11 +48,13 @@ def copy_rows(source: Rows, sources: Places, target: Rows, targets: Places) -> N
             first = sources[start]
             target[targets[start:stop]] = source[first : first + stop - start]
     else:
-        _copy_staged(source, sources, target, targets)
+        _copy_staged(source, sources, target, targets, stage_bytes)
 
 
-def _copy_staged(source: Rows, sources: Places, target: Rows, targets: Places) -> None:
-    stage = np.empty(max(1, _STAGE_BYTES // target.dtype.itemsize), target.dtype)
+def _copy_staged(
+    source: Rows, sources: Places, target: Rows, targets: Places, stage_bytes: int
+) -> None:
+    stage = np.empty(max(1, stage_bytes // target.dtype.itemsize), target.dtype)
     for start in range(0, len(targets), len(stage)):
         part = stage[: len(targets) - start]
         _gather(source, sources[start : start + len(part)], part)

@@ -135,7 +135,7 @@ class Quotas:
 
     @property
     def num_kept(self) -> int:
-        """Number of tenants of whom usage is kept: in flight, or with a rate that is not whole."""
+        """Number of tenants with requests in flight, or with a rate that is not whole."""
         return len(self._usages)
 
     def is_admissible(self, tenant: str) -> bool:
