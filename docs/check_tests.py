@@ -17,7 +17,6 @@ NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
 KERNELS = "what the kernels' modules read once, as they are imported or compiled"
 PATCHES: Mapping[str, tuple[int, str]] = {
     "tests/bench/test_gpu_verdict.py": (2, "the machine: its cores and packages"),
-    "tests/cli/test_up.py": (2, "nothing must be started, whatever refuses it"),
     "tests/e2e/test_hub_id.py": (2, "constants of huggingface_hub, read as it is imported"),
     "tests/engine/test_attention_tiles.py": (2, KERNELS),
     "tests/engine/test_device_stream.py": (3, KERNELS),
@@ -35,7 +34,6 @@ PATCHES: Mapping[str, tuple[int, str]] = {
     "tests/kernels/test_gpu.py": (1, "properties of a GPU that is not there"),
     "tests/kvtransfer/test_nixl.py": (2, "two events in an order that no peer can cause at will"),
     "tests/router/test_inference.py": (1, "the thread that makes an answer"),
-    "tests/serving/test_access.py": (2, "a certificate that no command issues"),
     "tests/support/engine/by_handle.py": (1, "CUDA IPC of a CPU, in every engine of a process"),
     "tests/support/kernels/interpreter.py": (1, "products of Triton's interpreter"),
     "tests/support/spans.py": (1, "the tracer, of which a process has one"),

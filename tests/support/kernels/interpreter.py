@@ -64,10 +64,10 @@ def _mend_loops() -> None:
     """Triton 3.6 makes bounds of loops Python's in a way that numpy 2.4 no longer allows."""
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
+    patch_tensor = interpreter._patch_lang_tensor
 
     def patch_and_mend(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
+        patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_and_mend
@@ -78,11 +78,11 @@ def _keep_language_patched() -> None:
     call of one and undoes it behind the kernel, a third of its time. Nothing is compiled here."""
     from triton.runtime import interpreter
 
-    patch, patched = interpreter._patch_lang, set[Callable[..., Any]]()
+    patch_language, patched = interpreter._patch_lang, set[Callable[..., Any]]()
 
     def patch_once(function: Callable[..., Any]) -> Any:
         if function not in patched:
-            patch(function)
+            patch_language(function)
             patched.add(function)
         return interpreter._LangPatchScope()  # of no changes, so that there are none to undo
 
