@@ -127,7 +127,11 @@ class _Known:
 
 
 class Sources:
-    """Transports from one worker's sources, cached by endpoint and epoch while they are used."""
+    """Transports from one worker's sources, cached by endpoint and epoch while they are used.
+
+    Attributes:
+        nixl: reader of sources that have NIXL.
+    """
 
     def __init__(
         self,
@@ -151,7 +155,7 @@ class Sources:
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
         self._describe = describe
-        self._nixl = nixl
+        self.nixl = nixl
         self._plugin = plugin
         self._nixl_problem = nixl_problem
         self._cuda = cuda or CudaDriver()
@@ -198,7 +202,7 @@ class Sources:
             transport = self._forget(source)
             if transport is not None:
                 transport.close()
-        self._nixl.close()
+        self.nixl.close()
 
     def _begin(self, source: _Source) -> "asyncio.Task[Transport]":
         choice = asyncio.create_task(self._choose(source))
@@ -275,7 +279,7 @@ class Sources:
         if not is_installed():
             raise UnavailableError(f"nixl is not installed here; {install_command('nixl')}")
         described = await self._describe(source[0], (NIXL,))
-        return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
+        return await self.nixl.attach(_offered(described.nixl)), "both have nixl"
 
     def _chosen(
         self,

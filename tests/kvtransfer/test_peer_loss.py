@@ -229,9 +229,9 @@ async def test_nixl_read_writes_nothing_when_stopped_source_resumes(peers, stage
         handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), TIMEOUT))
         await reach(stage, source, targets)
-        reader = fetcher._sources._nixl
-        await until(lambda: reader._agent is not None, TIMEOUT)
-        agent = reader._agent
+        reader = fetcher.sources.nixl
+        await until(lambda: reader.agent is not None, TIMEOUT)
+        agent = reader.agent
         # The blocks are announced and the source stops before it can answer a read of them.
         begin, asked = agent.read, asyncio.Event()
         loop = asyncio.get_running_loop()

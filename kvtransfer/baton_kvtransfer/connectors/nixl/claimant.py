@@ -41,7 +41,11 @@ _Result = TypeVar("_Result")
 
 
 class NixlReader:
-    """Reader that copies other workers' blocks into its pools. Its agent starts on first use."""
+    """Reader that copies other workers' blocks into its pools. Its agent starts on first use.
+
+    Attributes:
+        agent: agent of new receivers; None: it has not started, or its reads were ended.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class NixlReader:
         self._pools = pools
         self._devices = devices
         self._thread = agent_thread("nixl-reader", pools)
-        self._agent: Agent | None = None
+        self.agent: Agent | None = None
         self._lingering: list[Agent] = []
         self._timers: dict[Agent, asyncio.TimerHandle] = {}  # each closes a lingering agent
         self._connecting: set[asyncio.Future[tuple[Agent, Peer]]] = set()
@@ -81,7 +85,7 @@ class NixlReader:
     async def attach(self, offer: NixlOffer, timeout: float = _CONNECT_SECONDS) -> "NixlReceiver":
         """Returns a receiver for a source's pools, once a block of it was read, within `timeout`
         seconds. Raises `UnavailableError` with the reason."""
-        if self._agent is None:
+        if self.agent is None:
             await self._call(self._started)
         connecting = asyncio.ensure_future(self._connected(offer))
         self._connecting.add(connecting)
@@ -166,17 +170,17 @@ class NixlReader:
     # Runs in the agent's thread.
 
     def _started(self) -> Agent:
-        if self._agent is None:
-            self._agent = self._make_agent(self._pools, self._devices, is_read=False)
-        return self._agent
+        if self.agent is None:
+            self.agent = self._make_agent(self._pools, self._devices, is_read=False)
+        return self.agent
 
     def _connect(self, offer: NixlOffer) -> tuple[Agent, Peer]:
         agent = self._started()
         return agent, agent.connect(offer)
 
     def _end_reads(self, agent: Agent) -> None:
-        if agent is self._agent:
-            self._agent = None
+        if agent is self.agent:
+            self.agent = None
         if agent.is_open:
             agent.end_reads()
             self._lingering.append(agent)
@@ -189,9 +193,9 @@ class NixlReader:
         agent.close()
 
     def _end_all(self) -> None:
-        for agent in (*self._lingering, *filter(None, [self._agent])):
+        for agent in (*self._lingering, *filter(None, [self.agent])):
             self._end(agent)
-        self._agent = None
+        self.agent = None
 
 
 class NixlReceiver:
