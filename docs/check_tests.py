@@ -26,7 +26,6 @@ PATCHES: Mapping[str, tuple[int, str]] = {
     "tests/gpu/test_attention_libraries.py": (1, "replays of a recorded step"),
     "tests/gpu/test_triton_engine.py": (1, "a capture that fails on a GPU"),
     "tests/kernels/interpreted/test_gpu_benchmark.py": (1, "steps of a benchmark of a GPU"),
-    "tests/kernels/interpreted/test_linear.py": (2, KERNELS),
     "tests/kernels/interpreted/test_tile_descriptors.py": (1, "loads of Triton's interpreter"),
     "tests/kernels/test_compilations.py": (1, "a hook of Triton"),
     "tests/kernels/test_compile.py": (2, "the capability of a GPU that is not there"),

@@ -122,7 +122,13 @@ def _sum_kernel(
     tl.store(out + row * out_stride + columns, total.to(out.dtype.element_ty), inside)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    enough_tiles: int = _ENOUGH_PROGRAMS,
+) -> torch.Tensor:
     """Returns x @ weight.T + bias, each row bitwise the same in any batch:
     `[num_rows, num_columns]`. Sums are in float32; float32 inputs are not rounded to TF32.
 
@@ -130,6 +136,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x: `[num_rows, depth]`; rows may be strided.
         weight: `[num_columns, depth]` of the dtype of `x`; rows may be strided.
         bias: `[num_columns]` of any float type.
+        enough_tiles: number from which on one program computes all splits of a tile.
     """
     num_rows, depth = x.shape
     num_columns = len(weight)
@@ -139,7 +146,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     num_tiles = triton.cdiv(num_rows, _block(x.dtype)) * triton.cdiv(num_columns, _block(x.dtype))
     if not num_rows:
         return out
-    is_partial = num_splits > 1 and num_tiles < _ENOUGH_PROGRAMS
+    is_partial = num_splits > 1 and num_tiles < enough_tiles
     target = out
     if is_partial:
         target = torch.empty(num_splits * num_rows, num_columns, device=x.device)

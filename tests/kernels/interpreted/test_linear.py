@@ -48,15 +48,11 @@ def test_linear_is_batch_invariant(depth: int, dtype: torch.dtype) -> None:
         assert torch.equal(linear(x[rows], weight), together[rows])
 
 
-def test_linear_is_same_for_parallel_and_sequential_splits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_linear_is_same_for_parallel_and_sequential_splits() -> None:
     x, weight, bias = torch.randn(3, 1024), torch.randn(70, 1024), torch.randn(70)
     assert splits(70, 1024, torch.float32) == (2, 512)
     side_by_side = linear(x, weight, bias)
-    monkeypatch.setattr("baton_kernels.linear._ENOUGH_PROGRAMS", 1)
-    monkeypatch.setattr("baton_kernels.linear.splits", lambda *shape: (2, 512))
-    assert torch.equal(linear(x, weight, bias), side_by_side)
+    assert torch.equal(linear(x, weight, bias, enough_tiles=1), side_by_side)
 
 
 def test_linear_splits_cover_any_depth() -> None:
