@@ -45,7 +45,7 @@ define run_lane
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly nightly-tests deferred bare steady soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference survey docs dist lock audit images clean
+.PHONY: help demo test test-full nightly nightly-tests deferred bare steady soak check check-lint check-types check-generated check-kernels bench gpu gpu-bundle protos dashboards chart reference survey docs dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -136,9 +136,26 @@ check-generated: $(VENV)/.dev
 check-kernels: $(VENV)/.dev
 	$(BIN)/python -m baton_kernels.compile
 
-gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator$(if $(PYTHONPATH),:$(PYTHONPATH))
-gpu:  ## on a machine with a GPU: tests, benchmarks and a verdict; 9 minutes, installs nothing
+GPU_BUNDLE   := dist/gpu-bundle
+# Wheels for a GPU machine: Python 3.12, x86-64, with glibc 2.35 or newer.
+GPU_WHEELS   := --only-binary=:all: --python-version 3.12 --implementation cp \
+  $(patsubst %,--platform manylinux%_x86_64,_2_35 _2_34 _2_31 _2_28 _2_27 _2_26 _2_24 _2_17 2014 2010 1)
+
+gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator$(if $(PYTHONPATH),:$(PYTHONPATH)):$(CURDIR)/$(GPU_BUNDLE)/site
+gpu: $(if $(wildcard $(GPU_BUNDLE)/wheels),$(GPU_BUNDLE)/site)  ## on a machine with a GPU: tests, benchmarks and a verdict, 9 minutes; GPU_ARGS='--only smoke'
 	$(PYTHON) -m bench.gpu_verdict $(GPU_ARGS)
+
+$(GPU_BUNDLE)/site: $(wildcard $(GPU_BUNDLE)/wheels/*.whl)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --upgrade \
+	  --target $@ $^
+
+# TRITON: a Python with the Triton of the GPU machine, whose kernels no other one finds.
+gpu-bundle: $(VENV)/.dev  ## packages and kernels for make gpu without a network, in dist/gpu-bundle; FULL=1: of a cluster; TRITON=python3.12
+	rm -rf $(GPU_BUNDLE)
+	$(BIN)/python -m bench.gpu_packages $(if $(FULL),--full) > $(VENV)/gpu_packages.txt
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps $(GPU_WHEELS) \
+	  --dest $(GPU_BUNDLE)/wheels -r $(VENV)/gpu_packages.txt
+	$(if $(TRITON),$(TRITON) -m tests.support.kernels.compiled_ahead $(GPU_BUNDLE))
 
 protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1 and baton/envoy
 	$(BIN)/python protos/generate.py

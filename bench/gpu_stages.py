@@ -106,16 +106,22 @@ def read_ceilings(report: Path) -> Findings:
 
 def read_tests(report: Path) -> Findings:
     """Returns the outcomes of a run of pytest, which fails if no test of it passed. The report has
-    a line for each of its processes."""
-    runs = [json.loads(line) for line in report.read_text().splitlines()]
+    a line for each of its processes that was not ended; failures are known however it ended."""
+    runs, failed = _lines(report), _lines(report.with_suffix(".failures"))
     outcomes = dict(sum((Counter(run["outcomes"]) for run in runs), Counter[str]()))
-    reasons = {test: why for run in runs for test, why in run["reasons"].items()}
+    reasons = dict(failed)
     skipped = sum((Counter(run["skipped"]) for run in runs), Counter[str]())
     failures = [f"{len(reasons)} tests failed"] if reasons else []
-    if not outcomes.get("passed"):
+    if not runs:
+        failures.append("left no report")
+    elif not outcomes.get("passed"):
         failures.append("no test passed")
     notes = tuple(f"{count} skipped: {why}" for why, count in skipped.most_common())
     return Findings({"outcomes": outcomes, "reasons": reasons}, tuple(failures), notes)
+
+
+def _lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def read_benchmark(report: Path) -> Findings:

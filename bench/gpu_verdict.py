@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
+from bench.gpu_bundle import BUNDLE, unpack
 from bench.gpu_clocks import clocks
 from bench.gpu_stages import kernel_cache, smoke_alone, stages
 from bench.gpu_summary import exit_status, summary
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time of all stages")
     parser.add_argument("--results", type=Path, default=_RESULTS, help="folder of report and logs")
     arguments = parser.parse_args()
+    print(f"bundle: {unpack(BUNDLE, kernel_cache())} compiled kernels", flush=True)
     with tempfile.TemporaryDirectory() as reports:
         todo = scaled(stages(Path(reports)), arguments.seconds)
         if arguments.only == "smoke":

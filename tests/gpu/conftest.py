@@ -19,6 +19,7 @@ from tests.support.kernels.interpreter import (  # noqa: F401
     pytest_configure,
     pytest_itemcollected,
 )
+from tests.support.kernels.returned_memory import _memory_is_returned  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
-# Runs where nothing is installed but the distributions of gpu_packages.txt, and what the releases of
-# them that are installed here need besides.
+# Runs where nothing is installed but the distributions of gpu_packages.txt, and what those of them
+# that are installed here need besides.
 PROGRAM = """
 import shutil, sys
 from importlib.metadata import distributions

@@ -51,7 +51,6 @@ class Run:
         slowest: seconds and id of the tests that took longest.
         is_interpreted: the run collected tests of the interpreter and no others.
         failed: ids of the tests that failed, and of files that cannot be imported.
-        reasons: of each of these, the first and the last line of its error.
         skipped: number of skipped tests by reason.
         num_broken: files that cannot be imported, and processes of xdist that have crashed.
         over_budget: seconds charged, budget and id of the tests that exceeded theirs.
@@ -63,14 +62,14 @@ class Run:
     slowest: list[tuple[float, str]] = field(default_factory=list)
     is_interpreted: bool = False
     failed: list[str] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     num_broken: int = 0
     over_budget: list[tuple[float, float, str]] = field(default_factory=list)
 
 
 class LaneReport:
-    """Pytest plugin that appends a `Run` to a file. With xdist, the controller writes it."""
+    """Pytest plugin that appends a `Run` to a file, and at once each failure, with its reason, to
+    another. With xdist, the controller writes them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,7 +77,7 @@ class LaneReport:
         self._collected: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._seconds: Counter[str] = Counter()
-        self._reasons: dict[str, str] = {}
+        self._failed: dict[str, None] = {}
         self._skipped: Counter[str] = Counter()
         self._num_broken = 0
         self._over_budget: list[tuple[float, float, str]] = []
@@ -104,8 +103,12 @@ class LaneReport:
         self._note_failure(report)
 
     def _note_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.failed:
-            self._reasons.setdefault(report.nodeid, reason_of(report))
+        if not report.failed or report.nodeid in self._failed:
+            return
+        self._failed[report.nodeid] = None
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            with failures_path(self._path).open("a") as file:
+                file.write(json.dumps([report.nodeid, reason_of(report)]) + "\n")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -122,14 +125,18 @@ class LaneReport:
             seconds=time.monotonic() - self._began,
             slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
             is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
-            failed=[*self._reasons],
-            reasons=self._reasons,
+            failed=[*self._failed],
             skipped=dict(self._skipped),
             num_broken=self._num_broken,
             over_budget=self._over_budget,
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")
+
+
+def failures_path(path: Path) -> Path:
+    """Returns the file of the failures of a report's runs: a line for each, `[test, reason]`."""
+    return path.with_suffix(".failures")
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from baton_kernels.gpu import FP8_CAPABILITY
+from tests.support.kernels.returned_memory import _memory_is_returned  # noqa: F401
 
 
 @pytest.fixture
