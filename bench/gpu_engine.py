@@ -22,7 +22,7 @@ from bench.gpu_timing import Cases, copy_bandwidth, matrix_peak
 from bench.report import Row
 
 HOST_CASE = "host time of a decode step, batch "
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -33,8 +33,8 @@ _SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 # One layer of next to nothing: a step of it takes the host's time.
-_HOST_SHAPE = {
-    **_SHAPE,
+HOST_SHAPE = {
+    **SHAPE,
     "hidden_size": 256,
     "intermediate_size": 256,
     "num_hidden_layers": 1,
@@ -83,7 +83,7 @@ def _graphs(engine: Engine) -> list[Row]:
 
 
 def _host_times(repeats: int) -> list[Row]:
-    with random_engine(_HOST_SHAPE, num_blocks=2**15) as (engine, _):
+    with random_engine(HOST_SHAPE, num_blocks=2**15) as (engine, _):
         times = {batch: _step_seconds(engine, batch, repeats) * 1e3 for batch in _HOST_BATCHES}
     one = times[1]
     return [
@@ -104,7 +104,7 @@ def _deterministic(speeds: dict[str, float], repeats: int) -> list[Row]:
 
 
 def random_model(
-    attention: str, shape: dict[str, Any] = _SHAPE, device: str = "cuda"
+    attention: str, shape: dict[str, Any] = SHAPE, device: str = "cuda"
 ) -> LlamaForCausalLM:
     """Returns a Llama of random weights, made where they stay."""
     config = LlamaConfig(**shape, attn_implementation=attention, dtype="bfloat16")
@@ -123,10 +123,12 @@ def random_model(
 
 
 @contextmanager
-def random_engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tuple[Engine, int]]:
+def random_engine(
+    shape: dict[str, Any] = SHAPE, device: str = "cuda", **changes: Any
+) -> Iterator[tuple[Engine, int]]:
     """Yields an engine and the bytes of the weights that a decode reads; closes the engine."""
     config = EngineConfig(
-        device="cuda",
+        device=device,
         dtype="bfloat16",
         max_num_seqs=_NUM_PROMPTS,
         max_num_batched_tokens=8192,
@@ -136,7 +138,7 @@ def random_engine(shape: dict[str, Any] = _SHAPE, **changes: Any) -> Iterator[tu
         **changes,
     )
     hook = AttentionHook(16384)
-    model = random_model(hook.name, shape)
+    model = random_model(hook.name, shape, device)
     embedding = model.model.embed_tokens.weight.numel()
     num_weights = sum(p.numel() for p in model.parameters()) - embedding
     engine = Engine(config, assemble(model, hook, config, "", "random weights", b""))

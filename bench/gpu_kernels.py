@@ -31,7 +31,7 @@ _SHAPE = AttentionShape()
 
 # Contexts of the sequences of a batch: 16 GiB of KV together over all layers, so that each finds
 # its 512 MiB uncached, but for the last.
-_DECODES: dict[str, list[int]] = {
+DECODES: dict[str, list[int]] = {
     "decode attention, 64 contexts of 2k": [2048] * 64,
     "decode attention, 256 contexts of 512": [512] * 256,
     "decode attention, 64 ragged contexts of 128 to 4k": np.linspace(128, 4096, 64)
@@ -40,9 +40,9 @@ _DECODES: dict[str, list[int]] = {
     "decode attention, 1 context of 128k": [2**17],
     "decode attention, 1 context of 32k": [2**15],
 }
-_PREFILLS = (2048, 8192, 32768)
+PREFILLS = (2048, 8192, 32768)
 # Blocks of whole tiles, which prefill loads by descriptors.
-_TMA_LENGTH, _TMA_BLOCK_SIZE = 8192, 64
+_TMA_LENGTH, TMA_SHAPE = 8192, replace(_SHAPE, block_size=64)
 
 
 def cases(repeats: int) -> Cases:
@@ -52,9 +52,9 @@ def cases(repeats: int) -> Cases:
     def against_copy(case: str, aim: float, make: Callable[[], Callable[[], float]]) -> Case:
         return case, lambda: [_against_copy(case, make(), copying, repeats, aim)]
 
-    for case, contexts in _DECODES.items():
+    for case, contexts in DECODES.items():
         yield against_copy(case, 0.85, partial(_decode, contexts))
-    for length in _PREFILLS:
+    for length in PREFILLS:
         yield f"prefill attention, {length // 1024}k tokens", partial(_prefill, length, repeats)
     if Gpu.of(_GPU).has_tma:
         yield f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA", partial(_by_tma, repeats)
@@ -105,17 +105,18 @@ def _prefill(length: int, repeats: int) -> list[Row]:
 
 
 def _by_tma(repeats: int) -> list[Row]:
-    shape = replace(_SHAPE, block_size=_TMA_BLOCK_SIZE)
     steps = {
-        "descriptors": prompt(shape, _TMA_LENGTH, "cuda"),
-        "pointers": gathered_prompt(shape, _TMA_LENGTH, "cuda"),
+        "descriptors": prompt(TMA_SHAPE, _TMA_LENGTH, "cuda"),
+        "pointers": gathered_prompt(TMA_SHAPE, _TMA_LENGTH, "cuda"),
         f"blocks of {_SHAPE.block_size}": prompt(_SHAPE, _TMA_LENGTH, "cuda"),
     }
     operations = _SHAPE.operations(_TMA_LENGTH)
     contenders = {name: rate(recorded(step), operations, 1) for name, step in steps.items()}
     rates = {name: each / 1e12 for name, each in interleaved(contenders, repeats).items()}
     ours = rates.pop("descriptors")
-    case = f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA, blocks of {_TMA_BLOCK_SIZE}"
+    case = (
+        f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA, blocks of {TMA_SHAPE.block_size}"
+    )
     return [
         Row(case, ours, "TFLOP/s", other, theirs, ours / theirs, None)
         for other, theirs in rates.items()

@@ -117,7 +117,9 @@ def read_tests(report: Path) -> Findings:
     elif not outcomes.get("passed"):
         failures.append("no test passed")
     notes = tuple(f"{count} skipped: {why}" for why, count in skipped.most_common())
-    return Findings({"outcomes": outcomes, "reasons": reasons}, tuple(failures), notes)
+    measured = {name: value for run in runs for name, value in run["figures"].items()}
+    figures = {"outcomes": outcomes, "reasons": reasons, "measured": measured}
+    return Findings(figures, tuple(failures), notes)
 
 
 def _lines(file: Path) -> list[Any]:

@@ -68,6 +68,9 @@ def _stage_lines(result: StageResult) -> Iterator[str]:
     yield from _some(reasons)
     yield from _some(result.failures)
     yield from _some([f"note: {note}" for note in result.notes])
+    yield from (
+        f"{_INDENT}{name}: {value:g}" for name, value in figures.get("measured", {}).items()
+    )
     for row in figures.get("rows", ()):
         if row["unit"] in ("ms", "graphs"):
             yield f"{_INDENT}{row['case']}: {row['value']:.4g} {row['unit']}"

@@ -17,7 +17,7 @@ from bench.report import Row
 from bench.stages import GRACE_SECONDS, Findings, Stage, run_stage
 from tests.support.repository import ROOT
 
-PASSES = "def test_it(): pass"
+PASSES = "def test_it(record_property): record_property('kv_bytes', 4096)"
 FAILS = "def test_it(): assert 0\ndef test_other(): pass"
 SKIPS = "import pytest\n@pytest.mark.skip(reason='no redis')\ndef test_it(): pass"
 BREAKS = "import nothing_of_this_name"
@@ -64,7 +64,7 @@ def benchmark(folder: Path, rows: list[Row], **failures: str) -> Stage:
 @pytest.mark.parametrize(
     ("content", "row", "failures", "status", "texts"),
     [
-        (PASSES, ROW, {}, 0, ["1 passed, 0 failed, 0 skipped", "every stage passed; 0 of 1 aims"]),
+        (PASSES, ROW, {}, 0, ["1 passed, 0 failed", "kv_bytes: 4096", "every stage passed; 0"]),
         (PASSES, Row(**{**asdict(ROW), "aim": 0.8}), {}, 2, ["every stage passed; 1 of 1 aims"]),
         (PASSES, ROW, {"prefill": "no memory"}, 1, ["prefill: no memory", "FAILED: benchmark;"]),
         (FAILS, ROW, {}, 1, ["1 passed, 1 failed", "::test_it - assert 0", "FAILED: tests;"]),

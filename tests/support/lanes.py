@@ -54,6 +54,7 @@ class Run:
         skipped: number of skipped tests by reason.
         num_broken: files that cannot be imported, and processes of xdist that have crashed.
         over_budget: seconds charged, budget and id of the tests that exceeded theirs.
+        figures: properties that tests have recorded.
     """
 
     collected: dict[str, int]
@@ -65,6 +66,7 @@ class Run:
     skipped: dict[str, int] = field(default_factory=dict)
     num_broken: int = 0
     over_budget: list[tuple[float, float, str]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 class LaneReport:
@@ -81,6 +83,7 @@ class LaneReport:
         self._skipped: Counter[str] = Counter()
         self._num_broken = 0
         self._over_budget: list[tuple[float, float, str]] = []
+        self._figures: dict[str, Any] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -92,6 +95,7 @@ class LaneReport:
             self._outcomes[report.outcome] += 1
         if report.skipped and isinstance(report.longrepr, tuple):
             self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+        self._figures.update(report.user_properties)
         charged, budget = getattr(report, "charged", 0.0), getattr(report, "budget", None)
         if budget is not None and charged > budget:
             self._over_budget.append((charged, budget, report.nodeid))
@@ -129,6 +133,7 @@ class LaneReport:
             skipped=dict(self._skipped),
             num_broken=self._num_broken,
             over_budget=self._over_budget,
+            figures=self._figures,
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")

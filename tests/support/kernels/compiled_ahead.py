@@ -1,0 +1,151 @@
+"""Kernels compiled ahead for `make gpu`, without a GPU: those that the benchmarks and the tests of
+kernels launch on an H100.
+
+    python -m tests.support.kernels.compiled_ahead FOLDER
+
+writes them to the bundle in FOLDER. Both run with tensors that have shapes and no numbers, and with
+a Triton driver that compiles and launches nothing: most of the tests fail, after their kernels were
+compiled. As a plugin of pytest, this module replaces the GPU.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+
+from baton.engine.warm_up import warm_up
+from baton_kernels import block_copy
+from baton_kernels.compile import MODULES
+from baton_kernels.gpu import H100
+from bench.gpu_attention import AttentionShape, decodes, prompt
+from bench.gpu_bundle import pack
+from bench.gpu_engine import HOST_SHAPE, SHAPE, random_engine
+from bench.gpu_kernels import DECODES, PREFILLS, TMA_SHAPE
+from tests.support.ptx.driver import Compiler, install
+from tests.support.repository import ROOT
+
+_META: Final = torch.device("meta")
+# Functions that want the numbers of a tensor: they get zeros.
+_READS: Final = {
+    "cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__",
+    "__array__",
+}  # fmt: skip
+
+
+class WithoutNumbers(TorchFunctionMode):
+    """Mode in which tensors of a GPU have no memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        args = tuple(map(_without_gpu, args))
+        kwargs = {key: _without_gpu(value) for key, value in (kwargs or {}).items()}
+        if name == "pin_memory":
+            return args[0]
+        if name in ("equal", "allclose"):
+            return True
+        if name in _READS or (name == "to" and "cpu" in map(str, args[1:])):
+            args = tuple(map(_zeros, args))
+        return func(*args, **kwargs)
+
+
+def _without_gpu(value: Any) -> Any:
+    is_gpu = isinstance(value, torch.device | str) and str(value).startswith("cuda")
+    return _META if is_gpu else value
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.device == _META:
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return value
+
+
+def replace_gpu() -> None:
+    """Has Triton compile for an H100, and torch describe one, from now on in this process."""
+    properties = SimpleNamespace(
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        shared_memory_per_block_optin=H100.shared_memory,
+        shared_memory_per_multiprocessor=H100.shared_memory + 1024,
+        regs_per_multiprocessor=2**16,
+        max_threads_per_multi_processor=2048,
+    )
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: True
+    cuda.synchronize = cuda.empty_cache = lambda *_: None
+    cuda.get_device_capability = lambda *_: H100.capability
+    cuda.get_device_properties = lambda *_: properties
+    block_copy._check_reach = lambda **_: None
+    install(Compiler())
+    for module in MODULES:  # compiled kernels, as they are defined before the next line
+        importlib.import_module(module)
+    triton.knobs.runtime.interpret = True  # engines ask whether kernels run without a GPU
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    replace_gpu()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    with WithoutNumbers():
+        return (yield)
+
+
+def run_benchmarks() -> None:
+    """Launches what the benchmarks do."""
+    for shape in (SHAPE, HOST_SHAPE):
+        run_engine({**shape, "num_hidden_layers": 1})
+    run_engine({**SHAPE, "num_hidden_layers": 1}, deterministic=True, max_drafts=4)
+    shape = AttentionShape(num_layers=1)
+    for contexts in DECODES.values():
+        decodes(shape, contexts, "meta")()
+    for length in PREFILLS:
+        prompt(shape, length, "meta")()
+    prompt(TMA_SHAPE, PREFILLS[0], "meta")()
+
+
+def run_engine(shape: dict[str, Any], **changes: Any) -> None:
+    """Loads an engine and warms it up: later it compiles nothing."""
+    changes |= {"num_blocks": 4096, "kernels": "triton"}
+    with random_engine(shape, "meta", **changes) as (engine, _):
+        runner, config = engine._runner, engine.config
+        warm_up(
+            runner._model,
+            runner._attention,
+            runner._attention,
+            runner._sampler,
+            engine.cache,
+            num_tokens=config.tokens_per_step("cuda"),
+            max_len=engine.info.max_model_len,
+            num_rows=config.max_num_seqs,
+        )
+
+
+def main() -> None:
+    bundle = Path(sys.argv[1])
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_STORE_BINARY_ONLY": "1"}
+        replace_gpu()
+        with WithoutNumbers():
+            run_benchmarks()
+        print(f"{pack(Path(cache), bundle)} kernels of the benchmarks", flush=True)
+        pytest_options = ("-q", "-c", "tests/gpu.ini", "--rootdir", ".", "-p", __spec__.name)
+        command = (sys.executable, "-m", "pytest", *pytest_options, "--tb=no", "-rN")
+        subprocess.run((*command, *sys.argv[2:], "tests/kernels/gpu"), check=False, cwd=ROOT)
+        print(f"{pack(Path(cache), bundle)} kernels in {bundle}")
+
+
+if __name__ == "__main__":
+    main()
