@@ -137,13 +137,16 @@ def main() -> None:
     bundle = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_STORE_BINARY_ONLY": "1"}
+        environment = dict(os.environ)  # Triton adds to it
         replace_gpu()
         with WithoutNumbers():
             run_benchmarks()
         print(f"{pack(Path(cache), bundle)} kernels of the benchmarks", flush=True)
         pytest_options = ("-q", "-c", "tests/gpu.ini", "--rootdir", ".", "-p", __spec__.name)
         command = (sys.executable, "-m", "pytest", *pytest_options, "--tb=no", "-rN")
-        subprocess.run((*command, *sys.argv[2:], "tests/kernels/gpu"), check=False, cwd=ROOT)
+        subprocess.run(
+            (*command, *sys.argv[2:], "tests/kernels/gpu"), check=False, cwd=ROOT, env=environment
+        )
         print(f"{pack(Path(cache), bundle)} kernels in {bundle}")
 
 
