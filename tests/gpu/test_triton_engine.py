@@ -184,7 +184,7 @@ class Rerun:
 )
 @torch.inference_mode()
 def test_triton_recorded_steps_give_equal_tokens(
-    folder: Any, load: Any, device: str, family: str, asynchronous: bool
+    folder: Any, load: Any, device: str, family: str, asynchronous: bool, record_property: Any
 ) -> None:
     engine = load(
         folder(family), async_scheduling=asynchronous, max_num_seqs=3, cuda_graphs=device == "cuda"
@@ -195,6 +195,7 @@ def test_triton_recorded_steps_give_equal_tokens(
         cpu = torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3], cpu, Rerun())
     assert runner.graphs is not None
+    record_property(f"recorded batch sizes of {family}", len(runner.graphs.sizes))
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
