@@ -10,8 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
+
+from bench.stages import BUDGET_VARIABLE
 
 TOOLS: Final = ("memcheck", "racecheck")
 TEST: Final = (
@@ -21,6 +24,7 @@ TEST: Final = (
 """A test of prefill and of decode attention in one batch."""
 
 _PLACE: Final = "/usr/local/cuda/bin"
+_SHARE: Final = 0.9  # of a stage's budget
 _FOUND: Final = 9  # exit status for errors of the tool itself, which pytest does not use
 
 
@@ -29,23 +33,31 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=os.pathsep.join((os.environ["PATH"], _PLACE)))
 
 
-def check(program: str, report: Path) -> None:
-    """Runs the test under each tool, and writes to `report` why that failed."""
+def check(program: str, report: Path, seconds: float) -> None:
+    """Runs the test under each tool, and writes to `report` why that failed. A tool that is not
+    done after `seconds` in all is a note."""
+    ends = time.monotonic() + seconds
     content: dict[str, Any] = {"figures": {}, "failures": [], "notes": []}
     pytest = (sys.executable, "-m", "pytest", "-q", "-c", "tests/gpu.ini", "--rootdir", ".", TEST)
     for tool in TOOLS:
         command = (program, "--tool", tool, "--error-exitcode", str(_FOUND), *pytest)
-        status = subprocess.run(command, check=False).returncode
-        content["figures"][tool] = status
-        if status:
-            content["failures"].append(f"{tool}: exit status {status}; the log says why")
+        try:
+            status = subprocess.run(
+                command, check=False, timeout=max(0.0, ends - time.monotonic())
+            ).returncode
+        except subprocess.TimeoutExpired:
+            content["notes"].append(f"{tool}: not done in time")
+        else:
+            content["figures"][tool] = status
+            if status:
+                content["failures"].append(f"{tool}: exit status {status}; the log says why")
         report.write_text(json.dumps(content))
 
 
 def main() -> None:
     report = Path(sys.argv[1])
     if (program := sanitizer()) is not None:
-        return check(program, report)
+        return check(program, report, _SHARE * float(os.environ.get(BUDGET_VARIABLE, "inf")))
     note = f"compute-sanitizer is neither on the path nor in {_PLACE}"
     report.write_text(json.dumps({"figures": {}, "failures": [], "notes": [note]}))
     return None

@@ -30,9 +30,9 @@ def stages(folder: Path) -> tuple[Stage, ...]:
     return (
         _python("ceilings", 60, read_ceilings, folder, "bench.gpu_ceilings"),
         _tests("smoke", "gpu and smoke", 90, folder, _pytest(_SMOKE_PROCESSES)),
-        _benchmark("benchmark", 170, folder, "engine", "kernels", "deterministic"),
-        _tests("tests", "gpu and not smoke", 150, folder, _pytest(_TEST_PROCESSES)),
-        _python("sanitizer", 30, read_notes, folder, "bench.gpu_sanitizer"),
+        _benchmark("benchmark", 165, folder, "engine", "kernels", "deterministic"),
+        _tests("tests", "gpu and not smoke", 145, folder, _pytest(_TEST_PROCESSES)),
+        _python("sanitizer", 40, read_notes, folder, "bench.gpu_sanitizer"),
         _benchmark("reference", 60, folder, "generate_batch"),
     )
 

