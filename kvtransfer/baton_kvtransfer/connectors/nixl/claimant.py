@@ -7,9 +7,8 @@ bytes when the source resumes. So it ends with its agent, and the next handoff s
 If reads progress only when polled, an abandoned agent lingers before it is closed: over TCP the
 source answers each read, and UCX aborts a process that finds the connection closed when it answers.
 
-A connection, with a first read of block 0, tells whether a source's ports can be reached, which a
-network policy may close. NIXL then blocks the agent's thread until the kernel gives up, two minutes
-or more; no transfer waits for that. The read may end late: block 0 is zero in all pools.
+Over TCP, NIXL connects while it keeps the agent's thread waiting: until the kernel gives up, after
+minutes, if a network policy has closed the source's ports. No transfer waits for that.
 """
 
 import asyncio
@@ -21,7 +20,6 @@ import numpy.typing as npt
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended, in_thread
@@ -29,7 +27,7 @@ from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
 from baton_kvtransfer.transfer_stream import TransferStream
 
-# Seconds for a connection and the first read from a source.
+# Seconds for a connection to a source.
 _CONNECT_SECONDS = 5.0
 # Seconds for a cancelled read to end by itself.
 _GRACE_S = 0.3
@@ -83,11 +81,10 @@ class NixlReader:
         return len(self._lingering)
 
     async def attach(self, offer: NixlOffer, timeout: float = _CONNECT_SECONDS) -> "NixlReceiver":
-        """Returns a receiver for a source's pools, once a block of it was read, within `timeout`
-        seconds. Raises `UnavailableError` with the reason."""
+        """Returns a receiver for a source's pools, connected within `timeout` seconds. Raises `UnavailableError` with the reason."""
         if self.agent is None:
             await self._call(self._started)
-        connecting = asyncio.ensure_future(self._connected(offer))
+        connecting = asyncio.ensure_future(self._call(self._connect, offer))
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
         try:
@@ -96,8 +93,8 @@ class NixlReader:
             connecting.add_done_callback(self._forget_late)
             if isinstance(error, TimeoutError):
                 raise UnavailableError(
-                    f"no block of the other worker could be read within {timeout:g} s; its ports "
-                    "may be closed to this one"
+                    f"nixl did not connect within {timeout:g} s; the other worker's ports may be "
+                    "closed to this one"
                 ) from error
             raise
         num_blocks = [region.num_blocks for region in offer.regions]
@@ -139,16 +136,6 @@ class NixlReader:
         """Removes a peer from which no read is in flight, in the agent's thread."""
         if not self._is_closed:
             self._thread.submit(agent.disconnect, peer)
-
-    async def _connected(self, offer: NixlOffer) -> tuple[Agent, Peer]:
-        """Connects to a source and reads its block 0. Raises `UnavailableError` if either fails."""
-        agent, peer = await self._call(self._connect, offer)
-        try:
-            await self.read(agent, peer, 0, np.array([NULL_BLOCK], np.int64), [NULL_BLOCK])
-        except BaseException:
-            self.forget(agent, peer)
-            raise
-        return agent, peer
 
     def _forget_late(self, connecting: "asyncio.Future[tuple[Agent, Peer]]") -> None:
         """Forgets the peer of a connection that is not waited for any more."""
