@@ -23,6 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A lane is four runs of pytest: on all cores what starts no processes; kernels in Triton's
 # interpreter; two at a time what starts processes; one by one what depends on timing. All four run,
 # whichever fails, and a report on them is printed. A single test that failed then runs again, alone.
+# Some lanes also run kernels from their PTX, by the emulator, which needs a C++ compiler.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 E2E_FILES     = $(shell grep -rlE --include='*.py' 'mark\.e2e' tests)
@@ -32,11 +33,14 @@ FULL         := (slow or system) and not (nightly or gpu)
 NIGHTLY      := (nightly or random) and not gpu
 REPORT        = $(CURDIR)/.pytest_cache/$@.jsonl
 PYTEST        = BATON_LANE_REPORT=$(REPORT) $(BIN)/python -m pytest
+run_emulated  = $(PYTEST) $(ON_ALL_CORES) -p tests.support.ptx.plugin -m 'emulated and $(1)' \
+	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?));
 define run_lane
 	@mkdir -p .pytest_cache; rm -f $(REPORT); status=0; \
 	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=$$((status | $$?)); \
 	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
 	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?)); \
+	$(2) \
 	$(PYTEST) $(TWO_AT_A_TIME) -m 'e2e and not alone and $(1)' $(E2E_FILES) \
 	  || status=$$((status | $$?)); \
 	$(PYTEST) -m 'alone and $(1)' $(ALONE_FILES) || status=$$((status | $$?)); \
@@ -80,14 +84,17 @@ test: $(VENV)/.test  ## the tests that need Python and make only (docs/testing.m
 	$(call run_lane,$(TEST))
 
 test-full: $(VENV)/.kube  ## slower tests, and those that need packages of the system
-	$(call run_lane,$(FULL))
+	$(call run_lane,$(FULL),$(call run_emulated,$(FULL)))
 
 nightly: export BATON_TEST_SEED := $(or $(BATON_TEST_SEED),$(shell $(PYTHON) -c "import random; print(random.randrange(2**32))"))
 nightly:  ## before a release: all families, images, browsers, soaks, random draws, deferred
 	@$(MAKE) --no-print-directory --keep-going nightly-tests deferred
 
+# Each nightly executes programs, warps and copies in another order, tensor copies as late as possible.
+nightly-tests: export PTX_SEED := $(or $(PTX_SEED),$(BATON_TEST_SEED))
+nightly-tests: export PTX_CHECKS := late
 nightly-tests: $(VENV)/.dev
-	$(call run_lane,$(NIGHTLY))
+	$(call run_lane,$(NIGHTLY),$(call run_emulated,$(NIGHTLY)))
 
 # PYTHONPATH is that of every process of a cluster, too.
 deferred: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site

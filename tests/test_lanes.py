@@ -29,7 +29,7 @@ def test_summary_adds_up_runs_and_counts_what_is_left_once():
     collected = {"make test": 10, "make test-full": 4}
     runs = [
         Run(collected, {"passed": 7}, 60.0, [(2.0, "b"), (1.0, "c")]),
-        Run({"make test": 2, "make nightly": 3}, {"passed": 2}, 30.0, is_interpreted=True),
+        Run({"make test": 2, "make nightly": 3}, {"passed": 2}, 30.0, kernels="interpreter"),
         Run(collected, {"passed": 2, "failed": 1}, 30.0, [(9.0, "a")]),
     ]
     text = summary(runs)

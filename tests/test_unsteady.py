@@ -23,17 +23,17 @@ class Alone:
 
     def __init__(self, *results: bool) -> None:
         self._results: Iterator[bool] = iter(results)
-        self.asked: list[tuple[str, bool]] = []
+        self.asked: list[tuple[str, str]] = []
 
-    def __call__(self, test: str, is_interpreted: bool) -> bool:
-        self.asked.append((test, is_interpreted))
+    def __call__(self, test: str, kernels: str) -> bool:
+        self.asked.append((test, kernels))
         return next(self._results)
 
 
 def test_lane_is_green_when_its_failed_test_passes_again(capsys):
     alone, test = Alone(*[True] * NUM_REPEATS), "tests/e2e/test_a.py::test_b"
     assert exit_status([PASSED, failed(test)], 1, alone) == 0
-    assert alone.asked == [(test, False)] * NUM_REPEATS
+    assert alone.asked == [(test, "gpu")] * NUM_REPEATS
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"UNSTEADY {test}: ")
     assert f"\n{line}\n" in (ROOT / "docs" / "testing.md").read_text(), "which shows it"

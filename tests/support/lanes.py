@@ -23,6 +23,7 @@ from tests.support.budgets import Meter
 
 NUM_SLOWEST = 20
 _CRASHED = "???"  # phase of the test in which a process of xdist ended
+EMULATOR = "tests.support.ptx.plugin"
 OTHER_LANES = {
     "make test-full": "slower ones, and those that need packages of the system (it names them)",
     "make nightly": "image builds, browsers, other languages, all families, long simulations",
@@ -49,7 +50,8 @@ class Run:
         outcomes: number of tests by outcome.
         seconds: wall time.
         slowest: seconds and id of the tests that took longest.
-        is_interpreted: the run collected tests of the interpreter and no others.
+        kernels: what runs kernels: a GPU, `interpreter` or `emulator`; a run on either of these
+            collects tests of kernels and no others.
         failed: ids of the tests that failed, and of files that cannot be imported.
         skipped: number of skipped tests by reason.
         num_broken: files that cannot be imported, and processes of xdist that have crashed.
@@ -61,7 +63,7 @@ class Run:
     outcomes: dict[str, int]
     seconds: float
     slowest: list[tuple[float, str]] = field(default_factory=list)
-    is_interpreted: bool = False
+    kernels: str = "gpu"
     failed: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     num_broken: int = 0
@@ -128,7 +130,7 @@ class LaneReport:
             outcomes=dict(self._outcomes),
             seconds=time.monotonic() - self._began,
             slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
-            is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+            kernels=_kernels(session.config),
             failed=[*self._failed],
             skipped=dict(self._skipped),
             num_broken=self._num_broken,
@@ -137,6 +139,12 @@ class LaneReport:
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(run)) + "\n")
+
+
+def _kernels(config: pytest.Config) -> str:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "interpreter"
+    return "emulator" if config.pluginmanager.has_plugin(EMULATOR) else "gpu"
 
 
 def failures_path(path: Path) -> Path:
@@ -167,10 +175,10 @@ def summary(runs: Iterable[Run]) -> str:
     """Returns outcomes, the slowest tests and what is left for other lanes."""
     runs = list(runs)
     outcomes = sum((Counter(run.outcomes) for run in runs), Counter[str]())
-    # The first run collects all tests but the interpreter's, which no other run does.
+    # Of those without a device the first run collects all tests.
     collected: Counter[str] = Counter()
-    for interpreted in (False, True):
-        counts = [Counter(run.collected) for run in runs if run.is_interpreted is interpreted]
+    for kernels in ("gpu", "interpreter", "emulator"):
+        counts = [Counter(run.collected) for run in runs if run.kernels == kernels]
         collected.update(counts[0] if counts else {})
     seconds = sum(run.seconds for run in runs)
     lines = [

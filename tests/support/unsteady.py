@@ -17,25 +17,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lanes import Run, read
+from tests.support.lanes import EMULATOR, Run, read
 
 NUM_REPEATS = 5
 TIMEOUT = 600.0  # seconds of one repetition
 
-RunAlone = Callable[[str, bool], bool]
-"""Runs the test of an id, in Triton's interpreter or not; returns whether it passes."""
+RunAlone = Callable[[str, str], bool]
+"""Runs the test of an id, on what runs its kernels (`Run.kernels`); returns whether it passes."""
 
 
 def exit_status(runs: Sequence[Run], status: int, run_alone: RunAlone) -> int:
     """Returns a lane's exit status, after repetitions of a single failed test; says what they
     show."""
-    failed = [(test, run.is_interpreted) for run in runs for test in run.failed]
+    failed = [(test, run.kernels) for run in runs for test in run.failed]
     is_repeatable = status == pytest.ExitCode.TESTS_FAILED and not any(r.num_broken for r in runs)
     if not is_repeatable or len(failed) != 1:
         return status
-    (test, is_interpreted) = failed[0]
+    test, kernels = failed[0]
     num_passed = 0
-    while num_passed < NUM_REPEATS and run_alone(test, is_interpreted):
+    while num_passed < NUM_REPEATS and run_alone(test, kernels):
         num_passed += 1
     if num_passed < NUM_REPEATS:
         print(f"FAILED again, alone, after it had passed {num_passed} times: {test}")
@@ -44,13 +44,14 @@ def exit_status(runs: Sequence[Run], status: int, run_alone: RunAlone) -> int:
     return 0
 
 
-def run_alone(test: str, is_interpreted: bool) -> bool:
+def run_alone(test: str, kernels: str) -> bool:
     """Runs a test in a pytest of its own, whose output is printed if the test fails. A test that
     does not run, or is left out, has not passed."""
     environment = {k: v for k, v in os.environ.items() if k != "BATON_LANE_REPORT"}
-    if is_interpreted:
+    if kernels == "interpreter":
         environment["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-m", "pytest", "--quiet", "-m", "", test]
+    plugins = ["-p", EMULATOR] if kernels == "emulator" else []
+    command = [sys.executable, "-m", "pytest", "--quiet", *plugins, "-m", "", test]
     try:
         done = subprocess.run(
             command,

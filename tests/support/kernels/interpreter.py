@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.repository import ROOT
+
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IS_EMULATED = "tests.support.ptx.plugin" in sys.modules
 ON_CPU = IS_INTERPRETED or IS_EMULATED
@@ -27,7 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(_MARKER)
+    """Marks a test for what runs it. By the emulator a quick test of one kernel is test-full's and
+    all others are nightly's; the interpreter leaves the slow ones of one kernel to it (ADR 0050)."""
+    is_slow = bool({"slow", "nightly"} & {mark.name for mark in item.iter_markers()})
+    is_of_one_kernel = "kernels" in item.path.relative_to(ROOT).parts
+    if IS_EMULATED:
+        item.add_marker("slow" if is_of_one_kernel and not is_slow else "nightly")
+    if not (IS_INTERPRETED and is_of_one_kernel and is_slow):
+        item.add_marker(_MARKER)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -81,7 +81,8 @@ class NixlReader:
         return len(self._lingering)
 
     async def attach(self, offer: NixlOffer, timeout: float = _CONNECT_SECONDS) -> "NixlReceiver":
-        """Returns a receiver for a source's pools, connected within `timeout` seconds. Raises `UnavailableError` with the reason."""
+        """Returns a receiver for a source's pools, connected within `timeout` seconds. Raises
+        `UnavailableError` with the reason."""
         if self.agent is None:
             await self._call(self._started)
         connecting = asyncio.ensure_future(self._call(self._connect, offer))

@@ -220,6 +220,7 @@ void decode_bits(Instruction& in) {
       {"prmt", permute_bytes}, {"lop3", logic_of_three}, {"shf", funnel_shift},
       {"clz", leading_zeros},  {"popc", count_ones},    {"brev", reverse},
       {"selp", select}};
+  if (in.words[0] == "mov" && in.operands[1].kind == Operand::Parameter) return;  // an address
   if (auto found = HANDLERS.find(in.words[0]); found != HANDLERS.end()) in.execute = found->second;
   if (in.words[0] == "setp") {
     in.count = COMPARISONS.at(in.words[1]);

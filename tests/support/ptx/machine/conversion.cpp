@@ -140,7 +140,7 @@ void decode_conversion(Instruction& in) {
   const auto is_pair = [](Type type) {
     return type == Type::F16x2 || type == Type::Bf16x2 || type == Type::E4m3x2;
   };
-  if (in.words[0] == "cvta" && !in.has("param")) in.execute = copy_address;
+  if (in.words[0] == "cvta") in.execute = copy_address;
   if (in.words[0] != "cvt") return;
   in.execute = is_pair(in.type) ? pair_conversion(in.type, in.second_type) : Handler(convert);
 }

@@ -73,16 +73,18 @@ void arrive(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
 }
 
 void try_wait(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
+  bool all_over = true;
   each_lane(mask, [&](int lane) {
     auto& barrier = block.mbarrier(
         warp.shared_address(in.operands[1], lane), {block, warp, in, lane});
     const bool is_over = (barrier.phase & 1) != (warp.get(in.operands[2], lane) & 1);
     warp.row(in.operands[0])[lane] = is_over;
-    warp.num_spins = is_over ? 0 : warp.num_spins + 1;
+    all_over = all_over && is_over;
     if (!is_over) return;
     warp.clock.join(barrier.clock);
     warp.fence.join(barrier.fence);
   });
+  warp.num_spins = all_over ? 0 : warp.num_spins + 1;
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ void decode_memory(Instruction& in) {
   }
   if (name == "st" && !in.has("local") && !in.has("param"))
     in.execute = is_shared(in) ? store_shared : store_global;
-  if (name == "cvta" && in.has("param")) in.execute = address_parameter;
+  if (name == "mov" && in.operands[1].kind == Operand::Parameter) in.execute = address_parameter;
   if (name == "atom" || name == "red") in.execute = update_of(in);
 }
 
