@@ -3,8 +3,9 @@
     python -m baton_kernels.compile
 
 prints registers, spills and shared memory of each, and fails with a sentence if a variant spills,
-needs more shared memory than a thread block may have, or lacks the matrix or TMA instructions it is
-meant to use. It reads all of this from the compiled files.
+needs more shared memory than a thread block may have, lacks the matrix or TMA instructions it is
+meant to use, or may overwrite what a wgmma still reads. It reads all of this from the compiled
+files.
 """
 
 import importlib
@@ -26,6 +27,7 @@ from triton.compiler import ASTSource
 
 from baton_kernels.gpu import GPUS, RESERVED
 from baton_kernels.variant import Variant
+from baton_kernels.wgmma_barriers import unordered_writes
 
 # Each has `VARIANTS`, and `FP_FUSION`: whether multiplication and addition may be fused, as in its
 # launches.
@@ -120,6 +122,12 @@ def inspect(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
         faults.append("has no bf16 matrix instruction in its PTX, so it does not use tensor cores")
     if variant.needs_tma and _TMA not in compiled.asm["ptx"]:
         faults.append(f"has no {_TMA} in its PTX, so it does not copy tiles by TMA")
+    is_over_fp8 = "*fp8e4nv" in variant.signature.values()
+    if writes := unordered_writes(compiled.asm["ptx"], copies_are_read=not is_over_fp8):
+        faults.append(
+            f"writes shared memory in line {writes[0]} of its PTX that a wgmma of other warps may "
+            "still read: compile it with a Triton that has triton-lang/triton #11056"
+        )
     return Usage(registers, spilled, static, dynamic, tuple(faults))
 
 

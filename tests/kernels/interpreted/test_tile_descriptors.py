@@ -10,6 +10,7 @@ from baton_kernels.attention_tiling import Tiling
 from baton_kernels.split_rule import SplitRule
 from tests.support.kernels.attention_cases import by_descriptors, make_case, prefill
 from tests.support.kernels.comparison import each_case, pairwise
+from tests.support.kernels.interpreter import IS_INTERPRETED
 
 TILING = Tiling(32, 64, 4, 2)
 BF16 = torch.bfloat16
@@ -39,6 +40,7 @@ def test_prefill_is_bitwise_same_by_descriptors(case: dict) -> None:
     described.check(out)
 
 
+@pytest.mark.skipif(not IS_INTERPRETED, reason="the interpreter notes what is loaded")
 @pytest.mark.parametrize("block_size", [64, 128])
 def test_prefill_by_descriptors_loads_whole_tiles(
     monkeypatch: pytest.MonkeyPatch, block_size: int

@@ -29,8 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks a test for what runs it. By the emulator a quick test of one kernel is test-full's and
-    all others are nightly's; the interpreter leaves the slow ones of one kernel to it (ADR 0050)."""
+    """Marks a test by what runs it (ADR 0050). The emulator's quick tests of one kernel belong to
+    make test-full, its others to make nightly; the interpreter leaves the slow ones of one kernel
+    to it."""
     is_slow = bool({"slow", "nightly"} & {mark.name for mark in item.iter_markers()})
     is_of_one_kernel = "kernels" in item.path.relative_to(ROOT).parts
     if IS_EMULATED:

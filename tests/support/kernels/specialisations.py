@@ -15,6 +15,13 @@ from baton_kernels.compile import MODULES, variants
 Key = tuple[str, str]
 
 
+def forget_compilations() -> None:
+    """Has Triton compile each kernel again at its next launch, or load it from the disk."""
+    for module in MODULES:
+        for variant in variants(module):
+            variant.kernel.device_caches.clear()
+
+
 @contextlib.contextmanager
 def recorded_keys() -> Iterator[set[Key]]:
     """Yields the set of (kernel, key) of the launches in the `with` block."""

@@ -3,7 +3,7 @@
 What is checked: bounds and alignment of every access, shared memory that is read before it is
 written, races between the warps of a program and between programs, data used before its
 asynchronous copy was waited for, shared memory that is written while a wgmma reads it, tensors of
-the launch before that a dependent launch does not wait for. What is not modelled: time, the rounding
+the launch before that a dependent launch does not wait for. What is not modelled: time, rounding
 inside tensor cores, clusters, tcgen05, local memory.
 """
 
@@ -98,7 +98,7 @@ class Program:
     def run(
         self,
         launch: Launch,
-        checks: Checks = Checks(),  # noqa: B008
+        checks: Checks = Checks(),
         fresh: Sequence[tuple[int, int]] = (),
     ) -> list[tuple[int, int]]:
         """Executes a launch; returns the storages (address, size) that it may access.
@@ -127,17 +127,14 @@ class Program:
             block[parameter.offset : end] = _bytes_of(kind, value, parameter.size)
         return bytes(block)
 
+    def source_of(self, line: int) -> str | None:
+        """Returns the place in the kernel's source, as in `linear.py:70`, of a line of the PTX."""
+        before = reversed(self.ptx.splitlines()[:line])
+        return next((found[1] for text in before if (found := _LOCATION.match(text))), None)
+
     def _located(self, report: str) -> str:
-        """Adds the line of the source to each line of the PTX in a report."""
-        lines = self.ptx.splitlines()
-
-        def located(match: re.Match[str]) -> str:
-            for line in reversed(lines[: int(match[1])]):
-                if found := _LOCATION.match(line):
-                    return f"{match[0]} ({found[1]})"
-            return match[0]
-
-        return _LINE.sub(located, report)
+        """Adds the place in the source to each line of the PTX in a report."""
+        return _LINE.sub(lambda match: f"{match[0]} ({self.source_of(int(match[1]))})", report)
 
 
 @dataclass(slots=True)

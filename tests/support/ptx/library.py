@@ -2,6 +2,7 @@
 is made from."""
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -37,10 +38,16 @@ def build(folder: Path) -> Path:
         raise NoMachineError("there is no C++ compiler: install g++, or set CXX")
     files = sorted(_SOURCES.iterdir())
     path = folder / f"machine-{_key(compiler, files)}.so"
-    if path.exists():
-        return path
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait for this one's
+        if not path.exists():
+            _build(compiler, files, path)
+    return path
+
+
+def _build(compiler: str, files: list[Path], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         sources = [file for file in files if file.suffix == ".cpp"]
         objects = [Path(scratch, file.stem + ".o") for file in sources]
         compiles = [[*_FLAGS, "-c", s, "-o", o] for s, o in zip(sources, objects, strict=True)]
@@ -48,8 +55,7 @@ def build(folder: Path) -> Path:
             list(threads.map(lambda arguments: _run(compiler, *arguments), compiles))
         built = Path(scratch, "machine.so")
         _run(compiler, "-shared", *objects, "-o", built)
-        built.replace(path)  # at once: other processes build it too
-    return path
+        built.replace(path)
 
 
 def _run(*command: str | Path) -> None:

@@ -36,9 +36,7 @@ def program(body: str, num_arguments: int, num_warps: int = 1) -> Program:
     names = range(num_arguments)
     parameters = ",".join(f"\n  .param .u64 .ptr .global .align 1 kernel_param_{i}" for i in names)
     loads = "\n".join(f"  ld.param.b64 %rd{i}, [kernel_param_{i}];" for i in names)
-    text = _KERNEL.format(
-        parameters=parameters, num_threads=32 * num_warps, loads=loads, body=body
-    )
+    text = _KERNEL.format(parameters=parameters, num_threads=32 * num_warps, loads=loads, body=body)
     return Program(text)
 
 

@@ -74,6 +74,7 @@ void arrive(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
 
 void try_wait(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
   bool all_over = true;
+  warp.waits_for = warp.shared_address(in.operands[1], __builtin_ctz(mask));
   each_lane(mask, [&](int lane) {
     auto& barrier = block.mbarrier(
         warp.shared_address(in.operands[1], lane), {block, warp, in, lane});

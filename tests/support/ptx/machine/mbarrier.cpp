@@ -41,10 +41,9 @@ void ThreadBlock::end_phase(Mbarrier& barrier) {
   copy_clocks_[barrier.clock_index]++;
 }
 
-void ThreadBlock::land_some_copy() {
-  const size_t chosen = random_() % copies_.size();
-  const TensorCopy copy = std::move(copies_[chosen]);
-  copies_.erase(copies_.begin() + chosen);
+void ThreadBlock::land(int index) {
+  const TensorCopy copy = std::move(copies_[index]);
+  copies_.erase(copies_.begin() + index);
   const TensorMap& map = copy.map;
   const Access access{*this, *by_index_[copy.warp], *copy.instruction, 0};
   Mbarrier& barrier = mbarrier(copy.mbarrier, access);

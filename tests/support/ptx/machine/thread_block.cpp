@@ -45,8 +45,8 @@ u64 ThreadBlock::run() {
     const Warp* waiting = nullptr;
     for (auto& warp : warps_)
       if (warp.live) (warp.is_at_barrier ? waiting = &warp : (ready.push_back(&warp), waiting));
-    if (is_copy_due(ready)) {
-      land_some_copy();
+    if (const int due = due_copy(ready); due >= 0) {
+      land(due);
     } else if (!ready.empty()) {
       run_for_a_while(*ready[random_() % ready.size()]);
     } else if (waiting) {
@@ -59,12 +59,19 @@ u64 ThreadBlock::run() {
   return num_instructions_;
 }
 
-bool ThreadBlock::is_copy_due(const std::vector<Warp*>& ready) {
-  if (copies_.empty()) return false;
-  if (ready.empty()) return true;
-  if (!launch_.copies_are_late) return random_() % 3 == 0;
-  for (auto warp : ready) if (warp->num_spins > LATE_SPINS) return true;
-  return false;
+// Returns the tensor copy that lands now, or -1. Late ones land when a warp waits for them alone.
+int ThreadBlock::due_copy(const std::vector<Warp*>& ready) {
+  if (copies_.empty()) return -1;
+  const int any = int(random_() % copies_.size());
+  if (ready.empty()) return any;
+  if (!launch_.copies_are_late) return random_() % 3 ? -1 : any;
+  for (auto warp : ready) if (warp->num_spins > LATE_SPINS) return copy_of(warp->waits_for);
+  return -1;
+}
+
+int ThreadBlock::copy_of(u32 mbarrier) const {
+  for (size_t i = 0; i < copies_.size(); i++) if (copies_[i].mbarrier == mbarrier) return int(i);
+  return -1;
 }
 
 // A random number of steps, or until the warp waits.

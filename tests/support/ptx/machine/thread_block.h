@@ -88,8 +88,9 @@ class ThreadBlock {
   u64 num_instructions_ = 0;
 
   void fill_special_registers(Warp& warp);
-  bool is_copy_due(const std::vector<Warp*>& ready);
-  void land_some_copy();
+  int due_copy(const std::vector<Warp*>& ready);
+  int copy_of(u32 mbarrier) const;
+  void land(int index);
   void end_phase(Mbarrier& barrier);
   void run_for_a_while(Warp& warp);
   void step(Warp& warp);

@@ -73,6 +73,7 @@ class Warp {
   bool is_at_barrier = false;
   u64 barrier = 0;
   int num_spins = 0;          // failed waits for an mbarrier since the last that succeeded
+  u32 waits_for = 0;          // the mbarrier of these
   bool waited_for_launch = true;  // before this one; see `griddepcontrol.wait`
 
   Lanes& row(const Operand& operand) { return registers_[operand.index]; }
