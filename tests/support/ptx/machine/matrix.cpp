@@ -7,27 +7,29 @@
 namespace ptx {
 namespace {
 
+constexpr int COLUMNS = 8;
+
 // Each lane holds two neighbours of a row in a register, as PTX's manual draws it.
 template <class T>
 void multiply(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
   require_all(block, warp, in, mask);
   Left left;
-  float right[8][DEPTH];
+  std::vector<double> right(DEPTH * COLUMNS);
   read_left<T>(left, [&](int part, int lane) { return warp.get(in.operands[1].parts[part], lane); });
   for (int lane = 0; lane < LANES; lane++)
     for (int part = 0; part < 2; part++) {
       const u64 pair = warp.get(in.operands[2].parts[part], lane);
       const int depth = lane % 4 * 2 + part * 8;
-      right[lane / 4][depth] = float(from_bits<T>(pair));
-      right[lane / 4][depth + 1] = float(from_bits<T>(pair >> 16));
+      right[depth * COLUMNS + lane / 4] = from_bits<T>(pair);
+      right[(depth + 1) * COLUMNS + lane / 4] = from_bits<T>(pair >> 16);
     }
+  const std::vector<double> products = product(left, right, COLUMNS);
   Lanes sums[4];
   for (int part = 0; part < 4; part++)
     for (int lane = 0; lane < LANES; lane++) {
-      const float* row = left[lane / 4 + part / 2 * 8];
-      const float* column = right[lane % 4 * 2 + part % 2];
+      const int row = lane / 4 + part / 2 * 8, column = lane % 4 * 2 + part % 2;
       const float before = from_bits<float>(warp.get(in.operands[3].parts[part], lane));
-      sums[part][lane] = to_bits(float(dot(row, column) + before));
+      sums[part][lane] = to_bits(float(products[row * COLUMNS + column] + before));
     }
   for (int part = 0; part < 4; part++) warp.row(in.operands[0].parts[part]) = sums[part];
 }

@@ -5,8 +5,8 @@
 
 namespace ptx {
 
-constexpr int DEPTH = 16;
-using Left = float[16][DEPTH];
+constexpr int ROWS = 16, DEPTH = 16;
+using Left = double[ROWS][DEPTH];
 
 // Fills A from the four registers of each lane, which `get(part, lane)` returns.
 template <class T, class F>
@@ -15,15 +15,19 @@ void read_left(Left& left, F get) {
     for (int part = 0; part < 4; part++) {
       const u64 pair = get(part, lane);
       const int row = lane / 4 + part % 2 * 8, depth = lane % 4 * 2 + part / 2 * 8;
-      left[row][depth] = float(from_bits<T>(pair));
-      left[row][depth + 1] = float(from_bits<T>(pair >> 16));
+      left[row][depth] = from_bits<T>(pair);
+      left[row][depth + 1] = from_bits<T>(pair >> 16);
     }
 }
 
-inline double dot(const float* row, const float* column) {
-  double sum = 0;
-  for (int i = 0; i < DEPTH; i++) sum += double(row[i]) * column[i];
-  return sum;
+// Returns A B, [16, columns], of B [16, columns].
+inline std::vector<double> product(const Left& left, const std::vector<double>& right, int columns) {
+  std::vector<double> sums(size_t(ROWS) * columns);
+  for (int row = 0; row < ROWS; row++)
+    for (int depth = 0; depth < DEPTH; depth++)
+      for (int column = 0; column < columns; column++)
+        sums[row * columns + column] += left[row][depth] * right[depth * columns + column];
+  return sums;
 }
 
 }  // namespace ptx

@@ -49,20 +49,8 @@ inline u32 encode(double value, int digits, int least) {
 struct Half {
   u16 bits;
   Half() = default;
-  explicit Half(double value) {
-    u16 sign = std::signbit(value) ? 0x8000 : 0;
-    double rounded = round_to(value, 10, -14);
-    if (std::isnan(value)) bits = 0x7fff;
-    else if (std::fabs(rounded) > 65504) bits = sign | 0x7c00;
-    else bits = sign | u16(encode(rounded, 10, -14));
-  }
-  operator double() const {
-    int exponent = (bits >> 10) & 31, fraction = bits & 1023;
-    double size = exponent == 31 ? (fraction ? NAN : INFINITY)
-                  : exponent     ? std::ldexp(1024 + fraction, exponent - 25)
-                                 : std::ldexp(fraction, -24);
-    return bits >> 15 ? -size : size;
-  }
+  explicit Half(double value) : bits(std::isnan(value) ? 0x7fff : u16(to_bits(_Float16(value)))) {}
+  operator double() const { return from_bits<_Float16>(bits); }
 };
 
 struct Bfloat {

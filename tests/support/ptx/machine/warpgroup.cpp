@@ -74,29 +74,31 @@ void begin(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
 }
 
 template <class T>
-float element(ThreadBlock& block, u32 address) {
+double element(ThreadBlock& block, u32 address) {
   u16 bits;
   memcpy(&bits, block.shared.at(address), sizeof bits);
-  return float(from_bits<T>(bits));
+  return from_bits<T>(bits);
 }
 
 template <class T>
 void finish(ThreadBlock& block, Warp& warp, const WarpgroupProduct& product) {
   const Instruction& in = *product.instruction;
   Left left;
-  std::vector<float> right;
-  for (u32 address : product.right) right.push_back(element<T>(block, address));
+  std::vector<double> right(DEPTH * in.count);
+  for (size_t i = 0; i < product.right.size(); i++)
+    right[i % DEPTH * in.count + i / DEPTH] = element<T>(block, product.right[i]);
   for (size_t i = 0; i < product.left.size(); i++)
     left[i / DEPTH][i % DEPTH] = element<T>(block, product.left[i]);
   if (product.left.empty())
     read_left<T>(left, [&](int part, int lane) { return product.left_registers[part * LANES + lane]; });
+  const std::vector<double> products = ptx::product(left, right, in.count);
   const auto& sums = in.operands[0].parts;
   for (size_t i = 0; i < sums.size(); i++)
     for (int lane = 0; lane < LANES; lane++) {
       const int row = lane / 4 + i / 2 % 2 * 8, column = int(i / 4 * 8) + lane % 4 * 2 + i % 2;
       u64& sum = warp.row(sums[i])[lane];
       const float before = product.accumulates ? from_bits<float>(sum) : 0;
-      sum = to_bits(float(dot(left[row], &right[column * DEPTH]) + before));
+      sum = to_bits(float(products[row * in.count + column] + before));
     }
   for (auto all : {&product.left, &product.right})
     for (u32 address : *all) block.shared.end_matrix_read(address, 2, warp);
