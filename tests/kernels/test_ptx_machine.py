@@ -1,16 +1,27 @@
 """Machine that executes PTX: results of small kernels, and each fault that it has to report."""
 
 import contextlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.ptx import library
 from tests.support.ptx.emulator import Checks, EmulatorError
 from tests.support.ptx.programs import run
 from tests.support.ptx.tensor_map import TensorMap
 
 pytestmark = pytest.mark.system  # a C++ compiler
+
+
+def test_machine_names_the_missing_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(library.NoMachineError, match=r"no C\+\+ compiler.*install g\+\+"):
+        library.build(tmp_path)
+
 
 # Each lane of each warp has its own 4 bytes of each tensor.
 _OWN = """

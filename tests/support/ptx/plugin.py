@@ -15,8 +15,13 @@ from tests.support.ptx.driver import Compiler, Machine, install
 def _machine() -> Machine:
     if os.environ.get("PTX_MACHINE") == "compiler":
         return Compiler()
+    from tests.support.ptx import library
     from tests.support.ptx.emulator import Emulator
 
+    try:
+        library.load()  # before any test's time is counted
+    except library.NoMachineError as error:
+        raise pytest.UsageError(f"kernels cannot be emulated: {error}") from error
     return Emulator.of_environment()
 
 
