@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_kernels.dependent_launch import dependent_launch, wait_for_kernel_before
 from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed
 from baton_kernels.variant import Variant
 
@@ -18,8 +19,12 @@ _NUM_WARPS: Final = 4
 
 
 @triton.jit
-def _silu_and_multiply_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexpr):
+def _silu_and_multiply_kernel(
+    gate_up, out, gate_up_stride, out_stride, width,
+    BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """Computes a part of one row: reads `BLOCK` of gate and of up, writes `BLOCK`."""
+    wait_for_kernel_before(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -32,9 +37,11 @@ def _silu_and_multiply_kernel(gate_up, out, gate_up_stride, out_stride, width, B
 
 @triton.jit
 def _clamped_swiglu_kernel(
-    gate_up, out, gate_up_stride, out_stride, width, steepness, limit, BLOCK: tl.constexpr
-):
+    gate_up, out, gate_up_stride, out_stride, width, steepness, limit,
+    BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """Computes a part of one row, as above."""
+    wait_for_kernel_before(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -89,6 +96,7 @@ def _launch(kernel: Any, gate_up: torch.Tensor, *parameters: float) -> torch.Ten
         kernel[(num_rows, triton.cdiv(width, _BLOCK))](
             gate_up, out, gate_up.stride(0), out.stride(0), width, *parameters,
             BLOCK=_BLOCK, num_warps=_NUM_WARPS, enable_fp_fusion=FP_FUSION,
+            **dependent_launch(gate_up.device),
         )  # fmt: skip
     return out
 

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_kernels.dependent_launch import dependent_launch, wait_for_kernel_before
 from baton_kernels.gpu import FP8_TARGETS, GPUS
 from baton_kernels.launch import (
     FLOATS,
@@ -125,9 +126,10 @@ def _write_kernel(
     key_scales, value_scales, slots,
     NUM_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Copies K and V of some KV heads of one token; reads and writes each once."""
+    wait_for_kernel_before(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS
     slot = tl.load(slots + token).to(tl.int64)
@@ -163,6 +165,7 @@ def write_kv(
             **_constants(num_heads, key_dim, value_dim, cache.block_size),
             num_warps=_NUM_WARPS,
             enable_fp_fusion=FP_FUSION,
+            **dependent_launch(key.device),
         )  # fmt: skip
 
 

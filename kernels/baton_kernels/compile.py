@@ -25,6 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from baton_kernels.dependent_launch import FIRST_CAPABILITY
 from baton_kernels.gpu import GPUS, RESERVED
 from baton_kernels.variant import Variant
 from baton_kernels.wgmma_barriers import unordered_writes
@@ -54,6 +55,9 @@ _RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
 _WARP_MMA: Final = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async)\S*\.bf16\b")
 _TENSOR_CORE_MMA: Final = re.compile(r"\btcgen05\.mma\S*kind::f16\b")
 _TMA: Final = "cp.async.bulk.tensor"
+_WAIT: Final = "griddepcontrol.wait"
+# Accesses to global memory, and branches.
+_ACCESS: Final = re.compile(r"\b(?:(?:ld|st|atom|red)\.(?:\w+[.:])*global|cp\.async|bra)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,12 @@ def variants(module: str) -> tuple[Variant, ...]:
 
 def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
     """Returns Triton's compiled kernel. As in launches, pointers and strides are multiples of 16,
-    and so are arguments whose signature has Triton's mark, as in `i32:16`."""
-    types = variant.signature | dict.fromkeys(variant.constants, "constexpr")
+    and so are arguments whose signature has Triton's mark, as in `i32:16`; kernels of a dependent
+    launch wait where GPUs have it."""
+    constants = dict(variant.constants)
+    if "IS_DEPENDENT" in variant.kernel.arg_names:
+        constants["IS_DEPENDENT"] = divmod(capability, 10) >= FIRST_CAPABILITY
+    types = variant.signature | dict.fromkeys(constants, "constexpr")
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(variant.kernel.arg_names)
@@ -100,13 +108,14 @@ def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
     }
     signature = {name: kind.removesuffix(":16") for name, kind in types.items()}
     return triton.compile(
-        ASTSource(variant.kernel, signature, variant.constants, aligned),
+        ASTSource(variant.kernel, signature, constants, aligned),
         target=GPUTarget("cuda", capability, 32),
         options={
             "num_warps": variant.num_warps,
             "num_stages": variant.num_stages,
             "maxnreg": variant.max_registers,
             "enable_fp_fusion": fp_fusion,
+            "launch_pdl": constants.get("IS_DEPENDENT", False),
         },
     )
 
@@ -128,6 +137,8 @@ def inspect(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
             f"writes shared memory in line {writes[0]} of its PTX that a wgmma of other warps may "
             "still read: compile it with a Triton that has triton-lang/triton #11056"
         )
+    if compiled.metadata.launch_pdl and not waits_first(compiled.asm["ptx"]):
+        faults.append("accesses memory before it has waited for the kernel before it")
     return Usage(registers, spilled, static, dynamic, tuple(faults))
 
 
@@ -135,6 +146,12 @@ def run(job: Job) -> Usage:
     """Judges the job's variant, in any process."""
     variant = variants(job.module)[job.index]
     return inspect(variant, job.capability, importlib.import_module(job.module).FP_FUSION)
+
+
+def waits_first(ptx: str) -> bool:
+    """Returns whether all threads wait for the kernel before, and access no memory till then."""
+    access = _ACCESS.search(ptx)
+    return access is not None and 0 <= ptx.find(_WAIT) < access.start()
 
 
 def has_bf16_mma(ptx: str, ttgir: str) -> bool:

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_kernels.dependent_launch import dependent_launch, wait_for_kernel_before
 from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
 from baton_kernels.variant import Variant
 
@@ -33,8 +34,10 @@ def _rms_norm_kernel(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Normalises one row. With a residual, writes the sum into it and normalises the sum."""
+    wait_for_kernel_before(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -107,6 +110,7 @@ def _launch(
             eps,
             HAS_RESIDUAL=residual is not None,
             **_shape(width),
+            **dependent_launch(x.device),
             enable_fp_fusion=FP_FUSION,
         )
     return out

@@ -26,6 +26,7 @@ from baton_kernels.attention_tiles import (
     score_scale,
 )
 from baton_kernels.attention_tiling import Tiling, tile_dim
+from baton_kernels.dependent_launch import dependent_launch, wait_for_kernel_before
 from baton_kernels.gpu import resident_programs
 from baton_kernels.launch import INTERPRETED, check_packed, check_shape
 
@@ -69,12 +70,14 @@ def split_kernel(
     SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Computes partial results in a persistent loop over items and KV heads.
 
     An item is up to ROWS / GROUP tokens and a split of the context that they see. A result reads K
     and V of the split, 2 * HEAD_DIM numbers per token, and writes HEAD_DIM + 2 floats per row.
     """
+    wait_for_kernel_before(IS_DEPENDENT)
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, TILE_DIM)
     num_works = tl.load(num_items) * NUM_KV_HEADS
@@ -136,11 +139,13 @@ def merge_kernel(
     HEAD_DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Merges the partial results of one head of one token, in their order, into its output.
 
     Reads HEAD_DIM + 2 floats of each and writes HEAD_DIM numbers; zeros if there are none.
     """
+    wait_for_kernel_before(IS_DEPENDENT)
     member = tl.program_id(0)
     head = tl.program_id(1)
     heads = head + tl.arange(0, 1)
@@ -280,6 +285,7 @@ def _launch_splits(
         num_stages=tiling.num_stages,
         maxnreg=tiling.max_registers,
         enable_fp_fusion=FP_FUSION,
+        **dependent_launch(query.device),
     )
     if query.is_cuda and compiled_for not in _num_resident:
         _num_resident[compiled_for] = resident_programs(compiled, query.device)
@@ -306,4 +312,5 @@ def _launch_merge(
         AT_ONCE=1 if INTERPRETED else MERGED_AT_ONCE,
         num_warps=MERGE_WARPS,
         enable_fp_fusion=FP_FUSION,
+        **dependent_launch(out.device),
     )

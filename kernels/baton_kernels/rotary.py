@@ -24,6 +24,7 @@ from baton_kernels.cache_write import (
     store_scaled,
     write_heads,
 )
+from baton_kernels.dependent_launch import dependent_launch, wait_for_kernel_before
 from baton_kernels.gpu import FP8_TARGETS, GPUS
 from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
 from baton_kernels.variant import Variant
@@ -118,9 +119,10 @@ def _rotate_and_write_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, IS_ADJACENT: tl.constexpr, HAS_NORM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Processes some heads of one token: of Q in the first programs, of K and V in the others."""
+    wait_for_kernel_before(IS_DEPENDENT)
     NUM_QUERY_PROGRAMS: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     token = tl.program_id(0).to(tl.int64)
     program = tl.program_id(1)
@@ -193,6 +195,7 @@ def rotate_and_write(
             HAS_NORM=norms is not None,
             num_warps=_num_warps(constants),
             enable_fp_fusion=FP_FUSION,
+            **dependent_launch(query.device),
         )  # fmt: skip
     return query_out
 

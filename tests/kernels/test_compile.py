@@ -10,6 +10,7 @@ import triton.language as tl
 
 from baton_kernels import compile as tool
 from baton_kernels.attention_variants import VARIANTS
+from baton_kernels.dependent_launch import wait_for_kernel_before
 from baton_kernels.gpu import GPUS
 from baton_kernels.launch import check_fp8
 from baton_kernels.variant import Variant
@@ -76,6 +77,39 @@ def test_compile_check_finds_register_spills() -> None:
     usage = tool.inspect(HOARDING, 80, fp_fusion=True)
     assert usage.spilled_bytes > 0
     assert f"spills {usage.spilled_bytes} bytes of registers per thread" in usage.faults[0]
+
+
+SMALL = ("add_rms_norm bf16 4096", "silu_and_multiply bf16", "clamped_swiglu bf16")
+OF_CACHE = ("rotate_and_write bf16 to bf16 128 of 128", "write_kv bf16 to bf16 128")
+OF_ATTENTION = ("decode attention bf16 128 x 4", "merge of attention bf16 128")
+
+
+@pytest.mark.parametrize("name", [*SMALL, *OF_CACHE, *OF_ATTENTION])
+def test_small_kernels_wait_for_the_kernel_before_them(name: str) -> None:
+    (variant,) = (
+        variant
+        for module in tool.MODULES
+        for variant in tool.variants(module)
+        if variant.name == name
+    )
+    compiled, old = (tool.compile_variant(variant, target, fp_fusion=False) for target in (90, 80))
+    assert compiled.metadata.launch_pdl
+    assert tool.waits_first(compiled.asm["ptx"])
+    assert not old.metadata.launch_pdl
+    assert "griddepcontrol" not in old.asm["ptx"]
+
+
+@triton.jit
+def _hasty_kernel(x, out, IS_DEPENDENT: tl.constexpr):  # noqa: N803
+    value = tl.load(x)
+    wait_for_kernel_before(IS_DEPENDENT)
+    tl.store(out, value)
+
+
+def test_compile_check_finds_access_before_wait() -> None:
+    changes = {"name": "hasty", "kernel": _hasty_kernel, "constants": {}}
+    usage = tool.inspect(dataclasses.replace(HOARDING, **changes), 90, fp_fusion=True)
+    assert "accesses memory before it has waited" in usage.faults[0]
 
 
 def test_compile_check_finds_too_much_shared_memory() -> None:
