@@ -2,8 +2,8 @@
 
 Split-KV (flash-decoding): a program attends over one split of the context, for some tokens that see
 it and all query heads of one KV head, and stores a partial result; a second kernel merges the
-partial results of each token, in the order of the context. Splits do not depend on the batch, and
-so neither does a result.
+partial results of each token, in the order of the context. A token's splits depend on its own
+context alone (`SplitRule`), and so does its result.
 """
 
 from dataclasses import dataclass
