@@ -162,9 +162,10 @@ def null_engine(
     num_blocks: int = NUM_BLOCKS,
     windows: Windows = FULL,
     max_drafts: int = 0,
+    kv_heads: int = KV_HEADS,
 ) -> Engine:
     """Returns an engine that computes nothing, with one layer for each of `windows`."""
-    shapes = [KvShape(KV_HEADS, 64, 64)] * len(windows)
+    shapes = [KvShape(kv_heads, 64, 64)] * len(windows)
     layouts, places = plan_groups(shapes, windows, torch.bfloat16, BLOCK_SIZE)
     cache = KvCache([KvPool(layout, num_blocks, CPU) for layout in layouts], [], places)
     info = ModelInfo(
@@ -178,7 +179,7 @@ def null_engine(
     )
     attention = TritonAttention(
         cache,
-        [8 * KV_HEADS] * len(windows),
+        [8 * kv_heads] * len(windows),
         torch.bfloat16,
         MAX_LENGTH,
         deterministic=False,

@@ -29,6 +29,8 @@ from bench import host
 from tests.support.grids import grid
 
 CPU = torch.device("cpu")
+# Contexts of up to three splits: these double from 384 tokens on.
+KV_HEADS = 85
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from(["write", "release", "send"]),
@@ -106,7 +108,7 @@ def test_contexts_of_step_may_all_be_of_greatest_length(
 class CheckedBatch(StaticTritonBatch):
     """Static batch that compares the inputs of each step with those made from nothing."""
 
-    num_checked = num_with_drafts = num_sharing = num_appended = 0
+    num_checked = num_with_drafts = num_sharing = num_appended = num_doubled = 0
     _before: Sequence[tuple[np.ndarray, np.ndarray]] = ()  # tables and rewrites of the last step
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> StepForm | None:
@@ -116,6 +118,7 @@ class CheckedBatch(StaticTritonBatch):
         CheckedBatch.num_checked += 1
         CheckedBatch.num_with_drafts += len(ragged.batch_slots) > ragged.num_decodes
         CheckedBatch.num_sharing += form is StepForm.SHARING
+        CheckedBatch.num_doubled += bool((ragged.starts >= 384).any())
         batch, size = self.rows(num_rows, StepForm.SHARING), host.BLOCK_SIZE
         slots, positions = ragged.places()
         padding = num_rows - len(slots)
@@ -197,14 +200,15 @@ def test_static_batch_equals_one_made_from_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests join, end by a token or by length, share prefixes, fork, and are preempted."""
-    monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**16)  # shared by a few short sequences
+    monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**23)  # shared by three short sequences
     backend = CheckedBackend(make_inputs)
     before, with_drafts = CheckedBatch.num_checked, CheckedBatch.num_with_drafts
     sharing, appended = CheckedBatch.num_sharing, CheckedBatch.num_appended
+    doubled = CheckedBatch.num_doubled
     random = np.random.default_rng(num_blocks)
-    prefix = tuple(random.integers(8, 64, 300).tolist())
+    prefix = tuple(random.integers(8, 64, 350).tolist())
     num_preempted = 0
-    with host.null_engine(backend, num_blocks, windows, max_drafts) as engine:
+    with host.null_engine(backend, num_blocks, windows, max_drafts, KV_HEADS) as engine:
         engine.drafter = RandomDrafter(random)
         for number in range(40):
             own = tuple(random.integers(8, 64, random.integers(1, 40)).tolist())
@@ -222,6 +226,7 @@ def test_static_batch_equals_one_made_from_nothing(
             num_preempted += len(engine.step().preempted)
         engine.check_integrity()
     assert CheckedBatch.num_checked - before > 50
+    assert CheckedBatch.num_doubled - doubled > 10
     assert 10 < CheckedBatch.num_sharing - sharing < CheckedBatch.num_checked - before - 10
     assert CheckedBatch.num_appended - appended > 10
     assert (CheckedBatch.num_with_drafts - with_drafts > 10) == (max_drafts > 0)
