@@ -65,12 +65,14 @@ def test_plan_splits_covers_keys_of_token_once_in_order(
         assert parts[0][0] <= first
         assert parts[-1][1] > position
         assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
-        seen = position + 1 if window is None else min(position + 1, window)
-        assert len(parts) <= splits.max_splits(seen) + (0 if window is None else 2)
-        # Alone, too, its partial results begin where they do in the batch.
+        most = position + tokens_per_item  # what the last token of its program sees
+        bound = splits.max_splits(most if window is None else min(most, window))
+        assert len(parts) <= bound + (0 if window is None else 2)
+        # Alone, too, the partial results of what it sees begin where they do in the batch.
         alone = plan_splits(batch([(position, 1)]), splits, KEYS, 1, window)
         edges = [item.begin for item in itertools.starmap(SplitItem, alone.items.tolist())]
-        assert [begin for begin, _ in parts][-len(edges) :][1:] == edges[1:]
+        seen = [begin for begin, end in parts if begin <= position and end > first]
+        assert seen[1:] == edges[1:]
 
 
 @given(DECODES, RULES, st.none() | st.integers(1, 200))
