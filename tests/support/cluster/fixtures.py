@@ -1,9 +1,9 @@
 """Fixtures of the cluster shapes, for the conftest of each folder whose tests use them.
 
 A shape starts with the first test that uses it. At most two run at a time in a process of tests:
-the one that was used least recently makes way for a third. Tests are ordered by shape, so that each
-starts once, or once in each process of xdist that runs files of its tests. All folders of a session
-share them.
+the one that was used least recently makes way for a third, so a file uses two at most. Tests are
+ordered by shape: each starts once, or once in each process of xdist that runs files of its tests.
+All folders of a session share them.
 """
 
 from collections import OrderedDict
