@@ -5,7 +5,7 @@ import psutil
 from tests.support.steady import Failures, busy_processes
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.e2e.test_a" name="test_x[1]@single">
+<testcase classname="tests.e2e.test_a" name="test_x[1]">
 <failure message="{reason}"/></testcase>
 <testcase classname="tests.e2e.test_a" name="test_y"/>
 </testsuite></testsuites>"""

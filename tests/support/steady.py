@@ -92,8 +92,9 @@ def _run_group(name: str, files: Sequence[str], report: Path, failures: Failures
     expression, options = GROUPS[name]
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-m", expression]
+    command = dying_with_parent([*command, *options, *files])
     try:
-        status = subprocess.run([*command, *options, *files], cwd=ROOT, timeout=TIMEOUT).returncode
+        status = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT).returncode
     except subprocess.TimeoutExpired:
         failures.add(f"pytest, {name}", f"did not end within {TIMEOUT:.0f} s")
         return
