@@ -133,6 +133,7 @@ def test_commands_take_tls_options_and_variables(secured):
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # certificates live for seconds
 async def test_certificate_rotation_under_load_loses_no_request(secured, authority):
     """Those that are replaced first expire, so that every new connection needs the new ones."""
     folder: TlsFolder = secured.tls
