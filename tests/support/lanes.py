@@ -1,8 +1,9 @@
 """Lanes of tests: which command runs a test, and a report over the runs of one lane.
 
-A lane is several runs of pytest (on all cores, one by one, in the interpreter). As a plugin, this
-module appends one line of JSON about each run to the file that BATON_LANE_REPORT names. As a
-program, it prints what these runs say together, and fails if a test exceeded its budget:
+A lane is several runs of pytest (on all cores, in the interpreter, two tests at a time, one by
+one). As a plugin, this module appends one line of JSON about each run to the file that
+BATON_LANE_REPORT names. As a program, it prints what these runs say together, and fails if a test
+exceeded its budget:
 
     python -m tests.support.lanes FILE
 """
