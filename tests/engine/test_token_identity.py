@@ -83,7 +83,7 @@ def cases_of_any_size() -> Iterator[Any]:
                 yield pytest.param(family, budget, marks=() if budget == 17 else later)
 
 
-@pytest.mark.parametrize(("family", "budget"), cases_of_any_size())
+@pytest.mark.parametrize(("family", "budget"), [*cases_of_any_size()])
 def test_chunks_of_any_size_give_equal_tokens_in_every_family(checkpoints, oracle, family, budget):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3))
