@@ -10,9 +10,9 @@ from tests.support.lanes import Run, over_budget
 pytest_plugins = ["pytester"]
 
 
-def test_test_is_charged_cpu_time_if_tasks_waited_for_cores():
+def test_test_is_charged_half_its_cpu_time_if_tasks_waited():
     quiet, busy = Clocks(wall=8.0, cpu=1.0, waiting=0.5), Clocks(wall=8.0, cpu=1.0, waiting=4.0)
-    assert (quiet.charged, busy.charged) == (8.0, 1.0)
+    assert (quiet.charged, busy.charged) == (8.0, 0.5)
 
 
 def test_meter_charges_a_test_but_not_for_shared_fixtures(pytester):
@@ -32,10 +32,10 @@ def test_meter_charges_a_test_but_not_for_shared_fixtures(pytester):
 
         @pytest.fixture
         def own():
-            spend(0.2)
+            spend(0.4)
 
         def test_own(shared, own):
-            spend(0.2)
+            spend(0.4)
 
         def test_shared(shared):
             pass

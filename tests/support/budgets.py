@@ -2,8 +2,9 @@
 
 A loaded machine makes tests slower, and none of them may fail for that. So a test is charged its
 wall time only if hardly any task of the machine waited meanwhile (the kernel counts that), and
-otherwise the CPU time of its process and of the children that have ended, which waiting does not
-increase. What a fixture of a module or session does is shared, and charged to no test.
+otherwise half the CPU time of its process and of the children that have ended: waiting does not
+increase that, and neighbours in caches and on hyperthreads at most double it. What a fixture of a
+module or session does is shared, and charged to no test.
 """
 
 import os
@@ -21,6 +22,7 @@ IN_PROCESS_SECONDS = 5.0
 END_TO_END_SECONDS = 15.0
 
 _HARDLY_ANY = 0.1  # of the wall time; the kernel's counts are means over the cores
+_CROWDED = 2.0  # CPU time on a loaded machine, at most, in that of an idle one
 
 
 def budget_of(marks: Set[str], chosen_seed: int | None = randomness.CHOSEN_SEED) -> float | None:
@@ -61,7 +63,7 @@ class Clocks:
     @property
     def charged(self) -> float:
         """Seconds of an idle machine, of a difference of two times."""
-        return self.wall if self.waiting <= _HARDLY_ANY * self.wall else self.cpu
+        return self.wall if self.waiting <= _HARDLY_ANY * self.wall else self.cpu / _CROWDED
 
 
 def _waiting(*, otherwise: float) -> float:
