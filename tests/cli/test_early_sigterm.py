@@ -125,6 +125,7 @@ def test_early_sigterm_is_one_json_line_for_json_logs(arguments, tmp_path):
     assert (line["level"], line["role"]) == ("INFO", "router")
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_worker_ends_at_sigterm_while_it_loads_its_model(tmp_path):
     """The thread that loads is not waited for."""
