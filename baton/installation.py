@@ -27,32 +27,32 @@ def install_command(extra: str = "") -> str:
     return command_for(json.loads(recorded or "{}"), extra)
 
 
-def command_for(origin: Mapping[str, Any], extra: str = "") -> str:
-    """Returns the same for an installation from `origin`, which is `direct_url.json`; empty for one
-    from an index."""
+def command_for(origin: Mapping[str, Any], extra: str = "", prefix: str = sys.prefix) -> str:
+    """Returns the same for an installation from `origin`, which is `direct_url.json`, or empty for
+    one from an index, into the environment in the folder `prefix`."""
     url = urlsplit(origin.get("url", ""))
     path = unquote(url.path)
     if url.scheme != "file" or not Path(path).exists():
-        return _install(NAME, extra)
+        return _install(NAME, extra, prefix=prefix)
     options = ["-e"] if origin.get("dir_info", {}).get("editable") else []
-    return _install(*options, path, extra)
+    return _install(*options, path, extra, prefix=prefix)
 
 
 def package_command(requirement: str) -> str:
     """Returns the command that installs another package beside Baton."""
-    return shlex.join([_pip(), "install", requirement])
+    return shlex.join([_pip(sys.prefix), "install", requirement])
 
 
-def _install(*what: str) -> str:
+def _install(*what: str, prefix: str = sys.prefix) -> str:
     *words, extra = what
     if extra:
         words[-1] += f"[{extra}]"
-    return shlex.join([_pip(), "install", *words])
+    return shlex.join([_pip(prefix), "install", *words])
 
 
-def _pip() -> str:
-    """Returns this environment's pip, by its path unless PATH finds it: another's would install
+def _pip(prefix: str) -> str:
+    """Returns the environment's pip, by its path unless PATH finds it: another's would install
     elsewhere."""
-    own = Path(sys.prefix, "bin", "pip")
+    own = Path(prefix, "bin", "pip")
     is_first = shutil.which("pip") == str(own)
     return str(own) if own.exists() and not is_first else own.name

@@ -11,10 +11,10 @@ from baton.installation import command_for, install_command
 WHEEL = "baton_serve-0.1.0-py3-none-any.whl"
 
 
-@pytest.fixture(autouse=True)
-def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
     """An environment without a pip of its own, as an image has it."""
-    monkeypatch.setattr("sys.prefix", str(tmp_path / "elsewhere"))
+    return str(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,18 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ids=["editable", "folder", "wheel", "lost wheel"],
 )
 def test_command_fits_the_origin_of_the_installation(
-    tmp_path: Path, kind: dict[str, object], installed: str, command: str
+    tmp_path: Path, prefix: str, kind: dict[str, object], installed: str, command: str
 ) -> None:
     (tmp_path / "checkout").mkdir()
     (tmp_path / WHEEL).touch()
     path = tmp_path / installed
-    assert command_for({"url": path.as_uri(), **kind}, "vision") == command.format(path)
+    origin = {"url": path.as_uri(), **kind}
+    assert command_for(origin, "vision", prefix) == command.format(path)
 
 
-def test_command_names_the_package_of_an_index() -> None:
-    assert command_for({}, "http") == "pip install 'baton-serve[http]'"
-    assert command_for({}) == "pip install baton-serve"
+def test_command_names_the_package_of_an_index(prefix: str) -> None:
+    assert command_for({}, "http", prefix) == "pip install 'baton-serve[http]'"
+    assert command_for({}, prefix=prefix) == "pip install baton-serve"
 
 
 def test_command_of_this_installation_reads_its_metadata() -> None:
@@ -52,7 +53,6 @@ def test_command_runs_the_pip_of_its_environment(
     own = tmp_path / "bin" / "pip"
     own.parent.mkdir()
     own.touch(mode=0o755)
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    assert command_for({}) == f"{own} install baton-serve"
+    assert command_for({}, prefix=str(tmp_path)) == f"{own} install baton-serve"
     monkeypatch.setenv("PATH", str(own.parent))
-    assert command_for({}) == "pip install baton-serve"
+    assert command_for({}, prefix=str(tmp_path)) == "pip install baton-serve"

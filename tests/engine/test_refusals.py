@@ -9,11 +9,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from baton.engine.attention.interface import LayerAttention
+from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.backend import choose_backend
+from baton.engine.cache.kv_layout import KvShape
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.models.transformers_model import ProbedLayer
 from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.errors import (
     AlreadyExistsError,
@@ -273,13 +279,11 @@ def test_engine_refuses_kernels_that_cannot_run_on_a_cpu(
         load(checkpoints["llama"], **changes)
 
 
-def test_engine_refuses_a_head_size_that_kernels_do_not_have(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A CPU without kernels is refused first, so this one is taken for one that runs them."""
-    monkeypatch.setattr("baton_kernels.launch.host_runs_kernels", lambda: True)
+def test_backend_refuses_head_size_that_kernels_do_not_have() -> None:
+    layer = ProbedLayer(KvShape(2, 10, 10), num_heads=2, attention=LayerAttention(1.0, MaskRule()))
+    config = EngineConfig(device="cuda", kernels="triton")
     with pytest.raises(InvalidArgumentError, match=r"a head size of .* has no attention kernel"):
-        load(checkpoints["llama"], kernels="triton")
+        choose_backend(config, nn.Module(), [layer], 16, torch.device("cuda", 0))  # type: ignore[arg-type]
 
 
 def test_engine_rejects_an_unknown_device(checkpoints: Checkpoints) -> None:

@@ -120,12 +120,12 @@ def run_engine(shape: dict[str, Any], **changes: Any) -> None:
     """Loads an engine and warms it up: later it compiles nothing."""
     changes |= {"num_blocks": 4096, "kernels": "triton"}
     with random_engine(shape, "meta", **changes) as (engine, _):
-        runner, config = engine._runner, engine.config
+        runner, config = engine.runner, engine.config
         warm_up(
-            runner._model,
-            runner._attention,
-            runner._attention,
-            runner._sampler,
+            runner.model,
+            runner.attention,
+            runner.attention,
+            runner.sampler,
             engine.cache,
             num_tokens=config.tokens_per_step("cuda"),
             max_len=engine.info.max_model_len,
