@@ -72,14 +72,14 @@ def deterministic_cases(repeats: int, speeds: dict[str, float]) -> Cases:
 
 
 def _graphs(engine: Engine) -> list[Row]:
-    """Returns the number of batch sizes whose decode steps are recorded. Raises `RuntimeError` if
-    there is none: the engine serves without, two to three times as slowly."""
-    graphs = engine._runner._graphs
-    if graphs is None:
-        raise RuntimeError("no decode step was recorded as a CUDA graph; the log says why")
-    print(f"decode graphs of batch sizes {', '.join(map(str, graphs.sizes))}", file=sys.stderr)
-    num_sizes = float(len(graphs.sizes))
-    return [Row("decode graphs of 8B", num_sizes, "graphs", "batch sizes", num_sizes, 1.0, None)]
+    """Returns the number of decode steps that are recorded. Raises `RuntimeError` unless all are:
+    the engine serves without, two to three times as slowly."""
+    recorded, expected = engine.facts.num_graphs, engine.facts.num_expected_graphs
+    if not 0 < recorded == expected:
+        raise RuntimeError(
+            f"{recorded} of {expected} decode steps were recorded as CUDA graphs; the log says why"
+        )
+    return [Row("decode graphs of 8B", recorded, "graphs", "expected", expected, 1.0, None)]
 
 
 def _host_times(repeats: int) -> list[Row]:
