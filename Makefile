@@ -36,7 +36,7 @@ PYTEST        = BATON_LANE_REPORT=$(REPORT) $(BIN)/python -m pytest
 run_emulated  = $(PYTEST) $(ON_ALL_CORES) -p tests.support.ptx.plugin -m 'emulated and $(1)' \
 	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?));
 define run_lane
-	@mkdir -p .pytest_cache; rm -f $(REPORT); status=0; \
+	@mkdir -p .pytest_cache; rm -f $(REPORT) $(REPORT:.jsonl=.failures); status=0; \
 	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=$$((status | $$?)); \
 	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
 	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?)); \

@@ -73,11 +73,15 @@ class Run:
 
 
 class LaneReport:
-    """Pytest plugin that appends a `Run` to a file, and at once each failure, with its reason, to
-    another. With xdist, the controller writes them."""
+    """Pytest plugin that appends a `Run` to a file. With xdist, the controller writes it.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        failures: file to which each failure is appended at once; None in a worker of xdist.
+    """
+
+    def __init__(self, path: Path, failures: Path | None) -> None:
         self._path = path
+        self._failures = failures
         self._began = time.monotonic()
         self._collected: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
@@ -113,8 +117,8 @@ class LaneReport:
         if not report.failed or report.nodeid in self._failed:
             return
         self._failed[report.nodeid] = None
-        if "PYTEST_XDIST_WORKER" not in os.environ:
-            with failures_path(self._path).open("a") as file:
+        if self._failures is not None:
+            with self._failures.open("a") as file:
                 file.write(json.dumps([report.nodeid, reason_of(report)]) + "\n")
 
     @pytest.hookimpl(optionalhook=True)
@@ -164,7 +168,8 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
 def register(config: pytest.Config) -> None:
     """Has pytest write a report where BATON_LANE_REPORT names a file."""
     if path := os.environ.get("BATON_LANE_REPORT"):
-        config.pluginmanager.register(LaneReport(Path(path)), "baton-lane-report")
+        failures = None if hasattr(config, "workerinput") else failures_path(Path(path))
+        config.pluginmanager.register(LaneReport(Path(path), failures), "baton-lane-report")
         config.pluginmanager.register(Meter(), "baton-meter")
 
 
