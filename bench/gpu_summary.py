@@ -1,6 +1,6 @@
 """Summary of the stages of `make gpu`: short enough for a terminal of which the end is kept."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bench.stages import StageResult
@@ -64,8 +64,7 @@ def _stage_lines(result: StageResult) -> Iterator[str]:
     if "outcomes" in figures:
         counts = {"passed": 0, "failed": 0, "skipped": 0, **figures["outcomes"]}
         yield _INDENT + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    reasons = [f"failed: {test} - {why}" for test, why in figures.get("reasons", {}).items()]
-    yield from _some(reasons)
+    yield from _some([*_failure_lines(figures.get("reasons", {}))])
     yield from _some(result.failures)
     yield from _some([f"note: {note}" for note in result.notes])
     yield from (
@@ -74,6 +73,15 @@ def _stage_lines(result: StageResult) -> Iterator[str]:
     for row in figures.get("rows", ()):
         if row["unit"] in ("ms", "graphs"):
             yield f"{_INDENT}{row['case']}: {row['value']:.4g} {row['unit']}"
+
+
+def _failure_lines(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Yields a line for each reason, with the first test that failed for it."""
+    tests: dict[str, list[str]] = {}
+    for test, why in reasons.items():
+        tests.setdefault(why, []).append(test)
+    for why, (first, *others) in tests.items():
+        yield f"failed: {first}{f' and {len(others)} others' if others else ''} - {why}"
 
 
 def _some(lines: Sequence[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from bench.stages import GRACE_SECONDS, Findings, Stage, run_stage
 from tests.support.repository import ROOT
 
 PASSES = "def test_it(record_property): record_property('kv_bytes', 4096)"
-FAILS = "def test_it(): assert 0\ndef test_other(): pass"
+FAILS = "def test_it(): assert 0\ndef test_also(): assert 0\ndef test_other(): pass"
 SKIPS = "import pytest\n@pytest.mark.skip(reason='no redis')\ndef test_it(): pass"
 BREAKS = "import nothing_of_this_name"
 HANGS = "import time\ndef test_it(): time.sleep(60)"
@@ -67,7 +67,7 @@ def benchmark(folder: Path, rows: list[Row], **failures: str) -> Stage:
         (PASSES, ROW, {}, 0, ["1 passed, 0 failed", "kv_bytes: 4096", "every stage passed; 0"]),
         (PASSES, Row(**{**asdict(ROW), "aim": 0.8}), {}, 2, ["every stage passed; 1 of 1 aims"]),
         (PASSES, ROW, {"prefill": "no memory"}, 1, ["prefill: no memory", "FAILED: benchmark;"]),
-        (FAILS, ROW, {}, 1, ["1 passed, 1 failed", "::test_it - assert 0", "FAILED: tests;"]),
+        (FAILS, ROW, {}, 1, ["1 passed, 2 failed", "::test_it and 1 others - assert 0", "FAILED:"]),
         (SKIPS, ROW, {}, 1, ["1 skipped", "note: 1 skipped: no redis", "FAILED: tests;"]),
         (BREAKS, ROW, {}, 1, ["No module named 'nothing_of_this_name'", "FAILED: tests;"]),
         (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "::test_it - assert 0"]),

@@ -90,6 +90,7 @@ def replace_gpu() -> None:
     for module in MODULES:  # compiled kernels, as they are defined before the next line
         importlib.import_module(module)
     triton.knobs.runtime.interpret = True  # engines ask whether kernels run without a GPU
+    del os.environ["TRITON_INTERPRET"]  # which other processes would do; Triton has set it
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,16 +138,13 @@ def main() -> None:
     bundle = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_STORE_BINARY_ONLY": "1"}
-        environment = dict(os.environ)  # Triton adds to it
         replace_gpu()
         with WithoutNumbers():
             run_benchmarks()
         print(f"{pack(Path(cache), bundle)} kernels of the benchmarks", flush=True)
         pytest_options = ("-q", "-c", "tests/gpu.ini", "--rootdir", ".", "-p", __spec__.name)
         command = (sys.executable, "-m", "pytest", *pytest_options, "--tb=no", "-rN")
-        subprocess.run(
-            (*command, *sys.argv[2:], "tests/kernels/gpu"), check=False, cwd=ROOT, env=environment
-        )
+        subprocess.run((*command, *sys.argv[2:], "tests/kernels/gpu"), check=False, cwd=ROOT)
         print(f"{pack(Path(cache), bundle)} kernels in {bundle}")
 
 
