@@ -25,6 +25,10 @@ _LOCATION: Final = re.compile(r"^\s*\.loc\b.*//\s*([\w./-]+:\d+)")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
 
+Storages = dict[tuple[int, int], bool]
+"""Address and bytes of tensors' memory; whether a launch wrote it."""
+
+
 class EmulatorError(RuntimeError):
     """A launch broke a rule of the GPU; the text has one sentence a line."""
 
@@ -34,7 +38,7 @@ class _Parameter(ctypes.Structure):
 
 
 class _Buffer(ctypes.Structure):
-    _fields_ = tuple((n, ctypes.c_uint64) for n in ("base", "size", "is_fresh", "is_written"))
+    _fields_ = tuple((n, ctypes.c_uint64) for n in ("base", "size", "before", "is_written"))
 
 
 class _Launch(ctypes.Structure):
@@ -99,15 +103,21 @@ class Program:
         self,
         launch: Launch,
         checks: Checks = Checks(),
-        fresh: Sequence[tuple[int, int]] = (),
-    ) -> list[tuple[int, int]]:
-        """Executes a launch; returns the storages (address, size) that it may access.
+        before: Storages | None = None,
+    ) -> Storages:
+        """Executes a launch; returns the storages that it may read, and whether it wrote them.
 
         Args:
-            fresh: those that the launch before may have accessed.
+            before: those of the launch before.
         """
-        storages = sorted({_storage(tensor) for tensor in launch.tensors})
-        buffers = (_Buffer * max(len(storages), 1))(*((*s, s in fresh, 0) for s in storages))
+        before = before or {}
+        storages = sorted({storage_of(tensor) for tensor in launch.tensors})
+        buffers = (_Buffer * max(len(storages), 1))(
+            *(
+                (*storage, 1 + before[storage] if storage in before else 0, 0)
+                for storage in storages
+            )
+        )
         made = _Launch(
             launch.grid, launch.num_warps, launch.shared_bytes, checks.seed, checks.is_watched,
             checks.copies_are_late, launch.is_dependent, len(storages), checks.most_instructions, 0,
@@ -116,7 +126,8 @@ class Program:
         report = ctypes.create_string_buffer(_REPORT_BYTES)
         if self._library.ptx_run(self._program, ctypes.byref(made), report, _REPORT_BYTES):
             raise EmulatorError(f"{launch.name}: {self._located(report.value.decode())}")
-        return storages
+        written = [bool(buffer.is_written) for buffer in buffers]
+        return dict(zip(storages, written[: len(storages)], strict=True))
 
     def _packed(self, arguments: Sequence[tuple[str, Any]]) -> bytes:
         if len(arguments) != len(self._parameters):
@@ -149,7 +160,7 @@ class Emulator:
     checks: Checks = field(default_factory=Checks)
     launched: dict[str, Program] = field(default_factory=dict)
     substitutes: dict[Program, Program] = field(default_factory=dict)
-    _fresh: list[tuple[int, int]] = field(default_factory=list)
+    _before: Storages = field(default_factory=dict)
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -161,7 +172,7 @@ class Emulator:
     def run(self, kernel: Program, launch: Launch) -> None:
         self.launched[launch.name] = kernel
         program = self.substitutes.get(kernel, kernel)
-        self._fresh = program.run(launch, self.checks, self._fresh)
+        self._before = program.run(launch, self.checks, self._before)
 
 
 def _library() -> ctypes.CDLL:
@@ -178,7 +189,7 @@ def _library() -> ctypes.CDLL:
     return loaded
 
 
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.support.ptx.driver import Launch
-from tests.support.ptx.emulator import Checks, Program
+from tests.support.ptx.emulator import Checks, Program, storage_of
 
 _KERNEL = """
 .version 8.7
@@ -49,13 +49,15 @@ def run(
     is_dependent: bool = False,
     arguments: Sequence[tuple[str, Any]] | None = None,
     checks: Checks = Checks(),  # noqa: B008
-    fresh: Sequence[torch.Tensor] = (),
+    written_before: Sequence[torch.Tensor] = (),
+    read_before: Sequence[torch.Tensor] = (),
 ) -> None:
     """Executes a kernel over tensors. `arguments`: those of its parameters, if not the tensors'
-    addresses; `fresh`: tensors of the launch before."""
+    addresses; `written_before`, `read_before`: tensors of the launch before."""
     given = arguments or [("i64", tensor.data_ptr()) for tensor in tensors]
     launch = Launch(
         "kernel", (num_programs, 1, 1), num_warps, shared_bytes, is_dependent, tuple(given), tensors
     )
-    storages = [(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in fresh]
-    program(body, len(given), num_warps).run(launch, checks, storages)
+    before = {storage_of(x): False for x in read_before}
+    before |= {storage_of(x): True for x in written_before}
+    program(body, len(given), num_warps).run(launch, checks, before)

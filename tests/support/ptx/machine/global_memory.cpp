@@ -49,7 +49,8 @@ u8* GlobalMemory::access(
     throw Error("global access of " + std::to_string(size) + " bytes is not aligned: " + access.where());
   buffer->is_written |= kind != Kind::Read;
   if (!is_watched_) return reinterpret_cast<u8*>(address);
-  if (buffer->is_fresh && !access.warp.waited_for_launch)
+  const bool is_in_conflict = kind == Kind::Read ? buffer->before == 2 : buffer->before != 0;
+  if (is_in_conflict && !access.warp.waited_for_launch)
     reports_.add("dependent" + std::to_string(access.instruction.line),
                  "access to a tensor of the launch before, without griddepcontrol.wait: " + access.where());
   for (u32 i = 0; i < size; i++)

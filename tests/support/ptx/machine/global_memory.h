@@ -11,7 +11,7 @@ namespace ptx {
 // Storage of a tensor. The C interface passes these as they are.
 struct Buffer {
   u64 base, size;
-  u64 is_fresh;    // in: the launch before this one accessed it
+  u64 before;      // in: the launch before this one read it (1) or wrote it (2), or neither (0)
   u64 is_written;  // out: this launch wrote it
 };
 
