@@ -1,7 +1,6 @@
 """The engine on a GPU, with a random model of the shape of Llama 3 8B, against its ceilings."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
