@@ -17,6 +17,8 @@ SMOKE_SECONDS: Final = 140
 # Processes on one GPU, each with a context and a pool of its own: few enough for its memory.
 _SMOKE_PROCESSES, _TEST_PROCESSES = 4, 12
 _TEST_SECONDS = 60
+_TESTS = ("tests/kernels/gpu", "tests/gpu")
+_ENGINES = "test_triton_engine"  # the module whose tests a first look begins with
 # Of an engine in a process of its own, and of whole clusters.
 _OPTIONAL = {
     "engine in a process of its own": ("msgspec", "setproctitle"),
@@ -39,8 +41,10 @@ def stages(folder: Path) -> tuple[Stage, ...]:
 
 def smoke_alone(folder: Path) -> Stage:
     """Returns a first look: the smoke test up to its first failure, engines first, one by one."""
-    command = (*_pytest(1), "--exitfirst", "tests/gpu/test_triton_engine.py")
-    return _tests("smoke", "gpu and smoke", SMOKE_SECONDS, folder, command)
+    modules = sorted(Path("tests/gpu").glob("test_*.py"))
+    files = sorted(modules, key=lambda file: file.stem != _ENGINES)
+    command = (*_pytest(1), "--exitfirst")
+    return _tests("smoke", "gpu and smoke", SMOKE_SECONDS, folder, command, *map(str, files))
 
 
 def _python(
@@ -56,14 +60,19 @@ def _benchmark(name: str, budget: float, folder: Path, *parts: str) -> Stage:
 
 
 def _tests(
-    name: str, selection: str, budget: float, folder: Path, command: tuple[str, ...]
+    name: str,
+    selection: str,
+    budget: float,
+    folder: Path,
+    command: tuple[str, ...],
+    *paths: str,
 ) -> Stage:
     report = folder / f"{name}.jsonl"
     module, *arguments = command
     options = ("-c", "tests/gpu.ini", "--rootdir", ".", "-m", selection)
     return Stage(
         name,
-        (sys.executable, "-m", module, *arguments, *options, "tests/kernels/gpu", "tests/gpu"),
+        (sys.executable, "-m", module, *arguments, *options, *(paths or _TESTS)),
         budget,
         partial(read_tests, report),
         {**_environment(), "BATON_LANE_REPORT": str(report)},

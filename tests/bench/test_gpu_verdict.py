@@ -155,8 +155,10 @@ def test_verdict_keeps_to_its_seconds_and_notes_stages_left_out(tmp_path, capsys
 def test_first_look_runs_engines_first_and_one_by_one(tmp_path):
     stage = smoke_alone(tmp_path)
     assert "-n" not in stage.command
-    folders = [part for part in stage.command if part.startswith("tests/")]
-    assert folders[0] == "tests/gpu/test_triton_engine.py"
+    paths = [part for part in stage.command if part.startswith("tests/gpu/")]
+    assert paths[0] == "tests/gpu/test_triton_engine.py"
+    assert {"tests/gpu/test_late_gpu.py", "tests/gpu/test_two_processes.py"} < {*paths}
+    assert "tests/gpu" not in stage.command  # pytest would collect by folder
     assert stage.budget == SMOKE_SECONDS
 
 
