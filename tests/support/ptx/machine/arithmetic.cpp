@@ -74,7 +74,8 @@ void fma_of_pairs(ThreadBlock&, Warp& warp, const Instruction& in, Mask mask) {
   each_lane(mask, [&](int lane) {
     u64 pair = 0;
     for (int shift : {0, 16}) {
-      const double product = double(from_bits<T>(a[lane] >> shift)) * from_bits<T>(b[lane] >> shift);
+      const double left = from_bits<T>(a[lane] >> shift), right = from_bits<T>(b[lane] >> shift);
+      const double product = left * right;
       pair |= to_bits(T(product + from_bits<T>(c[lane] >> shift))) << shift;
     }
     out[lane] = pair;

@@ -85,7 +85,10 @@ void convert(ThreadBlock&, Warp& warp, const Instruction& in, Mask mask) {
   each_lane(mask, [&](int lane) {
     const u64 bits = warp.get(in.operands[1], lane);
     u64& out = warp.row(in.operands[0])[lane];
-    if (!is_float(to) && !is_float(from)) { out = bits_of_integer(integer_of(bits, from), to); return; }
+    if (!is_float(to) && !is_float(from)) {
+      out = bits_of_integer(integer_of(bits, from), to);
+      return;
+    }
     double value = float_of(bits, from);
     if (is_to_integer || !is_float(to)) value = to_integer(value, rounding);
     if (in.has("sat")) value = value > 0 ? std::min(value, 1.0) : 0;

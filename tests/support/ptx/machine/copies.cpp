@@ -93,7 +93,8 @@ void try_wait(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) 
 void decode_copies(Instruction& in) {
   if (in.begins_with("cp", "async")) {
     if (in.has("commit_group") && !in.has("bulk")) in.execute = commit_copies;
-    if ((in.has("wait_group") || in.has("wait_all")) && !in.has("bulk")) in.execute = wait_for_copies;
+    const bool is_wait = in.has("wait_group") || in.has("wait_all");
+    if (is_wait && !in.has("bulk")) in.execute = wait_for_copies;
     if (in.has("cg") || in.has("ca")) in.execute = copy_async;
     const bool is_load = in.words.size() > 5 && in.words[5].rfind("shared", 0) == 0;
     if (in.has("bulk") && in.has("tensor") && is_load) in.execute = copy_tensor;

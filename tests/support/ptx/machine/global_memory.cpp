@@ -39,20 +39,24 @@ u8* GlobalMemory::access(
   if (!buffer) {
     if (kind == Kind::Read && is_constant(address, size)) return reinterpret_cast<u8*>(address);
     std::string near;
-    for (int i = 0; i < num_buffers_; i++)
-      if (i64 from = i64(address - buffers_[i].base); from >= -65536 && from < i64(buffers_[i].size) + 65536)
-        near += ", byte " + std::to_string(from) + " of a tensor of " + std::to_string(buffers_[i].size);
-    throw Error("access out of bounds of global memory, to " + std::to_string(size) + " bytes" + near +
-                ": " + access.where());
+    for (int i = 0; i < num_buffers_; i++) {
+      const i64 from = i64(address - buffers_[i].base), bytes = i64(buffers_[i].size);
+      if (from >= -NEAR && from < bytes + NEAR)
+        near += ", byte " + std::to_string(from) + " of a tensor of " + std::to_string(bytes);
+    }
+    throw Error("access out of bounds of global memory, to " + std::to_string(size) + " bytes" +
+                near + ": " + access.where());
   }
   if (address % size)
-    throw Error("global access of " + std::to_string(size) + " bytes is not aligned: " + access.where());
+    throw Error("global access of " + std::to_string(size) + " bytes is not aligned: " +
+                access.where());
   buffer->is_written |= kind != Kind::Read;
   if (!is_watched_) return reinterpret_cast<u8*>(address);
   const bool is_in_conflict = kind == Kind::Read ? buffer->before == 2 : buffer->before != 0;
   if (is_in_conflict && !access.warp.waited_for_launch)
     reports_.add("dependent" + std::to_string(access.instruction.line),
-                 "access to a tensor of the launch before, without griddepcontrol.wait: " + access.where());
+                 "access to a tensor of the launch before, without griddepcontrol.wait: " +
+                 access.where());
   for (u32 i = 0; i < size; i++)
     watch(address + i, kind, access, values && values[i] == *reinterpret_cast<u8*>(address + i));
   return reinterpret_cast<u8*>(address);
@@ -66,9 +70,9 @@ void GlobalMemory::watch(u64 address, Kind kind, const Access& access, bool is_s
   const auto line = [&] { return std::to_string(access.instruction.line); };
   if (byte.writer && !is_pair_of_atomics && !is_same_value) {
     if (byte.writer != self)
-      reports_.add("programs" + line(), "race between programs on a global byte, written by program " +
-                   std::to_string(byte.writer - 1) + ": " + access.where());
-    // Of warps that hold the same elements one stores, and each may load them again: a read is fine.
+      reports_.add("programs" + line(), "race between programs on a global byte, written by "
+                   "program " + std::to_string(byte.writer - 1) + ": " + access.where());
+    // Of warps that hold the same elements one stores, and each may load them again.
     else if (kind != Kind::Read && byte.warp != warp.index && warp.clock[byte.warp] < byte.clock)
       reports_.add("warps" + line(), "race between warps on a global byte, written by warp " +
                    std::to_string(byte.warp) + ": " + access.where());

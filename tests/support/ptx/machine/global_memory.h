@@ -40,6 +40,7 @@ class GlobalMemory {
     bool is_atomic = false;
   };
   static constexpr u32 MANY = ~0u;
+  static constexpr i64 NEAR = 65536;  // bytes from a tensor, for the report
   static constexpr int PAGE_BITS = 9;
   using Page = std::array<Byte, 1 << PAGE_BITS>;
 

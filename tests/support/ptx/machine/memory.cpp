@@ -42,7 +42,8 @@ void address_parameter(ThreadBlock& block, Warp& warp, const Instruction& in, Ma
 
 void check_alignment(u64 address, u32 size, const Access& access) {
   if (address % size)
-    throw Error("shared access of " + std::to_string(size) + " bytes is not aligned: " + access.where());
+    throw Error("shared access of " + std::to_string(size) + " bytes is not aligned: " +
+                access.where());
 }
 
 void load_shared(ThreadBlock& block, Warp& warp, const Instruction& in, Mask mask) {
@@ -93,7 +94,8 @@ void store_global(ThreadBlock& block, Warp& warp, const Instruction& in, Mask ma
   each_lane(mask, [&](int lane) {
     const Values values(warp, Registers(in.operands[1]), lane, in.type);
     const u64 address = warp.address(in.operands[0], lane);
-    memcpy(block.global.access(address, values.size, Kind::Write, {block, warp, in, lane}, values.bytes),
+    const Access access{block, warp, in, lane};
+    memcpy(block.global.access(address, values.size, Kind::Write, access, values.bytes),
            values.bytes, values.size);
   });
 }

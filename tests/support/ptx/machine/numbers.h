@@ -1,5 +1,6 @@
 // Number formats of PTX: bit patterns in registers, and 16- and 8-bit floats by their values.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "program.h"
+#include "tokens.h"
 
 namespace ptx {
 
@@ -12,43 +13,6 @@ const std::vector<std::string> SPECIAL = {
 int sink() { return int(SPECIAL.size()); }
 
 namespace {
-
-const std::map<std::string, Type> TYPES = {
-    {"pred", Type::Pred}, {"b8", Type::B8},       {"b16", Type::B16},       {"b32", Type::B32},
-    {"b64", Type::B64},   {"b128", Type::B128},   {"u8", Type::U8},         {"u16", Type::U16},
-    {"u32", Type::U32},   {"u64", Type::U64},     {"s8", Type::S8},         {"s16", Type::S16},
-    {"s32", Type::S32},   {"s64", Type::S64},     {"f16", Type::F16},       {"bf16", Type::Bf16},
-    {"f32", Type::F32},   {"f64", Type::F64},     {"f16x2", Type::F16x2},   {"bf16x2", Type::Bf16x2},
-    {"e4m3x2", Type::E4m3x2}};
-
-struct Token {
-  std::string text;
-  int line;
-};
-
-bool is_word(char c) { return isalnum(u8(c)) || c == '_' || c == '$' || c == '%' || c == '.'; }
-
-std::vector<Token> tokens_of(const std::string& text) {
-  std::vector<Token> tokens;
-  int line = 1;
-  for (size_t i = 0; i < text.size();) {
-    char c = text[i];
-    if (c == '\n') line++;
-    if (isspace(u8(c))) { i++; continue; }
-    if (text.compare(i, 2, "//") == 0) { while (i < text.size() && text[i] != '\n') i++; continue; }
-    size_t begin = i;
-    if (c == '"') {
-      i = text.find('"', i + 1) + 1;
-    } else if (is_word(c)) {
-      while (i < text.size() && (is_word(text[i]) || text.compare(i, 2, "::") == 0))
-        i += is_word(text[i]) ? 1 : 2;
-    } else {
-      i++;
-    }
-    tokens.push_back({text.substr(begin, i - begin), line});
-  }
-  return tokens;
-}
 
 struct Scope {
   std::map<std::string, int> registers;
@@ -97,14 +61,15 @@ class Parser {
   void skip_to(const char* last) { while (next() != last) {} }
 
   void module_statement() {
-    if (text() == ".version" || text() == ".target" || text() == ".address_size" || text() == ".file")
-      return skip_line();
+    for (auto directive : {".version", ".target", ".address_size", ".file"})
+      if (text() == directive) return skip_line();
     std::string space;
     for (; text()[0] == '.' && text() != ".entry"; at_++) {
       if (text() == ".align") at_++;
       if (text() == ".shared" || text() == ".global" || text() == ".const") space = text();
       if (text() == ".func") unknown("at the top");
-      if (text()[1] == 'b' || text()[1] == 'u') element_bytes_ = size_of(TYPES.at(text().substr(1)));
+      if (text()[1] == 'b' || text()[1] == 'u')
+        element_bytes_ = size_of(TYPES.at(text().substr(1)));
     }
     if (accept(".entry")) return entry();
     if (space == ".shared") { shared_.insert(next()); return skip_to(";"); }
@@ -151,7 +116,7 @@ class Parser {
     while (text()[0] == '.') {
       std::string word = next().substr(1);
       if (word == "align") alignment = std::stoi(next());
-      else if (auto type = TYPES.find(word); type != TYPES.end() && !size) size = size_of(type->second);
+      else if (TYPES.count(word) && !size) size = size_of(TYPES.at(word));
     }
     std::string name = next();
     if (accept("[")) { size = std::stoi(next()); expect("]"); } else alignment = size;
@@ -312,8 +277,8 @@ class Parser {
   }
 
   static const Parameter* find(const std::vector<Parameter>& all, const std::string& name) {
-    auto found = std::find_if(all.begin(), all.end(), [&](auto& each) { return each.name == name; });
-    return found == all.end() ? nullptr : &*found;
+    for (auto& each : all) if (each.name == name) return &each;
+    return nullptr;
   }
   const Constant* find_constant(const std::string& name) const {
     for (auto& each : program_->constants) if (each->name == name) return each.get();
@@ -336,25 +301,6 @@ class Parser {
 };
 
 }  // namespace
-
-int size_of(Type type) {
-  switch (type) {
-    case Type::Pred: case Type::B8: case Type::U8: case Type::S8: return 1;
-    case Type::B16: case Type::U16: case Type::S16: case Type::F16: case Type::Bf16:
-    case Type::E4m3x2: return 2;
-    case Type::B64: case Type::U64: case Type::S64: case Type::F64: return 8;
-    case Type::B128: return 16;
-    default: return 4;
-  }
-}
-
-bool is_float(Type type) {
-  return type == Type::F16 || type == Type::Bf16 || type == Type::F32 || type == Type::F64;
-}
-
-bool is_signed(Type type) {
-  return type == Type::S8 || type == Type::S16 || type == Type::S32 || type == Type::S64;
-}
 
 bool Instruction::has(const char* word) const {
   return std::find(words.begin(), words.end(), word) != words.end();

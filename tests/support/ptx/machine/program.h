@@ -30,6 +30,7 @@ enum class Type {
   None, Pred, B8, B16, B32, B64, B128, U8, U16, U32, U64, S8, S16, S32, S64,
   F16, Bf16, F32, F64, F16x2, Bf16x2, E4m3x2,
 };
+extern const std::map<std::string, Type> TYPES;
 int size_of(Type type);
 bool is_float(Type type);
 bool is_signed(Type type);

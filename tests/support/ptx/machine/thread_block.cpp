@@ -127,8 +127,9 @@ void ThreadBlock::fail_as_deadlock(const Warp& warp) const {
   Warp copy = warp;
   Mask here;
   const Instruction& instruction = launch_.program.code[copy.next(here)];
-  throw Error("deadlock: " + name() + ", warp " + std::to_string(warp.index) + " waits " +
-              (warp.is_at_barrier ? "at barrier " + std::to_string(warp.barrier) : "for an mbarrier") +
+  const std::string what =
+      warp.is_at_barrier ? "at barrier " + std::to_string(warp.barrier) : "for an mbarrier";
+  throw Error("deadlock: " + name() + ", warp " + std::to_string(warp.index) + " waits " + what +
               ", before line " + std::to_string(instruction.line) + ": " + instruction.text);
 }
 

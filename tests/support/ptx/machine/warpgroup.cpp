@@ -1,5 +1,5 @@
-// Matrix instructions of four warps (wgmma): operands in shared memory by descriptors, computed when
-// they are waited for. Each warp has its 16 rows of the product.
+// Matrix instructions of four warps (wgmma): operands in shared memory by descriptors, computed
+// when they are waited for. Each warp has its 16 rows of the product.
 #include "arithmetic.h"
 #include "matrix.h"
 #include "thread_block.h"
@@ -25,7 +25,8 @@ class Descriptor {
       offset = other % 8 * pitch + other / 8 * stride_ + inner * 2;
     } else if (swizzle_bits_) {
       const int per_row = int(pitch) / 2;
-      offset = inner % per_row * 2 + inner / per_row * leading_ + other % 8 * pitch + other / 8 * stride_;
+      offset = inner % per_row * 2 + inner / per_row * leading_;
+      offset += other % 8 * pitch + other / 8 * stride_;
     } else {
       offset = inner % 8 * 2 + other % 8 * 16;
       offset += inner / 8 * (is_transposed_ ? stride_ : leading_);
@@ -90,7 +91,9 @@ void finish(ThreadBlock& block, Warp& warp, const WarpgroupProduct& product) {
   for (size_t i = 0; i < product.left.size(); i++)
     left[i / DEPTH][i % DEPTH] = element<T>(block, product.left[i]);
   if (product.left.empty())
-    read_left<T>(left, [&](int part, int lane) { return product.left_registers[part * LANES + lane]; });
+    read_left<T>(left, [&](int part, int lane) {
+      return product.left_registers[part * LANES + lane];
+    });
   const std::vector<double> products = ptx::product(left, right, in.count);
   const auto& sums = in.operands[0].parts;
   for (size_t i = 0; i < sums.size(); i++)
