@@ -34,13 +34,18 @@ _RESULTS = Path(__file__).parent / "results"
 _SHORTEST_SECONDS = 15
 
 
-def run(todo: Iterable[Stage], folder: Path, seconds: float = SECONDS) -> Iterator[StageResult]:
-    """Runs stages within `seconds`, with their logs in `folder`. Adds to the figures of each its
-    count of compiled kernels and the clocks."""
+def run(
+    todo: Iterable[Stage],
+    folder: Path,
+    seconds: float = SECONDS,
+    shortest: float = _SHORTEST_SECONDS,
+) -> Iterator[StageResult]:
+    """Runs stages within `seconds`, with their logs in `folder`; leaves out one with less time left
+    than `shortest`. Adds to the figures of each its count of compiled kernels and the clocks."""
     ends = time.monotonic() + seconds
     for stage in todo:
         left = ends - time.monotonic() - 2 * GRACE_SECONDS
-        if left < min(stage.budget, _SHORTEST_SECONDS):
+        if left < min(stage.budget, shortest):
             yield StageResult(stage.name, 0, stage.budget, {}, (), ("left out: no time is left",))
             continue
         within = replace(stage, budget=min(stage.budget, left))
@@ -91,12 +96,18 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def judge(todo: Iterable[Stage], folder: Path = _RESULTS, seconds: float = SECONDS) -> int:
-    """Runs stages, writes their results after each, prints the summary. Returns the exit status."""
+def judge(
+    todo: Iterable[Stage],
+    folder: Path = _RESULTS,
+    seconds: float = SECONDS,
+    shortest: float = _SHORTEST_SECONDS,
+) -> int:
+    """Runs stages as `run`, writes their results after each, prints the summary. Returns the exit
+    status."""
     folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     results: list[StageResult] = []
-    for result in run(todo, folder, seconds):
+    for result in run(todo, folder, seconds, shortest):
         results.append(result)
         write(results, time.monotonic() - start, None, folder)
     elapsed, status = time.monotonic() - start, exit_status(results)

@@ -49,7 +49,7 @@ _RESYNC_INTERVAL = 1.0  # seconds between attempts to read a snapshot
 _HASHES_PER_SECOND = 100_000  # of one worker; each entry counts as `_HASHES_PER_ENTRY` at least
 _HASHES_PER_ENTRY = 16
 _BURST = 1_000_000  # hashes of one worker that are applied at once
-_INSPECTION_INTERVAL = 5.0  # seconds between inspections of all streams
+_INSPECTION_INTERVAL = 5.0
 _SUSPENSION = Backoff(first=5.0, longest=600.0)  # of streams that cannot be read
 _MAX_REPLY_BYTES = 2**24  # of one stream's next entries, if they could not be read
 _INSPECTED = 64  # streams inspected in one round trip
@@ -156,17 +156,26 @@ class EventSubscriber:
     Args:
         redis: from `baton.cluster.redis.connect`.
         index: the index to which the events are applied.
+        inspection_interval: seconds between inspections of all streams, which find those that
+            began again.
 
     Attributes:
         index: that index.
     """
 
-    def __init__(self, redis: Redis, index: LocalityIndex) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        index: LocalityIndex,
+        *,
+        inspection_interval: float = _INSPECTION_INTERVAL,
+    ) -> None:
         self._redis = redis
         self._prefix = prefix_of(redis)
         self._signing_keys = signing_keys_of(redis)
         self.index = index
         self._follows: dict[str, _Follow] = {}
+        self._inspection_interval = inspection_interval
         self._next_inspection = 0.0
         self._log = ThrottledLog(_logger)
         self._loop = RedisLoop("KV event subscriber", self._step)
@@ -348,7 +357,7 @@ class EventSubscriber:
         if suspects := [follow for follow in readable if follow.num_suspensions]:
             await self._inspect(suspects, _MAX_ENTRIES, now)
         if now >= self._next_inspection:
-            self._next_inspection = now + _INSPECTION_INTERVAL
+            self._next_inspection = now + self._inspection_interval
             await self._inspect(readable, 0, now)
 
     async def _inspect(self, follows: list[_Follow], max_entries: int, now: float) -> bool:

@@ -28,7 +28,7 @@ class Pair:
         self.redis = redis
         self.index = LocalityIndex()
         self.publisher = loops.start(EventPublisher(redis, "w", EPOCH, refresh_interval=0.2))
-        self.subscriber = EventSubscriber(redis, self.index)
+        self.subscriber = EventSubscriber(redis, self.index, inspection_interval=0.5)
         self.subscriber.follow("w", EPOCH)
         self.subscriber.follow("odd", EPOCH)
         loops.start(self.subscriber)

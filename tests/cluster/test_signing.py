@@ -132,7 +132,7 @@ async def test_subscriber_refuses_unsigned_and_wrongly_signed_events(
 ) -> None:
     redis, index = connect_with(ONE), LocalityIndex()
     publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=0.2))
-    subscriber = loops.start(EventSubscriber(redis, index))
+    subscriber = loops.start(EventSubscriber(redis, index, inspection_interval=0.5))
     for worker in ("w", "unsigned", "other-key"):
         subscriber.follow(worker, 7)
     for worker, client in {"unsigned": connect_with(), "other-key": connect_with(TWO)}.items():

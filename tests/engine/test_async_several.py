@@ -129,20 +129,27 @@ async def test_stream_of_several_sequences_closed_early_leaks_nothing(serve, che
             await assert_empty(serving)
 
 
+ALL_SHAPES = {**SHAPES, "prefill": GREEDY, "external": GREEDY}
+PROMPTS = {name: random_prompt(20 + 7 * i, seed=i) for i, name in enumerate(ALL_SHAPES)}
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoints: Checkpoints) -> dict[str, list[tuple[int, ...]]]:
+    """What each of `ALL_SHAPES` says in an engine of its own."""
+    outputs = {
+        name: load(checkpoints["llama"]).generate([PROMPTS[name]], params)[0]
+        for name, params in ALL_SHAPES.items()
+    }
+    return {name: [c.token_ids for c in said.completions] for name, said in outputs.items()}
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ending", ["close", "cancel"])
-async def test_requests_ended_in_any_state_leave_others_unchanged(checkpoints, ending, mode, rng):
+async def test_requests_ended_in_any_state_leave_others_unchanged(
+    checkpoints, alone, ending, mode, rng
+):
     """Waiting, prefilling, decoding, preempted, swapped, awaiting KV and kept ones all end at some
     of these steps; what goes on says what it says alone. Without a margin, so that all run."""
-    shapes = {**SHAPES, "prefill": GREEDY, "external": GREEDY}
-    prompts = {name: random_prompt(20 + 7 * i, seed=i) for i, name in enumerate(shapes)}
-    expected = {
-        name: [
-            c.token_ids
-            for c in load(checkpoints["llama"]).generate([prompts[name]], p)[0].completions
-        ]
-        for name, p in shapes.items()
-    }
     states: set[str] = set()
     for num_steps in (0, 1, 4, 8, 12, 13, 18, 22, 25, 30, 36):
         engine = make(
@@ -156,13 +163,13 @@ async def test_requests_ended_in_any_state_leave_others_unchanged(checkpoints, e
                 name: serving.open(
                     request(
                         name,
-                        prompts[name],
+                        PROMPTS[name],
                         params,
                         purpose=Purpose.PREFILL if name == "prefill" else Purpose.GENERATE,
                         kv_source=KvSource.EXTERNAL if name == "external" else KvSource.LOCAL,
                     )
                 )
-                for name, params in shapes.items()
+                for name, params in ALL_SHAPES.items()
             }
             await let(gate, num_steps)
             for of_one in tuple(engine._scheduler.requests.values()):
@@ -177,13 +184,13 @@ async def test_requests_ended_in_any_state_leave_others_unchanged(checkpoints, e
                 with streams[name] as stream, pytest.raises(CancelledError):
                     await exhaust(stream)
             gate.gate.release(100_000)
-            for name in shapes.keys() - victims:
+            for name in ALL_SHAPES.keys() - victims:
                 with streams[name] as stream:
                     said = output_of(await read(stream))
                     if name == "best":
-                        assert set(expected[name]) <= set(said.values())
+                        assert set(alone[name]) <= set(said.values())
                     else:
-                        assert list(said.values()) == expected[name]
+                        assert list(said.values()) == alone[name]
             await assert_empty(serving)
     assert states >= {"WAITING", "RUNNING", "AWAITING_KV", "KEPT"}
     assert ("SWAPPED" in states) == (mode == "swap")

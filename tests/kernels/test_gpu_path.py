@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.repository import ROOT
 
 # Runs where nothing is installed but the distributions of gpu_packages.txt, and what those of them
@@ -81,6 +83,7 @@ for stage in stages(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.e2e
 def test_gpu_tests_and_benchmarks_import_with_few_packages(tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     (path,) = re.findall(r"^gpu: export PYTHONPATH := (\S+?)\$\(", makefile, flags=re.MULTILINE)

@@ -356,4 +356,4 @@ class Attempts(RuleBasedStateMachine):
 
 
 TestAttempts = Attempts.TestCase
-TestAttempts.settings = settings(max_examples=200)
+TestAttempts.settings = settings(max_examples=150)
