@@ -26,13 +26,13 @@ Run = Callable[[], None]
 
 def decodes() -> Run:
     case = make_case([300, 5, 131], [1, 1, 1], BF16, head_dim=128, group=4, num_kv_heads=2)
-    tiling = choose_tiling(128, BF16, BF16, 2, 1024)
+    tiling = choose_tiling(128, BF16, BF16, 2)
     return lambda: case.check(attend(case, tiling))
 
 
 def shared_prefix() -> Run:
     case = make_case([530, 540, 600], [1, 1, 1], BF16, head_dim=128, group=4, num_kv_heads=1)
-    tiling = choose_tiling(128, BF16, BF16, 1, 1024)
+    tiling = choose_tiling(128, BF16, BF16, 1)
     prefix = share(case, [0, 1, 2], 512)
     return lambda: case.check(attend(case, tiling, [prefix]))
 
@@ -40,7 +40,7 @@ def shared_prefix() -> Run:
 def prompts(by_tma: bool, head_dim: int = 128) -> Run:
     block_size = 128 if by_tma else 16
     case = make_case([330], [70], BF16, head_dim, 2, 1, block_size)
-    tiling = choose_tiling(head_dim, BF16, BF16, 1, 1024).prefill
+    tiling = choose_tiling(head_dim, BF16, BF16, 1).prefill
     case = by_descriptors(case, tiling) if by_tma else case
     return lambda: case.check(prefill(case, tiling))
 
