@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.budgets import Clocks, Meter, budget_of
 from tests.support.lanes import Run, over_budget
+from tests.support.unsteady import MAX_MEASURED, over_budget_again
 
 pytest_plugins = ["pytester"]
 
@@ -70,6 +71,24 @@ class Reports:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "teardown":
             self.ended.append(report)
+
+
+def slow(test: str, kernels: str = "gpu") -> Run:
+    return Run({}, {}, 1.0, kernels=kernels, over_budget=[(7.25, 5.0, test)])
+
+
+def test_lane_names_tests_that_exceed_their_budget_again():
+    asked = []
+
+    def measure(test: str, kernels: str) -> list[Run]:
+        asked.append((test, kernels))
+        return [slow(test) if test == "a::x" else Run({}, {}, 1.0)]
+
+    text = over_budget_again([slow("a::x"), slow("a::y", "emulator")], measure)
+    assert asked == [("a::x", "gpu"), ("a::y", "emulator")]
+    assert text == over_budget([slow("a::x")])
+    many = [slow(f"a::{i}") for i in range(MAX_MEASURED + 1)]
+    assert over_budget_again(many, measure).count(" took ") == len(many)
 
 
 def test_lane_names_each_test_over_its_budget_and_what_to_do():

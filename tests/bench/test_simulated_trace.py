@@ -11,7 +11,7 @@ from baton_simulator.setup import Setup, jobs_of
 from baton_simulator.study import simulate
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake
 
-NUM_REQUESTS, FEWER = 2500, 1500
+NUM_REQUESTS, FEWER = 2500, 700
 OBJECTIVES = Objectives(ttft=2.0, itl=0.05)
 # Requests, blocks of a cache, and multiples of the trace's own rate. At 12 no policy serves all in
 # time.

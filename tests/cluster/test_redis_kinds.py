@@ -54,6 +54,7 @@ FAILOVERS = [
 
 @pytest.mark.parametrize(("kind", "find_binary", "signum"), FAILOVERS)
 @pytest.mark.slow
+@pytest.mark.e2e
 async def test_loops_resume_with_promoted_replica_after_failover(
     tmp_path: Path,
     kind: Callable[[Path, Path], AbstractContextManager[Replicated]],

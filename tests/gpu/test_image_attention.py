@@ -21,7 +21,7 @@ GIVEN = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_triton_engine_answers_images_as_transformers(tmp_path, load):
     save_vision_language("gemma3", tmp_path)
     path = str(tmp_path)

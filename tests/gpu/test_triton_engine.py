@@ -311,8 +311,8 @@ class Listening:
 
 
 @pytest.mark.usefixtures("_rows_are_computed_alike")
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=NIGHTLY), "bfloat16"])
-@SLOW
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@NIGHTLY
 @torch.inference_mode()
 def test_deterministic_logits_are_equal_with_recorded_drafts(
     folder: Any, load: Any, device: str, dtype: str
@@ -350,7 +350,7 @@ def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor
     ("family", "dtype"),
     [
         pytest.param("llama", "float32", marks=NIGHTLY),
-        pytest.param("llama", "bfloat16", marks=SLOW),
+        pytest.param("llama", "bfloat16", marks=NIGHTLY),
         pytest.param("qwen3", "bfloat16", marks=NIGHTLY),
         pytest.param("mixtral", "float32", marks=NIGHTLY),
         pytest.param("mixtral", "bfloat16", marks=NIGHTLY),

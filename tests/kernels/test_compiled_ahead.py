@@ -35,7 +35,7 @@ def warmed_up(cache: Path) -> tuple[int, int]:
     return launched, cached
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_engine_compiles_nothing_after_a_bundle_is_unpacked(tmp_path: Path) -> None:
     first, other = tmp_path / "first", tmp_path / "other"
     launched, cached = warmed_up(first)

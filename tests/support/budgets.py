@@ -27,10 +27,11 @@ _CROWDED = 2.0  # CPU time on a loaded machine, at most, in that of an idle one
 
 def budget_of(marks: Set[str], chosen_seed: int | None = randomness.CHOSEN_SEED) -> float | None:
     """Returns the seconds of a test with these marks; None for tests of other lanes, and in a run
-    with a chosen seed, whose tests may draw what takes longer."""
+    with a chosen seed, whose tests may draw what takes longer. A kernel that the emulator runs is
+    compiled by the test that launches it first."""
     if marks & {"nightly", "gpu"} or chosen_seed is not None:
         return None
-    return END_TO_END_SECONDS if "e2e" in marks else IN_PROCESS_SECONDS
+    return END_TO_END_SECONDS if marks & {"e2e", "emulated"} else IN_PROCESS_SECONDS
 
 
 @dataclass(frozen=True)

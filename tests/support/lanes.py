@@ -2,8 +2,7 @@
 
 A lane is several runs of pytest (on all cores, in the interpreter, two tests at a time, one by
 one). As a plugin, this module appends one line of JSON about each run to the file that
-BATON_LANE_REPORT names. As a program, it prints what these runs say together, and fails if a test
-exceeded its budget:
+BATON_LANE_REPORT BATON_LANE_REPORT names. As a program, it prints what these runs say together:
 
     python -m tests.support.lanes FILE
 """
@@ -212,6 +211,4 @@ def over_budget(runs: Iterable[Run]) -> str:
 
 
 if __name__ == "__main__":
-    lane = read(Path(sys.argv[1]))
-    print(summary(lane))
-    sys.exit(over_budget(lane) or 0)
+    print(summary(read(Path(sys.argv[1]))))

@@ -1,11 +1,11 @@
-"""Unsteady tests: the failed test of a lane runs again, alone, and its lane is green if it passes.
+"""Second runs of a lane's tests, alone: of the one that failed, and of those over their budget.
 
     python -m tests.support.unsteady FILE STATUS
 
 FILE is the lane's report (`lanes`), STATUS the exit statuses of its runs of pytest, combined by
 bitwise or. Exits with 0 if nothing failed, or if a single test failed and then passed NUM_REPEATS
 times: it is printed as UNSTEADY. Whatever is no failed test stays red: a crash, an error of
-collection, a run without tests, an interrupt.
+collection, a run without tests, an interrupt, and a test that exceeds its budget again.
 """
 
 import os
@@ -14,16 +14,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.lanes import EMULATOR, Run, read
+from tests.support.lanes import EMULATOR, Run, over_budget, read
 
 NUM_REPEATS = 5
 TIMEOUT = 600.0  # seconds of one repetition
+MAX_MEASURED = 20
 
 RunAlone = Callable[[str, str], bool]
 """Runs the test of an id, on what runs its kernels (`Run.kernels`); returns whether it passes."""
+MeasureAlone = Callable[[str, str], list[Run]]
+"""Runs a test in the same way; returns the lane report of that run."""
 
 
 def exit_status(runs: Sequence[Run], status: int, run_alone: RunAlone) -> int:
@@ -44,10 +48,28 @@ def exit_status(runs: Sequence[Run], status: int, run_alone: RunAlone) -> int:
     return 0
 
 
-def run_alone(test: str, kernels: str) -> bool:
+def over_budget_again(runs: Sequence[Run], measure_alone: MeasureAlone) -> str:
+    """Returns a line about each test that exceeded its budget in the lane and alone; without second
+    runs if there are more than `MAX_MEASURED`."""
+    tests = [(test, run.kernels) for run in runs for _, _, test in run.over_budget]
+    if len(tests) > MAX_MEASURED:
+        return over_budget(runs)
+    return over_budget([again for each in tests for again in measure_alone(*each)])
+
+
+def measure_alone(test: str, kernels: str) -> list[Run]:
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.jsonl"
+        run_alone(test, kernels, report)
+        return read(report) if report.exists() else []
+
+
+def run_alone(test: str, kernels: str, report: Path | None = None) -> bool:
     """Runs a test in a pytest of its own, whose output is printed if the test fails. A test that
-    does not run, or is left out, has not passed."""
+    does not run, or is left out, has not passed. `report`: file of a lane report."""
     environment = {k: v for k, v in os.environ.items() if k != "BATON_LANE_REPORT"}
+    if report is not None:
+        environment["BATON_LANE_REPORT"] = str(report)
     if kernels == "interpreter":
         environment["TRITON_INTERPRET"] = "1"
     plugins = ["-p", EMULATOR] if kernels == "emulator" else []
@@ -71,4 +93,7 @@ def run_alone(test: str, kernels: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(read(Path(sys.argv[1])), int(sys.argv[2]), run_alone))
+    lane = read(Path(sys.argv[1]))
+    slow = over_budget_again(lane, measure_alone)
+    print(slow)
+    sys.exit(exit_status(lane, int(sys.argv[2]), run_alone) or bool(slow))
