@@ -82,6 +82,7 @@ def test_lookup_finds_a_model_in_the_cache_of_the_hub(offline: str, tmp_path: Pa
     assert lookup("someone/small", tmp_path, HF_HUB_OFFLINE=offline) == str(snapshot)
 
 
+@pytest.mark.e2e
 def test_download_reports_bytes_then_loading_does(tmp_path: Path) -> None:
     tiny = Path(locate("tiny"))
     with hub_with("someone/small", tiny) as address:

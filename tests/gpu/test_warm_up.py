@@ -14,7 +14,7 @@ from tests.support.kernels.engine_families import VOCAB_SIZE
 from tests.support.kernels.interpreter import IS_EMULATED, IS_INTERPRETED
 from tests.support.kernels.specialisations import forget_compilations, recorded_keys
 
-NUM_REQUESTS, MAX_TOKENS = 6 if IS_INTERPRETED else 10, 5
+NUM_REQUESTS, MAX_TOKENS = 4 if IS_INTERPRETED else 10, 5
 CHOICES: dict[str, list[Any]] = {
     "temperature": [0.0, 0.8],
     "top_k": [0, 5],
