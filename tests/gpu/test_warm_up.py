@@ -7,12 +7,12 @@ import pytest
 
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
-from baton.engine.warm_up import warm_up
 from baton.sampling import SamplingParams
 from baton_kernels.compilations import CompilationMeter
 from tests.support.kernels.engine_families import VOCAB_SIZE
 from tests.support.kernels.interpreter import IS_EMULATED, IS_INTERPRETED
 from tests.support.kernels.specialisations import forget_compilations, recorded_keys
+from tests.support.kernels.warm_engine import warm
 
 NUM_REQUESTS, MAX_TOKENS = 4 if IS_INTERPRETED else 10, 5
 CHOICES: dict[str, list[Any]] = {
@@ -43,21 +43,6 @@ def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int
             prompt = (shared[: dice.randrange(40)] + dice.choices(range(VOCAB_SIZE), k=70))[:length]
             engine.add_request(EngineRequest(str(left), tuple(prompt), params, length))
         engine.step()
-
-
-def warm(engine: Engine) -> None:
-    """As an engine on a GPU does at load; one on the CPU leaves it out."""
-    runner = engine.runner
-    warm_up(
-        runner.model,
-        runner.attention,
-        runner.attention,
-        runner.sampler,
-        engine.cache,
-        num_tokens=SIZES["max_num_batched_tokens"],
-        max_len=engine.info.max_model_len,
-        num_rows=SIZES["max_num_seqs"],
-    )
 
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="keys are noted by the interpreter")

@@ -23,7 +23,6 @@ import torch
 import triton
 from torch.overrides import TorchFunctionMode
 
-from baton.engine.warm_up import warm_up
 from baton_kernels import block_copy
 from baton_kernels.compile import MODULES
 from baton_kernels.gpu import H100
@@ -31,6 +30,7 @@ from bench.gpu_attention import AttentionShape, decodes, prompt
 from bench.gpu_bundle import pack
 from bench.gpu_engine import HOST_SHAPE, SHAPE, random_engine
 from bench.gpu_kernels import DECODES, PREFILLS, TMA_SHAPE
+from tests.support.kernels.warm_engine import warm
 from tests.support.ptx.driver import Compiler, install
 from tests.support.repository import ROOT
 
@@ -121,17 +121,7 @@ def run_engine(shape: dict[str, Any], **changes: Any) -> None:
     """Loads an engine and warms it up: later it compiles nothing."""
     changes |= {"num_blocks": 4096, "kernels": "triton"}
     with random_engine(shape, "meta", **changes) as (engine, _):
-        runner, config = engine.runner, engine.config
-        warm_up(
-            runner.model,
-            runner.attention,
-            runner.attention,
-            runner.sampler,
-            engine.cache,
-            num_tokens=config.tokens_per_step("cuda"),
-            max_len=engine.info.max_model_len,
-            num_rows=config.max_num_seqs,
-        )
+        warm(engine)
 
 
 def main() -> None:

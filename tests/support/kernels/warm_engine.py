@@ -1,0 +1,19 @@
+"""Warm-up of an engine on the CPU, as one on a GPU has it at load."""
+
+from baton.engine.engine import Engine
+from baton.engine.warm_up import warm_up
+
+
+def warm(engine: Engine) -> None:
+    """Launches all that serving launches, in the sizes that the engine's config has on a GPU."""
+    runner, config = engine.runner, engine.config
+    warm_up(
+        runner.model,
+        runner.attention,
+        runner.attention,
+        runner.sampler,
+        engine.cache,
+        num_tokens=config.tokens_per_step("cuda"),
+        max_len=engine.info.max_model_len,
+        num_rows=config.max_num_seqs,
+    )
