@@ -11,7 +11,7 @@ ifneq ($(TORCH_INDEX),)
 SIZE = 0.3 GB to download, 1.3 GB on disk, a minute or more. torch is the build for CPUs of $(TORCH_INDEX); \
   if that does not answer, the one of pip's index, 2.8 GB on PyPI, where it is for GPUs
 else
-SIZE = 2.8 GB to download from PyPI, where torch is for GPUs
+SIZE = up to 2.8 GB to download. torch is that of pip's index, on PyPI for GPUs
 endif
 
 CONTAINER ?= docker
