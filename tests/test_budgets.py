@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.budgets import Clocks, Meter, budget_of
+from tests.support.budgets import Clocks, Meter, Twice, budget_of
 from tests.support.lanes import Run, over_budget
 from tests.support.unsteady import MAX_MEASURED, over_budget_again
 
@@ -46,6 +46,34 @@ def test_meter_charges_a_test_but_not_for_shared_fixtures(pytester):
     pytester.inline_run("-p", "no:asyncio", plugins=[Meter(), reports])
     own, shared = (report.charged for report in reports.ended)
     assert own > 0.39 > shared
+
+
+def test_second_time_of_a_test_is_charged_where_it_runs_twice(pytester):
+    pytester.makepyfile(
+        """
+        import time, pytest
+        from functools import cache
+
+        @cache
+        def compile():
+            until = time.process_time() + 0.4
+            while time.process_time() < until:
+                pass
+
+        @pytest.fixture
+        def number():
+            yield 1
+
+        def test_compiled(number):
+            compile()
+            assert number == 1
+        """
+    )
+    reports = Reports()
+    pytester.inline_run("-p", "no:asyncio", plugins=[Twice(), Meter(), reports])
+    (second,) = reports.ended
+    assert second.passed
+    assert second.charged < 0.2
 
 
 @pytest.mark.parametrize(

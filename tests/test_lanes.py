@@ -28,9 +28,9 @@ def test_lane_is_the_slowest_that_a_marker_names():
 def test_summary_adds_up_runs_and_counts_what_is_left_once():
     collected = {"make test": 10, "make test-full": 4}
     runs = [
-        Run(collected, {"passed": 7}, 60.0, [(2.0, "b"), (1.0, "c")]),
+        Run(collected, {"passed": 7}, 60.0, {"c": 1.0, "b": 2.0}),
         Run({"make test": 2, "make nightly": 3}, {"passed": 2}, 30.0, kernels="interpreter"),
-        Run(collected, {"passed": 2, "failed": 1}, 30.0, [(9.0, "a")]),
+        Run(collected, {"passed": 2, "failed": 1}, 30.0, {"a": 9.0}),
     ]
     text = summary(runs)
     assert text.startswith("12 tests in 2.0 minutes: 1 failed, 11 passed\n")

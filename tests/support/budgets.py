@@ -4,7 +4,8 @@ A loaded machine makes tests slower, and none of them may fail for that. So a te
 wall time only if hardly any task of the machine waited meanwhile (the kernel counts that), and
 otherwise half the CPU time of its process and of the children that have ended: waiting does not
 increase that, and neighbours in caches and on hyperthreads at most double it. What a fixture of a
-module or session does is shared, and charged to no test.
+module or session does is shared, and charged to no test. Neither is what a test is the first to
+import or compile, wherever its second run in a process decides (`Twice`).
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests.support import randomness
 
@@ -104,3 +106,11 @@ class Meter:
             report.charged = (Clocks.now() - self._began).charged
             report.budget = budget_of({mark.name for mark in item.iter_markers()})
         return report
+
+
+class Twice:
+    """Pytest plugin that runs each test twice, and has the second run reported."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        runtestprotocol(item, log=False, nextitem=None)

@@ -2,7 +2,8 @@
 
 A lane is several runs of pytest (on all cores, in the interpreter, two tests at a time, one by
 one). As a plugin, this module appends one line of JSON about each run to the file that
-BATON_LANE_REPORT BATON_LANE_REPORT names. As a program, it prints what these runs say together:
+BATON_LANE_REPORT names; with BATON_LANE_TWICE each test runs twice, and the line is about its second
+time. As a program, it prints what these runs say together:
 
     python -m tests.support.lanes FILE
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.budgets import Meter
+from tests.support.budgets import Meter, Twice
 
 NUM_SLOWEST = 20
 _CRASHED = "???"  # phase of the test in which a process of xdist ended
@@ -49,7 +50,7 @@ class Run:
         collected: number of tests by lane, whether or not this run selected them.
         outcomes: number of tests by outcome.
         seconds: wall time.
-        slowest: seconds and id of the tests that took longest.
+        durations: seconds of each test, by its id.
         kernels: what runs kernels: a GPU, `interpreter` or `emulator`; a run on either of these
             collects tests of kernels and no others.
         failed: ids of the tests that failed, and of files that cannot be imported.
@@ -62,7 +63,7 @@ class Run:
     collected: dict[str, int]
     outcomes: dict[str, int]
     seconds: float
-    slowest: list[tuple[float, str]] = field(default_factory=list)
+    durations: dict[str, float] = field(default_factory=dict)
     kernels: str = "gpu"
     failed: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class LaneReport:
             collected=dict(self._collected),
             outcomes=dict(self._outcomes),
             seconds=time.monotonic() - self._began,
-            slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
+            durations={test: round(took, 3) for test, took in self._seconds.items()},
             kernels=_kernels(session.config),
             failed=[*self._failed],
             skipped=dict(self._skipped),
@@ -170,6 +171,8 @@ def register(config: pytest.Config) -> None:
         failures = None if hasattr(config, "workerinput") else failures_path(Path(path))
         config.pluginmanager.register(LaneReport(Path(path), failures), "baton-lane-report")
         config.pluginmanager.register(Meter(), "baton-meter")
+        if os.environ.get("BATON_LANE_TWICE"):
+            config.pluginmanager.register(Twice(), "baton-twice")
 
 
 def read(path: Path) -> list[Run]:
@@ -191,7 +194,9 @@ def summary(runs: Iterable[Run]) -> str:
         + ", ".join(f"{number:,} {outcome}" for outcome, number in sorted(outcomes.items())),
         f"The {NUM_SLOWEST} slowest, in seconds:",
     ]
-    slowest = sorted((s for run in runs for s in run.slowest), reverse=True)[:NUM_SLOWEST]
+    slowest = sorted(
+        ((took, test) for run in runs for test, took in run.durations.items()), reverse=True
+    )[:NUM_SLOWEST]
     lines += [f"  {took:6.1f}  {test}" for took, test in slowest]
     lines.append("Left for other lanes:")
     lines += [

@@ -66,10 +66,11 @@ def measure_alone(test: str, kernels: str) -> list[Run]:
 
 def run_alone(test: str, kernels: str, report: Path | None = None) -> bool:
     """Runs a test in a pytest of its own, whose output is printed if the test fails. A test that
-    does not run, or is left out, has not passed. `report`: file of a lane report."""
+    does not run, or is left out, has not passed. `report`: file of a lane report
+    on the second of two times."""
     environment = {k: v for k, v in os.environ.items() if k != "BATON_LANE_REPORT"}
     if report is not None:
-        environment["BATON_LANE_REPORT"] = str(report)
+        environment |= {"BATON_LANE_REPORT": str(report), "BATON_LANE_TWICE": "1"}
     if kernels == "interpreter":
         environment["TRITON_INTERPRET"] = "1"
     plugins = ["-p", EMULATOR] if kernels == "emulator" else []
