@@ -1,10 +1,10 @@
-"""Fork server: workers start fast, as forks of one process that has imported their modules.
+"""Fork server: processes start fast, as forks of one that has imported their modules.
 
 Importing torch and transformers takes seconds of a core, loading a small model a fraction of one.
 So a process imports them once, and every worker of this machine is a fork of it, with a command
-line, an environment and a log of its own.
+line, an environment and a log of its own. Routers, without torch, are forks of another one.
 
-    server = ForkServer.shared()
+    server = ForkServer.shared(modules())
     child = server.start("baton", ["decode-worker", "--port", "7001"], os.environ, log)
     child.wait(10.0)
 
@@ -32,11 +32,9 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, NoReturn
+from typing import IO, ClassVar, NoReturn
 
 from setproctitle import setproctitle
-
-from baton.worker.roles import modules
 
 # Variables that imports do not read; workers read them later, from their own environment.
 _RUNTIME = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
@@ -135,15 +133,13 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Process that forks workers. It ends with this one, and its children with it."""
+    """Process that forks others. It ends with this one, and its children with it."""
 
-    _shared: "ForkServer | None" = None
+    _shared: ClassVar[dict[tuple[str, ...], "ForkServer"]] = {}
     _lock = threading.Lock()
 
-    def __init__(self, preload: Sequence[str] | None = None) -> None:
-        """Starts it. `preload`: modules to import, if it can; None: those of workers' roles."""
-        if preload is None:
-            preload = modules()
+    def __init__(self, preload: Sequence[str]) -> None:
+        """Starts it. `preload`: modules to import, if it can."""
         self._environment = _import_environment()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -158,17 +154,18 @@ class ForkServer:
             )
 
     @classmethod
-    def shared(cls) -> "ForkServer | None":
-        """Returns the server of this process, a new one if environment variables that imports read
-        have changed. Returns None if the platform is not Linux."""
+    def shared(cls, preload: Sequence[str]) -> "ForkServer | None":
+        """Returns this process's server with these modules, a new one if environment variables that
+        imports read have changed. Returns None if the platform is not Linux."""
         if sys.platform != "linux":
             return None
+        key = tuple(preload)
         with cls._lock:
-            last = cls._shared
+            last = cls._shared.get(key)
             if last is None or not last.is_running or last._environment != _import_environment():
-                cls._shared = cls()
-                atexit.register(cls._shared.close)
-            return cls._shared
+                cls._shared[key] = last = cls(preload)
+                atexit.register(last.close)
+            return last
 
     @property
     def is_running(self) -> bool:

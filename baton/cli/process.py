@@ -21,7 +21,7 @@ from baton.cluster.parent_death import dying_with_parent
 from baton.errors import InvalidArgumentError
 from baton.serving.listening import WILDCARDS
 from baton.serving.settings import parse
-from baton.worker.roles import settings_class
+from baton.worker.roles import modules, settings_class
 
 Role = Literal["router", "encode", "prefill", "decode"]
 Flags = Mapping[str, object]
@@ -33,6 +33,8 @@ _COMMANDS: dict[Role, str] = {
     "prefill": "prefill-worker",
     "decode": "decode-worker",
 }
+# What a router imports before it is ready: the latter renders chat templates.
+_ROUTER_MODULES = ("baton_router.process", "transformers.utils.chat_template_utils")
 _PORTS = ("port", "admin_port", "metrics_port", "http_port")
 _TAIL_LINES = 15
 _TAIL_BYTES = 65536
@@ -52,7 +54,7 @@ _NOT_INHERITED = {
 class Process:
     """Router or worker process on this machine. Killed when this process dies, for whatever reason.
 
-    Workers are forked from a process that has imported their modules, where that is possible.
+    It is forked from a process that has imported its modules, where that is possible.
 
     Attributes:
         name: such as "router", "prefill-0", "decode-1".
@@ -206,7 +208,7 @@ class Process:
         environment = {**inherited, **self.environment}
         with self._log_path.open("ab") as log, signals_deferred():
             self._log_start = log.tell()
-            server = None if self.role == "router" else ForkServer.shared()
+            server = ForkServer.shared(_ROUTER_MODULES if self.role == "router" else modules())
             if server is not None:
                 self._popen = server.start("baton", self._arguments, environment, log)
                 return

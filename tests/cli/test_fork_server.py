@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from baton.cli.fork_server import ForkedProcess, ForkServer
+from baton.worker.roles import modules
 from tests.support.descriptors import descriptors_left
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
@@ -228,12 +229,14 @@ def _path(*folders: Path) -> str:
 
 def test_fork_server_is_replaced_on_environment_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without starting any: the server of this process has nothing to do."""
-    first = ForkServer.shared()
+    first = ForkServer.shared(modules())
+    other = ForkServer.shared(["json"])
     monkeypatch.setenv("BATON_LOG_LEVEL", "debug")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    assert ForkServer.shared() is first
+    assert ForkServer.shared(modules()) is first
+    assert ForkServer.shared(["json"]) is other is not first
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    second = ForkServer.shared()
+    second = ForkServer.shared(modules())
     assert second is not first
     assert first is not None
     assert first.is_running

@@ -26,10 +26,12 @@ def router_alone(kind: type[LocalCluster] = LocalCluster, **arguments: object) -
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File with what processes run in place of Baton."""
+    """File with what processes run in place of Baton. They are forked by Baton all the same."""
     folder = tmp_path / "path" / "baton"
     folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
+    (folder / "__init__.py").write_text(
+        "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(folder.parent))
     return folder / "__main__.py"
 
