@@ -20,7 +20,7 @@ def test_demo_prints_what_the_pages_show() -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_demo_leaves_no_process_when_interrupted(signum: int) -> None:
     with running("demo") as demo:
-        processes = started(demo, 5)
+        processes = started(demo, 6)
         interrupt(demo, signum)
         assert demo.returncode == 130
         assert gone(processes)

@@ -53,7 +53,7 @@ def test_up_serves_until_sigterm_and_leaves_no_process() -> None:
         (http,) = re.findall(r"In a browser: (\S+); ", lines)
         with urllib.request.urlopen(f"{http}/v1/models", timeout=10) as response:
             assert json.load(response)["data"][0]["id"] == "tiny"
-        processes = started(up, 5)
+        processes = started(up, 6)
         listed = baton("workers", "--json", "--admin", admin).stdout.splitlines()
         assert {json.loads(line)["state"] for line in listed} == {"ready"}
         next(p for p in processes if p.name().endswith("-server")).kill()
@@ -161,7 +161,7 @@ def test_up_names_another_program_that_holds_a_port() -> None:
 @pytest.mark.slow
 def test_up_ends_with_the_log_of_a_child_that_dies() -> None:
     with running(*ARGUMENTS) as up:
-        processes = started(up, 5)
+        processes = started(up, 6)
         named(processes, "decode-worker").kill()
         _, stderr = up.communicate(timeout=30)
         assert up.returncode == 1
@@ -253,7 +253,7 @@ def test_up_ignores_the_certificates_of_its_own_commands(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_up_leaves_no_children_when_killed() -> None:
     with running(*ARGUMENTS) as up:
-        processes = started(up, 5)
+        processes = started(up, 6)
         up.kill()
         wait_until(lambda: gone(processes))
 
