@@ -135,12 +135,11 @@ class ForkedProcess:
 class ForkServer:
     """Process that forks others. It ends with this one, and its children with it."""
 
-    _shared: ClassVar[dict[tuple[str, ...], "ForkServer"]] = {}
+    _shared: ClassVar[dict[object, "ForkServer"]] = {}  # by modules and environment
     _lock = threading.Lock()
 
     def __init__(self, preload: Sequence[str]) -> None:
         """Starts it. `preload`: modules to import, if it can."""
-        self._environment = _import_environment()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *preload]
@@ -155,17 +154,18 @@ class ForkServer:
 
     @classmethod
     def shared(cls, preload: Sequence[str]) -> "ForkServer | None":
-        """Returns this process's server with these modules, a new one if environment variables that
-        imports read have changed. Returns None if the platform is not Linux."""
+        """Returns this process's server with these modules and the environment variables that
+        imports read. Returns None if the platform is not Linux."""
         if sys.platform != "linux":
             return None
-        key = tuple(preload)
+        read = {name: v for name, v in os.environ.items() if not name.startswith(_RUNTIME)}
+        key = (tuple(preload), frozenset(read.items()))
         with cls._lock:
-            last = cls._shared.get(key)
-            if last is None or not last.is_running or last._environment != _import_environment():
-                cls._shared[key] = last = cls(preload)
-                atexit.register(last.close)
-            return last
+            server = cls._shared.get(key)
+            if server is None or not server.is_running:
+                cls._shared[key] = server = cls(preload)
+                atexit.register(server.close)
+            return server
 
     @property
     def is_running(self) -> bool:
@@ -193,10 +193,6 @@ class ForkServer:
         self._popen.kill()
         self._popen.wait()
         self._line.close()
-
-
-def _import_environment() -> dict[str, str]:
-    return {name: v for name, v in os.environ.items() if not name.startswith(_RUNTIME)}
 
 
 @dataclass(frozen=True, slots=True)

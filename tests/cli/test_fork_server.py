@@ -227,7 +227,7 @@ def _path(*folders: Path) -> str:
     return os.pathsep.join([*map(str, folders), *([before] if before else [])])
 
 
-def test_fork_server_is_replaced_on_environment_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_server_is_shared_in_equal_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without starting any: the server of this process has nothing to do."""
     first = ForkServer.shared(modules())
     other = ForkServer.shared(["json"])
@@ -240,3 +240,5 @@ def test_fork_server_is_replaced_on_environment_change(monkeypatch: pytest.Monke
     assert second is not first
     assert first is not None
     assert first.is_running
+    monkeypatch.undo()
+    assert ForkServer.shared(modules()) is first

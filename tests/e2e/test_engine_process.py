@@ -30,10 +30,12 @@ SITE = ROOT / "tests" / "support" / "by_handle_site"
 @pytest.fixture(scope="module", params=["by descriptor", "by handle"])
 def started(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """Workers that open the pools of their engines as those of a CPU, and as those of a GPU."""
-    paths = [str(SITE), str(ROOT)] if request.param == "by handle" else []
-    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    changes = {}  # with none, processes are forked from those of other tests
+    if request.param == "by handle":
+        paths = [str(SITE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        changes["PYTHONPATH"] = os.pathsep.join(paths)
     with (
-        patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(paths)}),
+        patch.dict(os.environ, changes),
         LocalCluster(num_decode=2, worker_flags={"engine_process": "yes"}) as running,
     ):
         yield running

@@ -28,7 +28,10 @@ LOOP = {"calls": [WEATHER, SUM], "answer": ANSWER}
 PERSON = {"name": "Anna", "age": 31}
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(
+    scope="module",
+    params=[FORMATS[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in FORMATS[1:])],
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:

@@ -39,7 +39,9 @@ def environment_of(client: str) -> Path:
     if not state.exists() or state.read_text() != digest:
         _run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
         pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
-        _run(*pip, "--disable-pip-version-check", "-c", constraints, "-r", requirements)
+        # Of thousands of modules a task imports some, which Python compiles then.
+        options = ("--disable-pip-version-check", "--no-compile")
+        _run(*pip, *options, "-c", constraints, "-r", requirements)
         state.write_text(digest)
     return python
 
