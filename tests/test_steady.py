@@ -1,23 +1,19 @@
 """Rounds of tests beside busy processes: what they print."""
 
+import json
+
 import psutil
 
 from tests.support.steady import Failures, busy_processes
 
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.e2e.test_a" name="test_x[1]">
-<failure message="{reason}"/></testcase>
-<testcase classname="tests.e2e.test_a" name="test_y"/>
-</testsuite></testsuites>"""
-
 
 def test_failures_count_tests_and_name_the_last_reason(tmp_path):
-    failures, report = Failures(), tmp_path / "report.xml"
+    failures, file = Failures(), tmp_path / "report.failures"
     assert str(failures) == "   no test failed"
     for reason in ("AssertionError: early", "AssertionError: late"):
-        report.write_text(REPORT.format(reason=reason))
-        failures.read(report)
-    assert str(failures) == "   2 tests.e2e.test_a::test_x[1]\n     AssertionError: late"
+        file.write_text(json.dumps(["tests/e2e/test_a.py::test_x[1]", reason]) + "\n")
+        failures.read(file)
+    assert str(failures) == "   2 tests/e2e/test_a.py::test_x[1]\n     AssertionError: late"
 
 
 def test_busy_processes_end_with_their_block():

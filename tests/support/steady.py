@@ -7,6 +7,7 @@ or if a run of pytest ended otherwise than by its tests.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from xml.etree import ElementTree as ET
 
 from baton.cluster.parent_death import dying_with_parent
+from tests.support.lanes import failures_path
 from tests.support.repository import ROOT
 
 TIMEOUT = 3600.0  # seconds of one run of pytest
@@ -48,13 +49,10 @@ class Failures:
         self.counts[test] += 1
         self.reasons[test] = reason
 
-    def read(self, report: Path) -> None:
-        """Adds the failures of a report in the format of JUnit."""
-        for case in ET.parse(report).iter("testcase"):
-            failed = [child for child in case if child.tag in ("failure", "error")]
-            if failed:
-                test = f"{case.get('classname')}::{case.get('name')}"
-                self.add(test, failed[0].get("message", ""))
+    def read(self, file: Path) -> None:
+        """Adds the failures of a run of pytest (`lanes.failures_path`)."""
+        for line in file.read_text().splitlines():
+            self.add(*json.loads(line))
 
     def __str__(self) -> str:
         lines = [
@@ -83,25 +81,28 @@ def run(rounds: int, files: Sequence[str]) -> Failures:
     with TemporaryDirectory(prefix="baton-steady-") as folder, busy_processes(os.cpu_count() or 1):
         for number in range(1, rounds + 1):
             for name in GROUPS:
-                _run_group(name, files, Path(folder) / "report.xml", failures)
+                _run_group(name, files, Path(folder) / "report.jsonl", failures)
             print(f"After round {number} of {rounds}:\n{failures}", flush=True)
     return failures
 
 
 def _run_group(name: str, files: Sequence[str], report: Path, failures: Failures) -> None:
     expression, options = GROUPS[name]
-    report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-m", expression]
-    command = dying_with_parent([*command, *options, *files])
+    failed = failures_path(report)
+    failed.unlink(missing_ok=True)
+    command = dying_with_parent(
+        [sys.executable, "-m", "pytest", "-q", "-m", expression, *options, *files]
+    )
+    environment = {**os.environ, "BATON_LANE_REPORT": str(report)}
     try:
-        status = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT).returncode
+        status = subprocess.run(command, cwd=ROOT, env=environment, timeout=TIMEOUT).returncode
     except subprocess.TimeoutExpired:
         failures.add(f"pytest, {name}", f"did not end within {TIMEOUT:.0f} s")
-        return
-    if status not in _ENDED_BY_TESTS:
-        failures.add(f"pytest, {name}", f"ended with status {status}")
-    if report.exists():
-        failures.read(report)
+    else:
+        if status not in _ENDED_BY_TESTS:
+            failures.add(f"pytest, {name}", f"ended with status {status}")
+    if failed.exists():
+        failures.read(failed)
 
 
 def main() -> int:
