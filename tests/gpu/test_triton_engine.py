@@ -48,8 +48,14 @@ def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family:
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
-@SLOW
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("mixtral", marks=SLOW),
+        pytest.param("qwen3_moe", marks=NIGHTLY),
+        pytest.param("gpt_oss", marks=NIGHTLY),
+    ],
+)
 def test_triton_experts_give_the_tokens_of_transformers(
     folder: Any, load: Any, family: str
 ) -> None:
@@ -82,13 +88,15 @@ def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
         assert [r.token_ids for r in results] == [e.token_ids for e in expected.values()]
 
 
-@SLOW
 @pytest.mark.parametrize(
     "changes",
     [
-        {"temperature": 1.0},
-        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
-        {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2},
+        pytest.param({"temperature": 1.0}, marks=NIGHTLY),
+        pytest.param(
+            {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
+            marks=SLOW,
+        ),
+        pytest.param({"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2}, marks=NIGHTLY),
     ],
 )
 def test_triton_draws_equal_those_of_torch(folder: Any, load: Any, changes: dict[str, Any]) -> None:
@@ -177,7 +185,7 @@ class Rerun:
     ("family", "asynchronous"),
     [
         pytest.param("llama", True, marks=[SMOKE, SLOW]),
-        pytest.param("llama", False, marks=SLOW),
+        pytest.param("llama", False, marks=NIGHTLY),
         pytest.param("mistral", True, marks=NIGHTLY),
         pytest.param("gpt_oss", True, marks=NIGHTLY),
     ],
@@ -273,8 +281,9 @@ def test_triton_engine_runs_a_forward_that_waits(
     assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
 
 
-@SLOW
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=SLOW), pytest.param("bfloat16", marks=NIGHTLY)]
+)
 def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype: str) -> None:
     settings: dict[str, Any] = {"dtype": dtype, "preemption": "swap", "max_model_len": 64}
     settings["max_num_batched_tokens"] = 64
