@@ -68,6 +68,7 @@ async def compared(folder: Path) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.alone  # it computes on all cores
+@pytest.mark.nightly
 async def test_peers_compares_engine_and_stand_in_in_turns(with_stand_in, tmp_path):
     assert await compared(tmp_path) == CASES
 
