@@ -92,12 +92,13 @@ class Meter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        if fixturedef.scope == "function":
+            return (yield)
         began = Clocks.now()
         try:
             return (yield)
         finally:
-            if fixturedef.scope != "function":
-                self._began += Clocks.now() - began
+            self._began += Clocks.now() - began
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
