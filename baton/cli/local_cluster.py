@@ -196,6 +196,8 @@ class LocalCluster:
             check_has_encoder(model)
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         try:
+            for process in self.processes:
+                process.preload()
             if self.redis is not None:
                 with signals_deferred():
                     self.redis.start()

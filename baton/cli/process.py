@@ -195,6 +195,13 @@ class Process:
             raise InvalidArgumentError("worker settings", str(error)) from None
         settings.engine_config()
 
+    def preload(self) -> None:
+        """Has what it will be forked from import its modules. Returns at once."""
+        self._server()
+
+    def _server(self) -> ForkServer | None:
+        return ForkServer.shared(_ROUTER_MODULES if self.role == "router" else modules())
+
     def start(self, log_dir: Path) -> None:
         """Starts it, again if it had ended; appends to its log in `log_dir`, made if needed.
 
@@ -208,8 +215,7 @@ class Process:
         environment = {**inherited, **self.environment}
         with self._log_path.open("ab") as log, signals_deferred():
             self._log_start = log.tell()
-            server = ForkServer.shared(_ROUTER_MODULES if self.role == "router" else modules())
-            if server is not None:
+            if (server := self._server()) is not None:
                 self._popen = server.start("baton", self._arguments, environment, log)
                 return
             self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own
