@@ -75,6 +75,7 @@ class EventPublisher:
         refresh_interval: seconds between TTL renewals while there are no events.
         max_pending: maximum unpublished hashes; beyond, a new snapshot replaces them.
         max_slots: maximum slots of the snapshot written at once; None: 256 KiB.
+        begin_interval: least seconds between two new snapshots.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class EventPublisher:
         refresh_interval: float = _REFRESH_INTERVAL,
         max_pending: int = _MAX_PENDING,
         max_slots: int | None = None,
+        begin_interval: float = _BEGIN_INTERVAL,
     ) -> None:
         self._redis = redis
         self._worker = worker
@@ -104,6 +106,7 @@ class EventPublisher:
             options["chunk"] = CHUNK
         self._compaction = Compaction(self._log.snapshot, **options)
         self._published = 0
+        self._begin_interval = begin_interval
         self._next_begin = 0.0  # `time.monotonic`
         self._loop = RedisLoop(f"KV event publisher of {worker}", self._step)
 
@@ -150,7 +153,7 @@ class EventPublisher:
         try:
             if self._log.behind:
                 await asyncio.sleep(self._next_begin - time.monotonic())
-                self._next_begin = time.monotonic() + _BEGIN_INTERVAL
+                self._next_begin = time.monotonic() + self._begin_interval
                 await self._begin(self._log.rebase())
             else:
                 await self._continue(self._log.take())

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from baton.errors import FailedPreconditionError
-from baton.watched_files import WatchedFiles
+from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
 
 MIN_KEY_CHARS = 32
 MAX_AGE = 60.0  # seconds for which a signature with a time is valid, and clocks may differ
@@ -29,13 +29,14 @@ class SigningKeys:
 
     Args:
         path: path of the file.
+        interval: seconds between two checks of the file, at least.
 
     Raises:
         FailedPreconditionError: the file cannot be read, or a line is no key.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = WatchedFiles([path], partial(_read, path))
+    def __init__(self, path: Path, *, interval: float = INTERVAL_SECONDS) -> None:
+        self._file = WatchedFiles([path], partial(_read, path), interval=interval)
 
     @property
     def first(self) -> bytes:

@@ -133,10 +133,10 @@ class _Follow:
             self.paused_until = now - self.credit / _HASHES_PER_SECOND
         return self.credit >= 0
 
-    def suspend(self, now: float) -> None:
+    def suspend(self, now: float, suspension: Backoff) -> None:
         """Pauses its stream, which could not be read, for a time that grows."""
         self.num_suspensions += 1
-        self.paused_until = now + _SUSPENSION.delay(self.num_suspensions)
+        self.paused_until = now + suspension.delay(self.num_suspensions)
 
     def restart(self) -> None:
         """Reads its stream again from the beginning, after its snapshot."""
@@ -158,6 +158,8 @@ class EventSubscriber:
         index: the index to which the events are applied.
         inspection_interval: seconds between inspections of all streams, which find those that
             began again.
+        resync_interval: seconds between attempts to read a snapshot.
+        suspension: seconds for which a stream that cannot be read is not read.
 
     Attributes:
         index: that index.
@@ -169,6 +171,8 @@ class EventSubscriber:
         index: LocalityIndex,
         *,
         inspection_interval: float = _INSPECTION_INTERVAL,
+        resync_interval: float = _RESYNC_INTERVAL,
+        suspension: Backoff = _SUSPENSION,
     ) -> None:
         self._redis = redis
         self._prefix = prefix_of(redis)
@@ -177,6 +181,8 @@ class EventSubscriber:
         self._follows: dict[str, _Follow] = {}
         self._inspection_interval = inspection_interval
         self._next_inspection = 0.0
+        self._resync_interval = resync_interval
+        self._suspension = suspension
         self._log = ThrottledLog(_logger)
         self._loop = RedisLoop("KV event subscriber", self._step)
 
@@ -311,7 +317,7 @@ class EventSubscriber:
         is_first = follow.next_slot is None
         least = max(1, follow.wanted if is_first else follow.applied)
         if sequence < least:
-            follow.next_slot, follow.resync_at = None, now + _RESYNC_INTERVAL
+            follow.next_slot, follow.resync_at = None, now + self._resync_interval
             return
         if is_first:
             self.index.replace(follow.worker, follow.epoch, ())
@@ -324,7 +330,7 @@ class EventSubscriber:
             self._log.warning("reading only a part of the snapshot of worker %r", follow.worker)
         if is_too_long or num_slots < _PART:
             follow.next_slot = follow.wanted = None
-            follow.published, follow.resync_at = sequence, now + _RESYNC_INTERVAL
+            follow.published, follow.resync_at = sequence, now + self._resync_interval
 
     # Events.
 
@@ -383,12 +389,12 @@ class EventSubscriber:
         if not is_stream:
             text = "ignoring the events of worker %r: their key is of another type than a stream"
             self._log.warning(text, follow.worker)
-            follow.suspend(now)
+            follow.suspend(now, self._suspension)
         elif num_bytes > _MAX_REPLY_BYTES:
             text = "skipping the next %d bytes of events of worker %r: they take too long to read"
             self._log.warning(text, num_bytes, follow.worker)
             follow.restart()
-            follow.suspend(now)
+            follow.suspend(now, self._suspension)
         elif last and _position_of(last) < follow.position:
             follow.restart()
         else:

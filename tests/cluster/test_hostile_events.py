@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from baton.backoff import Backoff
 from baton.cluster.events import EventBatch, KvEvents, encode_sequence
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
@@ -27,12 +28,25 @@ class Pair:
     def __init__(self, redis: Redis, loops: Loops) -> None:
         self.redis = redis
         self.index = LocalityIndex()
-        self.publisher = loops.start(EventPublisher(redis, "w", EPOCH, refresh_interval=0.2))
-        self.subscriber = EventSubscriber(redis, self.index, inspection_interval=0.5)
+        self.publisher = loops.start(
+            EventPublisher(redis, "w", EPOCH, refresh_interval=0.2, begin_interval=0.1)
+        )
+        self.subscriber = EventSubscriber(
+            redis,
+            self.index,
+            inspection_interval=0.1,
+            resync_interval=0.1,
+            suspension=Backoff(first=0.2, longest=10.0),
+        )
+        self.num_blocks = 0
+        loops.start(self.subscriber)
+
+    async def follow(self) -> None:
+        """Follows both workers after the first event, whose snapshot is read at once."""
+        await until(lambda: self.publisher.published > 0)
         self.subscriber.follow("w", EPOCH)
         self.subscriber.follow("odd", EPOCH)
-        loops.start(self.subscriber)
-        self.num_blocks = 0
+        await self.until_next_block_arrives()
 
     async def until_next_block_arrives(self, within: float = 10.0) -> None:
         self.num_blocks += 1
@@ -52,7 +66,7 @@ def entry(first: int, last: int, *stored: bytes) -> list[Any]:
 @pytest.fixture
 async def pair(redis: Redis, loops: Loops) -> Pair:
     pair = Pair(redis, loops)
-    await pair.until_next_block_arrives()
+    await pair.follow()
     return pair
 
 
@@ -104,7 +118,7 @@ async def test_subscriber_recovers_from_2000_forged_entries(
     ]
     await transact(pair.redis, *forged)
     await pair.until_next_block_arrives()
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.3)
     await pair.until_next_block_arrives()
     assert pair.index.match([ODD]) == {}
     assert caplog.text.count("ignoring an event") <= 1, "one line a minute"

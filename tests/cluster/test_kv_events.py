@@ -188,11 +188,12 @@ class Events:
         self.loops = loops
 
     def publisher(self, max_pending: int = 1000, **options: float | None) -> EventPublisher:
-        options |= {"max_pending": max_pending}
+        options = {"max_pending": max_pending, "begin_interval": 0.1} | options
         return self.loops.start(EventPublisher(self.redis, "w", EPOCH, **options))
 
     def subscriber(self) -> EventSubscriber:
-        subscriber = self.loops.start(EventSubscriber(self.redis, LocalityIndex()))
+        subscriber = EventSubscriber(self.redis, LocalityIndex(), resync_interval=0.1)
+        self.loops.start(subscriber)
         subscriber.follow("w", EPOCH)
         return subscriber
 
@@ -281,7 +282,7 @@ async def test_subscriber_reloads_the_snapshot_after_a_gap(kv: Events) -> None:
     await kv.append(8, 9, BLOCKS[9])
     await until(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[9]}, within=5.0)
     await kv.write_snapshot(0, *BLOCKS[4:6])
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.3)
     assert held(subscriber) == {*BLOCKS[:2], BLOCKS[9]}, "one that is not complete is none"
     await kv.write_snapshot(8, *BLOCKS[4:7])
     await until(lambda: held(subscriber) == {*BLOCKS[4:7], BLOCKS[9]}, within=5.0)

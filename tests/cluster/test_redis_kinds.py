@@ -9,7 +9,7 @@ import logging
 import re
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from tests.support.redis_servers import (
     sentinels,
 )
 from tests.support.repository import ROOT
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 # What the documentation says a user of Baton must be allowed.
 (LEAST_RIGHTS,) = re.findall(r"~\{baton\}:\*[^`]+", (ROOT / "docs/guides/redis.md").read_text())
@@ -79,6 +79,7 @@ async def test_loops_resume_with_promoted_replica_after_failover(
 
 @pytest.mark.parametrize("kind", [sentinels, redis_cluster])
 @pytest.mark.slow
+@pytest.mark.e2e
 async def test_loops_do_not_write_to_old_master_when_it_returns(
     tmp_path: Path, kind: Callable[[Path], AbstractContextManager[Replicated]]
 ) -> None:
@@ -93,43 +94,48 @@ async def test_loops_do_not_write_to_old_master_when_it_returns(
             await until(lambda: pair.knows(4), within=15.0)
 
 
-@pytest.mark.parametrize("find_binary", SUPPORTED)
-async def test_loops_find_the_master_by_any_cluster_node(
-    tmp_path: Path, find_binary: Callable[[], Path]
-) -> None:
-    """One node is enough of a cluster here. The URL has another one that is not there, too."""
-    with RedisServer(tmp_path, "--cluster-enabled", "yes", binary=find_binary()) as server:
+@pytest.fixture(scope="module", params=SUPPORTED)
+def cluster_node(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    """One node is enough of a cluster here. It needs two seconds to start."""
+    folder = tmp_path_factory.mktemp("cluster-node")
+    with RedisServer(folder, "--cluster-enabled", "yes", binary=request.param()) as server:
         server.ask("CLUSTER", "ADDSLOTS", *range(16384))
-        rights = [*LEAST_RIGHTS.split(), "+cluster|slots"]
-        server.ask("ACL", "SETUSER", "baton", "on", ">pw", *rights)
-        url = f"redis+cluster://baton:pw@127.0.0.1:1,{server.node}"
-        await until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")), within=5.0)
-        check_answers(url)
-        async with working(url) as pair:
-            pair.publish(BLOCKS[:3])
-            await until(lambda: pair.knows(3), within=5.0)
+        wait_until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")))
+        yield server
 
 
-async def test_cancelled_lookup_of_the_master_closes_its_connection(tmp_path: Path) -> None:
+async def test_loops_find_the_master_by_any_cluster_node(cluster_node: RedisServer) -> None:
+    """The URL has another one that is not there, too."""
+    rights = [*LEAST_RIGHTS.split(), "+cluster|slots"]
+    cluster_node.ask("ACL", "SETUSER", "baton", "on", ">pw", *rights)
+    url = f"redis+cluster://baton:pw@127.0.0.1:1,{cluster_node.node}"
+    check_answers(url)
+    async with working(url) as pair:
+        pair.publish(BLOCKS[:3])
+        await until(lambda: pair.knows(3), within=5.0)
+
+
+async def test_cancelled_lookup_of_the_master_closes_its_connection(
+    cluster_node: RedisServer,
+) -> None:
     """Cancelled after each number of iterations of the event loop that it can take, and until it
     ends, as `RedisLoop` does."""
-    with RedisServer(tmp_path, "--cluster-enabled", "yes") as server:
-        server.ask("CLUSTER", "ADDSLOTS", *range(16384))
-        await until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")), within=5.0)
-        lookup = MasterLookup(parse_address(f"redis+cluster://{server.node}"))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ResourceWarning)
-            for num_iterations in range(100):
-                looking = asyncio.create_task(lookup.discover_master(""))
-                for _ in range(num_iterations):
-                    await asyncio.sleep(0)
-                if looking.done():
-                    break
-                while not looking.done():
-                    looking.cancel()
-                    await asyncio.sleep(0)
-            gc.collect()
-        assert await looking == ("127.0.0.1", server.port)
+    lookup = MasterLookup(parse_address(f"redis+cluster://{cluster_node.node}"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        for num_iterations in range(100):
+            looking = asyncio.create_task(lookup.discover_master(""))
+            for _ in range(num_iterations):
+                await asyncio.sleep(0)
+            if looking.done():
+                break
+            while not looking.done():
+                looking.cancel()
+                await asyncio.sleep(0)
+        gc.collect()
+    assert await looking == ("127.0.0.1", cluster_node.port)
     assert num_iterations > 5
     assert not caught
 

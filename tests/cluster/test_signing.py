@@ -45,7 +45,8 @@ async def connect_with(server: EmbeddedRedis, tmp_path: Path, loops: Loops):
         def client(*keys: str) -> Redis:
             path = tmp_path / ("-".join(key[:1] for key in keys) or "none")
             path.write_text("\n".join(keys))
-            redis = connect(server.url, signing_keys=SigningKeys(path) if keys else None)
+            signing_keys = SigningKeys(path, interval=0.2) if keys else None
+            redis = connect(server.url, signing_keys=signing_keys)
             stack.push_async_callback(redis.aclose)
             return redis
 
@@ -55,6 +56,16 @@ async def connect_with(server: EmbeddedRedis, tmp_path: Path, loops: Loops):
 
 def watch(redis: Redis, loops: Loops) -> RegistryWatcher:
     return loops.start(RegistryWatcher(redis, lambda *_: None, interval=0.03, grace=1.0))
+
+
+def publish(redis: Redis, loops: Loops, refresh_interval: float) -> EventPublisher:
+    return loops.start(
+        EventPublisher(redis, "w", 7, refresh_interval=refresh_interval, begin_interval=0.1)
+    )
+
+
+def subscribe(redis: Redis, loops: Loops, index: LocalityIndex) -> EventSubscriber:
+    return loops.start(EventSubscriber(redis, index, inspection_interval=0.5, resync_interval=0.1))
 
 
 def register(redis: Redis, loops: Loops, worker: str) -> Registration:
@@ -131,8 +142,8 @@ async def test_subscriber_refuses_unsigned_and_wrongly_signed_events(
     connect_with: Connect, loops: Loops
 ) -> None:
     redis, index = connect_with(ONE), LocalityIndex()
-    publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=0.2))
-    subscriber = loops.start(EventSubscriber(redis, index, inspection_interval=0.5))
+    publisher = publish(redis, loops, refresh_interval=0.2)
+    subscriber = subscribe(redis, loops, index)
     for worker in ("w", "unsigned", "other-key"):
         subscriber.follow(worker, 7)
     for worker, client in {"unsigned": connect_with(), "other-key": connect_with(TWO)}.items():
@@ -149,33 +160,33 @@ async def test_subscriber_refuses_snapshot_changed_after_signing(
     connect_with: Connect, loops: Loops
 ) -> None:
     redis, many = connect_with(ONE), [number.to_bytes(16) for number in range(1, 301)]
-    publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=60.0))
+    publisher = publish(redis, loops, refresh_interval=60.0)
     publisher.publish(KvEvents(stored=tuple(many)))
     await until(lambda: publisher._compaction.sequence > 0, within=5.0)
     before, after, key = LocalityIndex(), LocalityIndex(), snapshot_key("w", 7)
-    loops.start(EventSubscriber(redis, before)).follow("w", 7)
+    subscribe(redis, loops, before).follow("w", 7)
     await until(lambda: before.match(many) == {"w": 300}, within=5.0)
     await publisher.stop()
     await transact(redis, ("SETRANGE", key, 8 + 16 * 200, ODD), ("DEL", stream_key("w", 7)))
-    subscriber = loops.start(EventSubscriber(redis, after))
+    subscriber = subscribe(redis, loops, after)
     subscriber.follow("w", 7)
     await until(lambda: subscriber._follows["w"].resync_at > 0, within=5.0)
     assert after.match([ODD]) == {}
     assert after.match(many) == {}
     unsigned = LocalityIndex()
-    loops.start(EventSubscriber(connect_with(), unsigned)).follow("w", 7)
+    subscribe(connect_with(), loops, unsigned).follow("w", 7)
     await until(lambda: unsigned.match([ODD]) == {"w": 1}, within=5.0)
 
 
 async def test_publisher_restores_lost_signatures(connect_with: Connect, loops: Loops) -> None:
     redis, index = connect_with(ONE), LocalityIndex()
-    publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=0.1))
+    publisher = publish(redis, loops, refresh_interval=0.1)
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
     await until(lambda: publisher.published == publisher.sequence, within=5.0)
     for write in (("SET", "x"), ("RPUSH", "x")):
         await replace_key(redis, signatures_key("w", 7), write)
         await until(lambda: publisher.published == publisher.sequence, within=5.0)
-    loops.start(EventSubscriber(redis, index)).follow("w", 7)
+    subscribe(redis, loops, index).follow("w", 7)
     await until(lambda: index.match(BLOCKS) == {"w": 3}, within=10.0)
 
 
@@ -207,7 +218,7 @@ async def test_keys_rotate_without_losing_a_record(
         RegistryWatcher(redis, lambda *change: changes.append(change), interval=0.03, grace=5.0)
     )
     register(redis, loops, "w")
-    publisher = loops.start(EventPublisher(redis, "w", 7, refresh_interval=0.1))
+    publisher = publish(redis, loops, refresh_interval=0.1)
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
     await until(lambda: "w" in watcher.records, within=5.0)
     for keys in ((ONE, TWO), (TWO, ONE), (TWO,)):
@@ -217,7 +228,7 @@ async def test_keys_rotate_without_losing_a_record(
         await until(lambda: not watcher.refused, within=5.0)
     assert len(changes) == 1
     newcomer = LocalityIndex()
-    subscriber = loops.start(EventSubscriber(connect_with(TWO), newcomer))
+    subscriber = subscribe(connect_with(TWO), loops, newcomer)
     subscriber.follow("w", 7)
     await until(lambda: newcomer.match(BLOCKS) == {"w": 3}, within=10.0)
 

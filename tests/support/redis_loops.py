@@ -67,11 +67,11 @@ class WorkerAndRouter:
         self._theirs = f"theirs {record.endpoint}"
         self.index = LocalityIndex()
         self.publisher = loops.start(
-            EventPublisher(ours, record.id, record.epoch, refresh_interval=0.2)
+            EventPublisher(ours, record.id, record.epoch, refresh_interval=0.2, begin_interval=0.1)
         )
         self.registration = loops.start(Registration(ours, record, interval=0.1))
         self.watcher = loops.start(RegistryWatcher(theirs, lambda *_: None, interval=0.1))
-        self.subscriber = loops.start(EventSubscriber(theirs, self.index))
+        self.subscriber = loops.start(EventSubscriber(theirs, self.index, resync_interval=0.1))
         self.subscriber.follow(record.id, record.epoch)
         self.router, _ = (
             loops.start(Gossip(redis, name, name.encode, interval=0.1))

@@ -19,7 +19,7 @@ from typing import Self
 import pytest
 from redis import Redis
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from baton.cli import ports
 from baton.cluster.embedded import _server_binary
@@ -30,6 +30,10 @@ from tests.support.waiting import wait_until
 HOST = "127.0.0.1"
 SERVICE = "kept-for-baton"
 NUM_SLOTS = 16384
+
+# Milliseconds; instead of two seconds. Sentinels that ping more often notice an outage at once, and
+# elect none of them.
+_SENTINEL_PERIODS = ("PUBLISH-PERIOD", 100)
 
 _until = partial(wait_until, within=20.0, ignoring=(RedisError, OSError))
 
@@ -159,6 +163,9 @@ def sentinels(folder: Path, binary: Path | None = None) -> Iterator[Replicated]:
             what="the replication",
         )
         watching = [started(str(_sentinel_file(folder, i, master)), "--sentinel") for i in range(3)]
+        for sentinel in watching:
+            with contextlib.suppress(ResponseError):  # of Redis 6.2
+                sentinel.ask("SENTINEL", "DEBUG", *_SENTINEL_PERIODS)
         for sentinel in watching:
             _until(lambda s=sentinel: _knows_all(s), what="that the sentinels know each other")
         nodes = ",".join(sentinel.node for sentinel in watching)
