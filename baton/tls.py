@@ -18,12 +18,14 @@ class Tls:
         ca: PEM file of the authorities whose certificates are trusted.
         cert, key: PEM files of the own certificate and its private key; None: none is shown.
         server_name: name that certificates of servers must have; None: the host in the address.
+        reload_interval: seconds between two checks of the files for changes, at least.
     """
 
     ca: str | Path
     cert: str | Path | None = None
     key: str | Path | None = None
     server_name: str | None = None
+    reload_interval: float = INTERVAL_SECONDS
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -50,12 +52,7 @@ class Pem:
 class PemFiles(WatchedFiles[Pem]):
     """Watched files of a `Tls`, which may be replaced at any time."""
 
-    def __init__(
-        self,
-        tls: Tls,
-        check: Callable[[Tls], None] = lambda _: None,
-        interval: float = INTERVAL_SECONDS,
-    ) -> None:
+    def __init__(self, tls: Tls, check: Callable[[Tls], None] = lambda _: None) -> None:
         """Calls `check` after each read, to raise an error for bad files. Raises that error, and
         `FailedPreconditionError` for files that cannot be read."""
 
@@ -66,7 +63,7 @@ class PemFiles(WatchedFiles[Pem]):
             return Pem(ca, cert, key)
 
         paths = [Path(path) for path in (tls.ca, tls.cert, tls.key) if path is not None]
-        super().__init__(paths, read, interval=interval)
+        super().__init__(paths, read, interval=tls.reload_interval)
 
 
 def _bytes_of(path: str | Path | None) -> bytes | None:

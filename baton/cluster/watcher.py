@@ -18,7 +18,7 @@ from baton.cluster.registry import WorkerRecord
 from baton.cluster.registry_reader import Fields, RegistryReader
 from baton.cluster.throttled_log import ThrottledLog
 
-_INTERVAL = 0.5  # seconds between polls
+INTERVAL = 0.5  # seconds between polls
 _GRACE = 10.0  # seconds for which a worker may lack its record if Redis may have lost it
 _CHUNK = 64  # records handled without a break
 
@@ -52,7 +52,7 @@ class RegistryWatcher:
         redis: Redis,
         on_change: OnChange,
         *,
-        interval: float = _INTERVAL,
+        interval: float = INTERVAL,
         grace: float = _GRACE,
     ) -> None:
         self._redis = redis

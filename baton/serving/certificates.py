@@ -11,7 +11,6 @@ from typing import Literal, cast
 from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, Role, identity_in
 from baton.tls import PemFiles, Tls
-from baton.watched_files import INTERVAL_SECONDS
 
 # Rounds of an in-memory TLS handshake, at most.
 _MAX_ROUNDS = 8
@@ -81,7 +80,7 @@ def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> Ro
     return certificate.identity.role
 
 
-def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
+def watched(tls: Tls) -> PemFiles:
     """Returns the files, reloaded when they change; role and name of the certificate must stay.
 
     Raises `FailedPreconditionError` if peers would reject the certificate in them.
@@ -97,7 +96,7 @@ def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
         elif role != first:
             raise FailedPreconditionError(f"{files.cert} is of another role or name than before")
 
-    return PemFiles(tls, check, interval)
+    return PemFiles(tls, check)
 
 
 def trusting_context(protocol: int, tls: Tls) -> ssl.SSLContext:

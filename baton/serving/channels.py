@@ -27,7 +27,6 @@ _MAX_PENDING_CALLS = 10_000
 # For channels that carry KV blocks: one HTTP/2 frame per payload instead of one per 16 KiB.
 LARGE_FRAMES = [("grpc.http2.max_frame_size", 2**24 - 1)]
 
-# Longest time between `Channels.get` and the call on that channel.
 _CALL_START_SECONDS = 2.0
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
@@ -114,9 +113,11 @@ class Channels:
         tls: Tls | None = None,
         options: Sequence[tuple[str, int | str]] = (),
         idle_seconds: float = math.inf,
+        call_start_seconds: float = _CALL_START_SECONDS,
     ) -> None:
         """Takes `tls` (None: plaintext), and `options` in addition to those of `channel_options`.
-        A channel that `get` was not asked for during `idle_seconds` closes after its calls."""
+        A channel that `get` was not asked for during `idle_seconds` closes after its calls.
+        `call_start_seconds`: longest time between `get` and the call on that channel."""
         # Channels share no connection, so that a new one has a new connection.
         apart = ("grpc.use_local_subchannel_pool", 1)
         self._options = [*channel_options(max_message_bytes), apart, *options]
@@ -127,6 +128,7 @@ class Channels:
             self._files = watched(tls)
             self._shown = self._files.current()
         self._idle_seconds = idle_seconds
+        self._call_start_seconds = call_start_seconds
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._last_used: dict[str, float] = {}  # in this order
         self._num_uses: Counter[str] = Counter()
@@ -212,7 +214,7 @@ class Channels:
             self.reconnect(endpoint)
 
     def _retire(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.create_task(_close_after_calls(channel))
+        task = asyncio.create_task(_close_after_calls(channel, self._call_start_seconds))
         self._retired[task] = channel
         task.add_done_callback(self._retired.pop)
 
@@ -223,7 +225,7 @@ class Channels:
         return grpc.aio.secure_channel(endpoint, credentials, options=self._options)
 
 
-async def _close_after_calls(channel: grpc.aio.Channel) -> None:
+async def _close_after_calls(channel: grpc.aio.Channel, call_start_seconds: float) -> None:
     """Closes `channel` once its calls have ended; a caller of `get` may still begin one."""
-    await asyncio.sleep(_CALL_START_SECONDS)
+    await asyncio.sleep(call_start_seconds)
     await channel.close(_LONGEST_CALL_SECONDS)

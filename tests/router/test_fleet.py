@@ -39,7 +39,7 @@ def record_of(server: Server, **changes: Any) -> WorkerRecord:
 
 @asynccontextmanager
 async def worker_and_fleet(
-    tls: Path | None = None,
+    tls: Path | None = None, poll_interval: float = 0.05
 ) -> AsyncIterator[tuple[Server, Fleet, EmbeddedRedis]]:
     """`tls`: a folder of certificates."""
     folder = None if tls is None else TlsFolder(tls)
@@ -47,9 +47,11 @@ async def worker_and_fleet(
     server = Server(ServingSettings.model_validate({name: str(p) for name, p in own.items()}))
     await server.start()
     with EmbeddedRedis() as redis_server:
-        shown = None if folder is None else folder.to_worker("router")
-        redis, channels = connect(redis_server.url), Channels(tls=shown)
-        fleet = Fleet(redis, channels, TOKENIZER)
+        shown = None
+        if folder is not None:
+            shown = replace(folder.to_worker("router"), reload_interval=0.1)
+        redis, channels = connect(redis_server.url), Channels(tls=shown, call_start_seconds=0.5)
+        fleet = Fleet(redis, channels, TOKENIZER, poll_interval=poll_interval)
         fleet.start()
         try:
             # What is seen in the first look at Redis, and then no more, is given some time.
@@ -163,7 +165,7 @@ async def test_fleet_keeps_worker_while_certificates_rotate(tmp_path):
         new = authority.issue("router")
         (tmp_path / "router.key").write_bytes(new.key)
         (tmp_path / "router.pem").write_bytes(new.cert)
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(0.3)
         with fleet.channel_to(fleet.member("w")):
             pass
         seen = set()

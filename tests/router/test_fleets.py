@@ -27,7 +27,8 @@ async def two_fleets() -> AsyncIterator[tuple[Server, Fleets, EmbeddedRedis]]:
     await server.set_ready(True)
     with EmbeddedRedis() as redis_server:
         redis, channels = connect(redis_server.url), Channels()
-        fleets = Fleets(redis, channels, {"a": TOKENIZER, "b": TOKENIZER}, 1000, 8)
+        tokenizer_hashes = {"a": TOKENIZER, "b": TOKENIZER}
+        fleets = Fleets(redis, channels, tokenizer_hashes, 1000, 8, poll_interval=0.05)
         fleets.start()
         try:
             await until(lambda: fleets.is_redis_up, within=5.0)

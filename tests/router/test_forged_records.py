@@ -23,19 +23,19 @@ def forged(number: int) -> WorkerRecord:
 async def write(url: str, *records: WorkerRecord) -> None:
     """Writes records without a heartbeat, and without an end."""
     async with connect(url) as redis:
-        for record in records:
-            fields = [part for pair in record.to_fields().items() for part in pair]
-            await transact(
-                redis,
-                ("HSET", record_key(record.id), *fields),
-                ("SADD", workers_key(), record.id),
-            )
+        for start in range(0, len(records), 100):
+            commands = []
+            for record in records[start : start + 100]:
+                fields = [part for pair in record.to_fields().items() for part in pair]
+                commands.append(("HSET", record_key(record.id), *fields))
+                commands.append(("SADD", workers_key(), record.id))
+            await transact(redis, *commands)
 
 
 async def test_fleet_finds_workers_beside_2000_forged_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with worker_and_fleet() as (server, fleet, redis_server):
+    async with worker_and_fleet(poll_interval=0.3) as (server, fleet, redis_server):
         await server.set_ready(True)
         async with registered(redis_server, record_of(server, id="first")):
             await until(lambda: [m.state for m in fleet.members] == ["ready"], within=5.0)

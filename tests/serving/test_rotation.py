@@ -1,6 +1,7 @@
 """Certificates that are replaced while connections made with the former ones are in use."""
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import socket
@@ -30,11 +31,23 @@ from tests.support.serving.replacing import replace
 
 # Long enough to be looked at, and to be used.
 SHORT = timedelta(seconds=4)
-LOOK = 1.2
+LOOK = 0.3
+RELOAD_INTERVAL = 0.1
 
 
-def tls_of(folder, name: str, server_name: str = ROUTER_NAME) -> Tls:
-    return Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key", server_name)
+def tls_of(
+    folder, name: str, server_name: str = ROUTER_NAME, reload_interval: float = RELOAD_INTERVAL
+) -> Tls:
+    files = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
+    return Tls(*files, server_name, reload_interval)
+
+
+class Settings(ServingSettings):
+    """Settings of a server that soon notices that its files were replaced."""
+
+    @property
+    def tls(self) -> Tls:
+        return dataclasses.replace(super().tls, reload_interval=RELOAD_INTERVAL)
 
 
 async def answer(_request, _context):
@@ -55,7 +68,7 @@ async def streamed(_request, _context):
 async def serving_with(folder, name: str = "router"):
     """A server of models, and of what workers are asked by routers."""
     own = {"cert": f"{name}.pem", "key": f"{name}.key", "ca": "ca.pem"}
-    server = Server(ServingSettings(**{f"tls_{of}": str(folder / f) for of, f in own.items()}))
+    server = Server(Settings(**{f"tls_{of}": str(folder / f) for of, f in own.items()}))
     server.add(add_InferenceServicer_to_server, ScriptedInference(get_model=answer))
     methods = {
         "Ask": grpc.unary_unary_rpc_method_handler(unary),
@@ -160,7 +173,7 @@ async def test_certificate_authority_is_replaced_in_three_steps(tmp_path):
 async def test_certificates_are_kept_when_new_files_are_invalid(tmp_path, kind, caplog):
     authority = Authority()
     write(tmp_path, {"ca": authority.own, "router": authority.issue("router")})
-    files = watched(tls_of(tmp_path, "router"), interval=0.01)
+    files = watched(tls_of(tmp_path, "router", reload_interval=0.01))
     before = files.current()
     good = authority.issue("router")
     if kind == "garbage":

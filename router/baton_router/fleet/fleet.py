@@ -22,7 +22,7 @@ from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.registry import WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.throttled_log import ThrottledLog
-from baton.cluster.watcher import RegistryWatcher
+from baton.cluster.watcher import INTERVAL, RegistryWatcher
 from baton.serving.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton_router.fleet.candidate import Candidate
@@ -52,6 +52,7 @@ class Fleet:
         registry: watcher that several fleets share, whose owner starts it and reports its changes
             here (`baton_router.fleet.fleets`); None: one of its own.
         pooled_output: that of the model, as `WorkerRecord.pooled_output`.
+        poll_interval: seconds between polls of its own registry watcher.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Fleet:
         max_workers: int = 1024,
         registry: RegistryWatcher | None = None,
         pooled_output: str = "",
+        poll_interval: float = INTERVAL,
     ) -> None:
         self.index = LocalityIndex() if index is None else index
         self.pending = PendingPrefixes()
@@ -81,7 +83,7 @@ class Fleet:
         self._pools = PoolModels()
         self._is_discovered = False
         self._owns_registry = registry is None
-        self._registry = registry or RegistryWatcher(redis, self.on_change)
+        self._registry = registry or RegistryWatcher(redis, self.on_change, interval=poll_interval)
         self._events = EventSubscriber(redis, self.index)
         channels.on_renewal(self._health.restart)
 

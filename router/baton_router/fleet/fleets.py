@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from baton.cluster.index import LocalityIndex
 from baton.cluster.registry import WorkerRecord
-from baton.cluster.watcher import RegistryWatcher
+from baton.cluster.watcher import INTERVAL, RegistryWatcher
 from baton.errors import NotFoundError
 from baton.serving.channels import Channels
 from baton_router.fleet.fleet import Fleet
@@ -23,6 +23,7 @@ class Fleets:
         max_indexed_hashes: maximum hashes in the locality index of each model.
         max_workers: maximum workers of each model.
         pooled_outputs: `WorkerRecord.pooled_output` of the models that do not generate, by name.
+        poll_interval: seconds between polls of the registry.
 
     Attributes:
         of: fleet of each model, by its name.
@@ -36,8 +37,9 @@ class Fleets:
         max_indexed_hashes: int,
         max_workers: int,
         pooled_outputs: Mapping[str, str] = MappingProxyType({}),
+        poll_interval: float = INTERVAL,
     ) -> None:
-        self._registry = RegistryWatcher(redis, self._on_change)
+        self._registry = RegistryWatcher(redis, self._on_change, interval=poll_interval)
         self.of = {
             model: Fleet(
                 redis,
