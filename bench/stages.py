@@ -145,9 +145,27 @@ def _end(process: "subprocess.Popen[bytes]", grace: float) -> None:
 
 
 def _wait_for_group(group: int, seconds: float) -> None:
-    """Waits until the processes of a group are gone, since the next stage needs their memory."""
+    """Waits until no process of a group runs, since the next stage needs their memory."""
     ends = time.monotonic() + seconds
-    with suppress(ProcessLookupError):
-        while time.monotonic() < ends:
-            os.killpg(group, 0)
-            time.sleep(_POLL_SECONDS)
+    while time.monotonic() < ends and _runs(group):
+        time.sleep(_POLL_SECONDS)
+
+
+def _runs(group: int) -> bool:
+    """Returns whether a process of the group exists that is no zombie: those hold no memory, and
+    the init of a container may leave them for seconds."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    states = [state for state in map(_group_and_state, Path("/proc").glob("[0-9]*/stat")) if state]
+    return not states or any(found == group and state != "Z" for found, state in states)
+
+
+def _group_and_state(stat: Path) -> tuple[int, str] | None:
+    """Returns the group and the state of a process; None if it has ended."""
+    try:
+        state, _parent, group, *_ = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(group), state

@@ -18,7 +18,7 @@ def test_sanitizer_fails_for_errors_and_notes_lack_of_time(tmp_path: Path) -> No
     program, report = tmp_path / "compute-sanitizer", tmp_path / "report.json"
     program.write_text(SANITIZER)
     program.chmod(0o755)
-    check(str(program), report, seconds=3.0)
+    check(str(program), report, seconds=1.0)
     assert json.loads(report.read_text()) == {
         "figures": {"memcheck": 9},
         "failures": ["memcheck: exit status 9; the log says why"],
