@@ -225,34 +225,34 @@ async def test_image_beyond_memory_is_refused(checkpoint):
         assert await pool.process(GOOD)
 
 
-async def test_hang_ends_after_timeout(checkpoint):
-    async with pool_of(checkpoint, timeout=2.0) as pool:
-        await pool.process(GOOD)
-        pid = pid_of(pool)
-        os.kill(pid, signal.SIGSTOP)
-        assert "was not decoded within 2 s" in await refusal(pool, GOOD)
-        assert not psutil.pid_exists(pid)
-        pool._limits = ImageLimits()
-        assert await pool.process(GOOD)
+async def test_hang_ends_after_timeout(pool):
+    pid, limits = pid_of(pool), pool._limits
+    pool._limits = ImageLimits(timeout=0.2)
+    os.kill(pid, signal.SIGSTOP)
+    assert "was not decoded within 0.2 s" in await refusal(pool, GOOD)
+    assert not psutil.pid_exists(pid)
+    pool._limits = limits
+    assert await pool.process(GOOD)
 
 
-async def test_killed_process_costs_one_image(checkpoint):
-    async with pool_of(checkpoint) as pool:
-        pid = pid_of(pool)
-        os.kill(pid, signal.SIGSTOP)
-        hit = asyncio.create_task(pool.process(GOOD))
-        waiting = asyncio.create_task(pool.process(GOOD))
-        await asyncio.sleep(0.1)
-        assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (1, 1, 0)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RefusedImageError, match="crashed its decoder"):
-            await hit
-        assert await waiting
-        os.kill(pid_of(pool), signal.SIGKILL)  # without an image
-        await asyncio.sleep(0.1)
-        assert await pool.process(GOOD)
-        assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (0, 0, 1)
-        assert (pool.num_restarts, sum(pool.preprocessing.counts)) == (2, 3)
+async def test_killed_process_costs_one_image(pool):
+    pid = pid_of(pool)
+    num_restarts, num_images = pool.num_restarts, sum(pool.preprocessing.counts)
+    os.kill(pid, signal.SIGSTOP)
+    hit = asyncio.create_task(pool.process(GOOD))
+    waiting = asyncio.create_task(pool.process(GOOD))
+    await asyncio.sleep(0.1)
+    assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (1, 1, 0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RefusedImageError, match="crashed its decoder"):
+        await hit
+    assert await waiting
+    os.kill(pid_of(pool), signal.SIGKILL)  # without an image
+    await asyncio.sleep(0.1)
+    assert await pool.process(GOOD)
+    assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (0, 0, 1)
+    assert pool.num_restarts - num_restarts == 2
+    assert sum(pool.preprocessing.counts) - num_images == 3
 
 
 async def test_client_that_leaves_costs_no_process(pool):
@@ -264,23 +264,22 @@ async def test_client_that_leaves_costs_no_process(pool):
     assert pid_of(pool) == pid
 
 
-async def test_pool_rejects_images_beyond_its_queue(checkpoint):
-    async with pool_of(checkpoint) as pool:
-        pid = pid_of(pool)
-        os.kill(pid, signal.SIGSTOP)
-        large = [asyncio.create_task(pool.process(bytes(200 << 20)))]
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError, match="of 209715200 bytes wait"):
-            await pool.process(bytes(100 << 20))
-        jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(64)]
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError, match="expected at most 65"):
-            await pool.process(GOOD)
-        os.kill(pid, signal.SIGCONT)
-        assert all(await asyncio.gather(*jobs))
-        with pytest.raises(RefusedImageError, match="no image"):
-            await large[0]
-        assert pool._pending_bytes == 0
+async def test_pool_rejects_images_beyond_its_queue(pool):
+    pid = pid_of(pool)
+    os.kill(pid, signal.SIGSTOP)
+    first = asyncio.create_task(pool.process(bytes(1 << 20)))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="of 1048576 bytes wait"):
+        await pool.process(bytes(256 << 20))  # which alone would be taken
+    jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(64)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="expected at most 65"):
+        await pool.process(GOOD)
+    os.kill(pid, signal.SIGCONT)
+    assert all(await asyncio.gather(*jobs))
+    with pytest.raises(RefusedImageError, match="no image"):
+        await first
+    assert pool._pending_bytes == 0
 
 
 async def test_process_ends_with_its_parent(checkpoint):
