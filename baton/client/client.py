@@ -537,11 +537,14 @@ def _addresses(
 
 def _is_name(address: str) -> bool:
     """Returns whether an address is to be resolved, such as "name:port" or "dns:///name:port"."""
-    host = address.rpartition("/")[2].rpartition(":")[0].strip("[]")
-    if address.startswith("unix:") or host == "localhost":
-        return False
+    last = address.rpartition("/")[2]
+    hosts = last.strip("[]"), last.rpartition(":")[0].strip("[]")  # without a port, and with one
+    return not (address.startswith("unix:") or "localhost" in hosts or any(map(_is_ip, hosts)))
+
+
+def _is_ip(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return True
-    return False
+        return False
+    return True

@@ -18,7 +18,7 @@ from baton.cluster.redis import prefix_of, signing_keys_of, transact
 from baton.cluster.signing import check_age
 from baton.cluster.throttled_log import ThrottledLog
 
-_INTERVAL = 1.0  # seconds between payloads
+INTERVAL = 1.0  # seconds between payloads
 _MAX_AGE = 5.0  # seconds for which a payload is valid after its last change
 _TTL = 60  # seconds for which the hash outlives its last change
 _MAX_ROUTERS = 256
@@ -73,7 +73,7 @@ class Gossip:
         name: str,
         write: Callable[[], bytes],
         *,
-        interval: float = _INTERVAL,
+        interval: float = INTERVAL,
         max_age: float = _MAX_AGE,
     ) -> None:
         self._redis = redis

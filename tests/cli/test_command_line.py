@@ -150,18 +150,28 @@ def test_commands_name_unreachable_address_and_remedy(arguments: list[str], opti
 
 
 @pytest.mark.parametrize(
-    ("address", "sentence"),
+    ("arguments", "sentence", "options"),
     [
-        ("nohost.invalid:50051", "the host name 'nohost.invalid' does not resolve; give another"),
-        ("127.0.0.1", "'127.0.0.1' is no address; expected HOST:PORT, such as 127.0.0.1:50051"),
+        (
+            ["workers", "--admin", "nohost.invalid:50052"],
+            "the host name 'nohost.invalid' does not resolve; give another",
+            "--admin or BATON_ADMIN_ADDRESS",
+        ),
+        (
+            ["generate", "x", "--address", "127.0.0.1"],
+            "'127.0.0.1' is no address; expected HOST:PORT, such as 127.0.0.1:50051",
+            "--address or BATON_ADDRESS",
+        ),
     ],
     ids=["unknown host", "no port"],
 )
-def test_generate_names_an_address_that_cannot_be_one(address: str, sentence: str) -> None:
-    ended = baton("generate", "x", "--address", address, "--timeout", "5")
+def test_commands_name_an_address_that_cannot_be_one(
+    arguments: list[str], sentence: str, options: str
+) -> None:
+    ended = baton(*arguments)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"baton: {sentence}")
-    assert "--address or BATON_ADDRESS" in ended.stderr
+    assert options in ended.stderr
 
 
 def test_generate_rejects_bad_parameter_in_one_line() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton import Client, SamplingParams, errors
-from baton.client.client import FinishReason, Message, TokenLogprobs
+from baton.client.client import FinishReason, Message, TokenLogprobs, _is_name
 from baton.v1 import inference_pb2 as pb
 from tests.support.router.fake_router import (
     ANSWER,
@@ -22,6 +22,16 @@ from tests.support.router.fake_router import (
 def client(address: str) -> Iterator[Client]:
     with Client(address, timeout=10.0) as client:
         yield client
+
+
+@pytest.mark.parametrize("port", ["", ":1"])
+@pytest.mark.parametrize(
+    ("host", "is_name"),
+    [("a.b", True), ("dns:///a", True), ("127.0.0.1", False), ("[::1]", False), ("::1", False),
+     ("localhost", False), ("dns:///127.0.0.1", False), ("unix:/a", False)],
+)  # fmt: skip
+def test_addresses_without_ip_are_names(host, is_name, port):
+    assert _is_name(host + port) == is_name
 
 
 def test_generation_streams_chunks_as_the_router_sends_them(client):

@@ -86,7 +86,15 @@ async def two_routers(
             stack.push_async_callback(redis.aclose)
             view: Any = View(world, num_tokens_each)
             router = Rebalancer(
-                redis, view, IDLE_GATE, NOTHING_PLACED, OBJECTIVES, MARKS, is_elastic=is_elastic
+                redis,
+                view,
+                IDLE_GATE,
+                NOTHING_PLACED,
+                OBJECTIVES,
+                MARKS,
+                is_elastic=is_elastic,
+                poll_interval=0.05,
+                gossip_interval=0.1,
             )
             router.changer = cast("Any", world)
             router.start()
@@ -103,7 +111,7 @@ async def test_rebalancers_sum_pressure_and_one_changes_role_once():
         await until(
             lambda: all(r.balance.pressures["prefill"] == pytest.approx(0.6) for r in routers)
         )
-        await asyncio.sleep(1.0)  # the other one looks at least once more
+        await asyncio.sleep(0.3)  # the other one looks at least once more
     assert world.asked == [("d0", "prefill", 7)]
 
 
@@ -112,7 +120,7 @@ async def test_rebalancer_does_not_retry_failed_change_at_once():
     async with two_routers(world, 600) as routers:
         await until(lambda: len(world.asked) > 0)
         await until(lambda: any("rest for" in r.balance.reason for r in routers))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.3)
         assert len(world.asked) == 1
         assert "p0" not in {worker for worker, _, _ in world.asked}
 

@@ -9,7 +9,7 @@ from dataclasses import astuple
 
 from redis.asyncio import Redis
 
-from baton.cluster.gossip import Gossip
+from baton.cluster.gossip import INTERVAL, Gossip
 from baton.cluster.keys import role_lock_key
 from baton.cluster.redis import prefix_of
 from baton.cluster.redis_lock import RedisLock
@@ -53,6 +53,8 @@ class Rebalancer:
         model: name of the model, by which the demand of others is told apart.
         is_elastic: whether it makes the role changes that it proposes.
         takes_images: whether the model takes images, so that workers may have the encode role.
+        poll_interval: seconds between two observations.
+        gossip_interval: seconds between two payloads of gossip.
 
     Attributes:
         balance: last observation and proposal.
@@ -71,6 +73,8 @@ class Rebalancer:
         takes_images: bool = False,
         model: str = "",
         clock: Clock = time.monotonic,
+        poll_interval: float = _POLL_SECONDS,
+        gossip_interval: float = INTERVAL,
     ) -> None:
         name = secrets.token_hex(8)
         self.changer = RoleChanger(fleet, takes_images=takes_images)
@@ -82,8 +86,9 @@ class Rebalancer:
         self._objectives = objectives
         self._cooldown_seconds = limits.cooldown_seconds
         self._clock = clock
+        self._poll_interval = poll_interval
         self._roles = RoleBalance(limits)
-        self._gossip = Gossip(redis, name, self._gossip_payload)
+        self._gossip = Gossip(redis, name, self._gossip_payload, interval=gossip_interval)
         self._role_change_lock = RedisLock(redis, role_lock_key(prefix_of(redis)), name)
         self._poll_task: asyncio.Task[None] | None = None
         self._flipping: asyncio.Task[None] | None = None
@@ -125,7 +130,7 @@ class Rebalancer:
                 self._act(self.poll().flip)
             except Exception:
                 logger.exception("the balance of roles could not be computed")
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(self._poll_interval)
 
     def _act(self, flip: Flip | None) -> None:
         if self.is_elastic and flip is not None and not self._is_flipping:
