@@ -38,6 +38,7 @@ from baton_router.fleet.pending_prefixes import PendingPrefixes
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
 from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.attempt import SOURCE_PATIENCE
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
@@ -315,6 +316,7 @@ def lifecycle_of(
     prompt: tuple[int, ...] = (5, 6, 7),
     encoder_inputs: tuple[EncoderInput, ...] = (),
     placer: Placer | None = None,
+    source_patience: float = SOURCE_PATIENCE,
     **params: Any,
 ) -> RequestLifecycle:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
@@ -325,7 +327,16 @@ def lifecycle_of(
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
     placer = placer or Placer(fleet, rules)  # type: ignore[arg-type]
-    return RequestLifecycle(request, fleet, placer, answer, recovery, deadline, coalescer)  # type: ignore[arg-type]
+    return RequestLifecycle(
+        request,
+        fleet,  # type: ignore[arg-type]
+        placer,
+        answer,
+        recovery,
+        deadline,
+        coalescer,
+        source_patience=source_patience,
+    )
 
 
 @dataclass
