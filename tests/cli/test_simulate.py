@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from baton.cli.main import app
 
+SMALL = ("--prefill", 1, "--decode", 1)
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
@@ -82,7 +83,7 @@ def test_simulate_reads_azure_traces_with_given_block_size(tmp_path):
     path = tmp_path / "made.csv"
     rows = [f"2023-11-16 18:17:{i:02}.9799600,{100 + i},5\n" for i in range(10)]
     path.write_text(AZURE + "".join(rows))
-    code, out, _ = simulate("--trace", path, "--block-size", 16, "--json", "--limit", 7)
+    code, out, _ = simulate("--trace", path, *SMALL, "--block-size", 16, "--json", "--limit", 7)
     assert code == 0
     for line in out.splitlines():
         outcome = json.loads(line)
