@@ -3,7 +3,7 @@
 import contextlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jsonschema
@@ -82,13 +82,20 @@ class Model:
         # A busy machine takes longer to compile.
         limits = GrammarLimits(time_s=60.0)
         self.compiler = GrammarCompiler(folder, self.size, self.ends, limits=limits)
-        self._marks = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+        marks = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+        self._is_mark = self._flags(mark for mark in marks if mark is not None)
+        self._is_end = self._flags(self.ends)
         # Random tokens hardly ever spell a mark that is no token.
         self._spelled = [
             tokenizer.encode(mark, add_special_tokens=False).ids
             for mark in ("</think>", "</parameter>\n", *SPECIAL_TOKENS)
             if tokenizer.token_to_id(mark) is None
         ]
+
+    def _flags(self, token_ids: Iterable[int]) -> np.ndarray:
+        flags = np.zeros(32 * mask_words(self.size), bool)
+        flags[list(token_ids)] = True
+        return flags
 
     def format(self, tools: str | None, reasoning: str | None = "think") -> OutputFormat:
         return output_format(tools, "harmony" if tools == "harmony" else reasoning, self.tokenizer)
@@ -107,20 +114,20 @@ class Model:
             row = np.zeros(mask_words(self.size), np.int32)
             state.fill_mask(row)
             bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-            allowed = [int(i) for i in np.flatnonzero(bits)]
-            others = [i for i in allowed if i not in self.ends]
-            if not others or (len(others) < len(allowed) and draws.random() < 0.3):
+            allowed = np.flatnonzero(bits)
+            others = allowed[~self._is_end[allowed]]
+            if not len(others) or (len(others) < len(allowed) and draws.random() < 0.3):
                 assert len(others) < len(allowed), state.failure
                 return token_ids, True
-            marks = [i for i in others if i in self._marks]
+            marks = others[self._is_mark[others]]
             if not spelling and self._spelled and draws.random() < 0.3:
                 spelling = list(draws.choice(self._spelled))
             if spelling and spelling[0] in others:
                 token_ids.append(spelling.pop(0))
             else:
                 spelling = []
-                choices = marks if marks and draws.random() < 0.3 else others
-                token_ids.append(draws.choice(choices))
+                choices = marks if len(marks) and draws.random() < 0.3 else others
+                token_ids.append(int(draws.choice(choices)))
             assert state.accept(token_ids[-1]), state.failure
         return token_ids, False
 
