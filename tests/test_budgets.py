@@ -29,14 +29,14 @@ def test_meter_charges_a_test_but_not_for_shared_fixtures(pytester):
 
         @pytest.fixture(scope="session")
         def shared():
-            spend(0.4)
+            spend(0.15)
 
         @pytest.fixture
         def own():
-            spend(0.4)
+            spend(0.15)
 
         def test_own(shared, own):
-            spend(0.4)
+            spend(0.15)
 
         def test_shared(shared):
             pass
@@ -45,7 +45,7 @@ def test_meter_charges_a_test_but_not_for_shared_fixtures(pytester):
     reports = Reports()
     pytester.inline_run("-p", "no:asyncio", plugins=[Meter(), reports])
     own, shared = (report.charged for report in reports.ended)
-    assert own > 0.39 > shared
+    assert own > 0.14 > shared
 
 
 def test_second_time_of_a_test_is_charged_where_it_runs_twice(pytester):

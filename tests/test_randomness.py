@@ -20,6 +20,7 @@ from tests.support.randomness import (
 )
 from tests.support.repository import ROOT
 
+WITHOUT_PLUGINS = {"BATON_LANE_REPORT": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 FAILING = """
 def test_draws(rng):
     assert rng.random() == "drawn"
@@ -80,7 +81,7 @@ def test_failure_shows_the_seed_that_repeats_it(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, tmp_path],
         cwd=ROOT,
-        env={**os.environ, VARIABLE: "123", "BATON_LANE_REPORT": ""},
+        env={**os.environ, VARIABLE: "123", **WITHOUT_PLUGINS},
         capture_output=True,
         text=True,
         timeout=60,

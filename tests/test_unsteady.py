@@ -72,8 +72,9 @@ def test_report_counts_crashes_and_uncollected_files(tmp_path):
     (tmp_path / "test_crash.py").write_text("import os\ndef test_crash(): os._exit(1)\n")
     report = tmp_path / "report"
     environment = {**os.environ, "BATON_LANE_REPORT": str(report), "PYTHONPATH": str(ROOT)}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins take a second to import
     environment.pop("PYTEST_XDIST_WORKER", None)
-    for arguments in (["test_bad.py"], ["-n", "1", "test_crash.py"]):
+    for arguments in (["test_bad.py"], ["-p", "xdist", "-n", "1", "test_crash.py"]):
         subprocess.run(
             [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", *arguments],
             cwd=tmp_path,

@@ -45,8 +45,8 @@ def registering(redis: Redis, loops: Loops, record: WorkerRecord = RECORD) -> Re
 async def test_watcher_sees_new_worker_beside_keys_of_wrong_type(
     redis: Redis, loops: Loops, write: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(200):
-        await replace_key(redis, record_key(f"odd-{number}"), write)
+    keys = [record_key(f"odd-{number}") for number in range(200)]
+    await transact(redis, *((write[0], key, *write[1:]) for key in keys))
     await transact(redis, ("SADD", workers_key(), *(f"odd-{number}" for number in range(200))))
     watcher = watching(redis, loops)
     await until(lambda: not watcher.stale, within=5.0)
