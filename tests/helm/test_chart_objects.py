@@ -19,6 +19,7 @@ from tests.support.rendered_chart import (
     PRESETS,
     ROOT,
     chart,
+    documents,
     of_kind,
     preset,
     render_tests,
@@ -87,7 +88,7 @@ def test_chart_object_names_stay_valid_for_long_release_names():
         files = chart().render(values_of(EVERYTHING), name=release, namespace=NAMESPACE)
         for path, text in files.items():
             if not path.endswith(".txt"):
-                for found in yaml.safe_load_all(text):
+                for found in documents(text):
                     assert len(found["metadata"]["name"] if found else "") <= 63, found
 
 

@@ -69,6 +69,9 @@ WORKERS = ("prefill", "decode")
 PROCESSES = ("router", *WORKERS)
 
 
+_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 @cache
 def chart() -> helm.Chart:
     return helm.Chart.load(CHART)
@@ -79,8 +82,20 @@ def values_of(preset: str) -> Object:
     if preset == "values":
         return {}
     text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()
-    values: Object = yaml.safe_load(text)
-    return values
+    (values,) = documents(text)
+    return dict(values)
+
+
+def documents(text: str) -> list[Any]:
+    """Parses YAML as `yaml.safe_load_all` does, ten times as fast where libyaml is."""
+    loader = _SafeLoader(text)
+    try:
+        found = []
+        while loader.check_data():
+            found.append(loader.get_data())
+        return found
+    finally:
+        loader.dispose()
 
 
 def merged(values: Object) -> Object:
@@ -102,7 +117,7 @@ def _rendered(values: Object, release: str = "demo") -> Iterator[tuple[str, Obje
     files = chart().render(values, name=release, namespace=NAMESPACE)
     for path, text in files.items():
         if not path.endswith(".txt"):
-            yield from ((path, found) for found in yaml.safe_load_all(text) if found is not None)
+            yield from ((path, found) for found in documents(text) if found is not None)
 
 
 @cache
