@@ -32,9 +32,12 @@ async def replace_key(redis: Redis, key: str, write: tuple[Any, ...]) -> None:
 
 
 def watching(
-    redis: Redis, loops: Loops, on_change: Callable[..., None] = lambda *_: None
+    redis: Redis,
+    loops: Loops,
+    on_change: Callable[..., None] = lambda *_: None,
+    grace: float = 1.0,
 ) -> RegistryWatcher:
-    return loops.start(RegistryWatcher(redis, on_change, interval=0.03, grace=1.0))
+    return loops.start(RegistryWatcher(redis, on_change, interval=0.03, grace=grace))
 
 
 def registering(redis: Redis, loops: Loops, record: WorkerRecord = RECORD) -> Registration:
@@ -138,7 +141,7 @@ async def test_watcher_prunes_unreadable_ids_and_refused_records(
 ) -> None:
     await transact(redis, ("SADD", workers_key(), b"\xff\xfe", "odd"), ("SET", "x", "y"))
     await replace_key(redis, record_key("odd"), ("SET", "x"))
-    watcher = watching(redis, loops)
+    watcher = watching(redis, loops, grace=0.3)
     registering(redis, loops)
     await until(lambda: RECORD.id in watcher.records, within=5.0)
     await until(lambda: watcher.listed == {RECORD.id}, within=5.0)
