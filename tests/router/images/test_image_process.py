@@ -226,12 +226,12 @@ async def test_image_beyond_memory_is_refused(checkpoint):
 
 
 async def test_hang_ends_after_timeout(pool):
-    pid, limits = pid_of(pool), pool._limits
-    pool._limits = ImageLimits(timeout=0.2)
+    pid, timeout = pid_of(pool), pool.timeout
+    pool.timeout = 0.2
     os.kill(pid, signal.SIGSTOP)
     assert "was not decoded within 0.2 s" in await refusal(pool, GOOD)
     assert not psutil.pid_exists(pid)
-    pool._limits = limits
+    pool.timeout = timeout
     assert await pool.process(GOOD)
 
 
