@@ -357,20 +357,6 @@ async def test_http_front_logs_hang_up_mid_body_in_one_line(caplog):
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_http_front_cancels_remaining_requests_when_it_stops(caplog):
-    app = App()
-    server = HttpServer(app, "127.0.0.1", closing_seconds=0.1)
-    running = Front(app, await server.start(0), None)
-    idle, busy = await running.connect(), await running.connect()
-    await busy.send(WHOLE % b"slow")
-    await until(lambda: app.num_begun == 1, within=TIMEOUT)
-    await server.stop()
-    assert await idle.is_closed()
-    assert "cancelling 1 HTTP requests" in caplog.text
-    await server.wait_idle()
-    running.close()
-
-
 @pytest.fixture(scope="module")
 def server_tls(tmp_path_factory) -> Tls:
     folder = tmp_path_factory.mktemp("tls")

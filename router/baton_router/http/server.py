@@ -5,7 +5,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,34 +22,18 @@ logger = logging.getLogger(__name__)
 # Seconds, longer than clients keep idle connections, so that none sends into one that is being
 # closed.
 _KEEP_ALIVE_SECONDS = 75
-# Seconds for the remaining requests after the port is closed, and between two looks at them.
-_CLOSING_SECONDS = 1.0
-_POLL_SECONDS = 0.01
-_TICK_SECONDS = 0.1  # which uvicorn's `on_tick` counts
 _LIMITS = ConnectionLimits()
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn server that leaves signals to the process, whose TLS handshakes are bounded, and that
-    stops as soon as its connections have closed: uvicorn's own waits 0.2 s in any case."""
+    """uvicorn server that leaves signals to the process, and whose TLS handshakes are bounded."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        limits: ConnectionLimits,
-        context: ssl.SSLContext | None,
-        closing_seconds: float,
+        self, config: uvicorn.Config, limits: ConnectionLimits, context: ssl.SSLContext | None
     ) -> None:
         super().__init__(config)
-        self._closing_seconds = closing_seconds
         self._limits = limits
         self._context = context
-        self._stopping = asyncio.Event()
-
-    def stop(self) -> None:
-        """Ends `serve` soon."""
-        self.should_exit = True
-        self._stopping.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,35 +54,6 @@ class _Uvicorn(uvicorn.Server):
         self.servers = listeners  # type: ignore[assignment]
         self.started = True
 
-    async def main_loop(self) -> None:
-        counter = 0
-        while not await self.on_tick(counter):
-            counter += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_SECONDS):
-                    await self._stopping.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the port and idle connections at once, and cancels what is left after
-        `closing_seconds`."""
-        for listener in self.servers:
-            listener.close()
-        for listening in sockets or []:
-            listening.close()
-        state = self.server_state
-        for connection in list(state.connections):
-            connection.shutdown()
-        try:
-            async with asyncio.timeout(self._closing_seconds):
-                for listener in self.servers:
-                    await listener.wait_closed()
-                while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn's own sets
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            logger.warning("cancelling %d HTTP requests, which have not ended", len(state.tasks))
-            for task in state.tasks:
-                task.cancel()
-
     def _new_connection(self) -> Connection:
         return Connection(
             config=self.config, server_state=self.server_state, app_state={}, limits=self._limits
@@ -116,10 +71,9 @@ class HttpServer:
         limits: ConnectionLimits = _LIMITS,
         *,
         asks_for_certificates: bool = False,
-        closing_seconds: float = _CLOSING_SECONDS,
     ) -> None:
         """Serves without TLS if `tls` is None. `asks_for_certificates`: rejects connections of
-        clients that show none. `closing_seconds`: time of the remaining requests after `stop`."""
+        clients that show none."""
         self._host = host
         self._scheme = "http" if tls is None else "https"
         self._app = InFlight(app)
@@ -135,12 +89,13 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
         )
         config.load()
         context = None
         if tls is not None:
             context = server_context(tls, asks_for_certificates=asks_for_certificates)
-        self._server = _Uvicorn(config, limits, context, closing_seconds)
+        self._server = _Uvicorn(config, limits, context)
 
     async def start(self, port: int) -> int:
         """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` if it
@@ -156,8 +111,8 @@ class HttpServer:
         await self._app.wait_idle()
 
     async def stop(self) -> None:
-        """Closes the port, and after `closing_seconds` the remaining requests. Idempotent."""
-        self._server.stop()
+        """Closes the port, and after one second the remaining requests. Idempotent."""
+        self._server.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
