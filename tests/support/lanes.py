@@ -2,8 +2,8 @@
 
 A lane is several runs of pytest (on all cores, in the interpreter, two tests at a time, one by
 one). As a plugin, this module appends one line of JSON about each run to the file that
-BATON_LANE_REPORT names; with BATON_LANE_TWICE each test runs twice, and the line is about its second
-time. As a program, it prints what these runs say together:
+BATON_LANE_REPORT names; with BATON_LANE_TWICE each test runs twice, and the line is about its
+second time. As a program, it prints what these runs say together:
 
     python -m tests.support.lanes FILE
 """
