@@ -5,6 +5,8 @@ of its group, so that a handoff is a list of (offset, length) and needs no packi
 views are derived from its layout (`kv_layout`).
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +73,7 @@ class KvPool:
         shape = (num_blocks + 1, layout.block_bytes)
         memory = shared or mapped
         if memory is None:
-            self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=for_gpu)
+            self._bytes = _zeros(shape, device, pinned=for_gpu)
         else:
             self._bytes = memory.content.view(shape)
         self.device = self._bytes.device  # a GPU with its index
@@ -176,6 +178,15 @@ class KvPool:
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
         assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)
+
+
+def _zeros(shape: tuple[int, int], device: torch.device, *, pinned: bool) -> torch.Tensor:
+    """Returns zeroed memory; on a CPU, unless it is pinned, pages are taken when first written, as
+    those of `SharedMemory`: an engine neither clears nor holds what it does not use."""
+    if device.type != "cpu" or pinned:
+        return torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=pinned)
+    pages = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(shape)
 
 
 def _staging(num_bytes: int) -> torch.Tensor:
