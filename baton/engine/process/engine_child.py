@@ -6,6 +6,7 @@ that other threads held.
 """
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -89,6 +90,7 @@ def _become_engine(parent: int, control: socket.socket) -> None:
             for signum in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(signum, lambda _signum, _frame: None)
             setproctitle(f"baton engine of {parent}")
+            gc.freeze()  # a collection would traverse all that was imported, and copy its pages
             code = child.run(control)
     except BaseException:  # as the interpreter would
         traceback.print_exc()
