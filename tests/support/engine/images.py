@@ -241,6 +241,7 @@ VISION_LANGUAGE: dict[str, Callable[[], Any]] = {
 }
 # Processors by the folders of their checkpoints: some cannot be loaded without torchvision.
 _processors: dict[str, ProcessorMixin] = {}
+_continued: dict[tuple[object, ...], tuple[int, ...]] = {}
 
 
 def save_vision_language(name: str, folder: Path) -> None:
@@ -275,7 +276,17 @@ def prompt_ids(path: str, text: str, images: Sequence[Image.Image]) -> tuple[int
 
 
 def greedy(path: str, text: str, images: Sequence[Image.Image], max_tokens: int) -> tuple[int, ...]:
-    """Returns the tokens by which transformers continues a prompt, none of them a toss-up."""
+    """Returns the tokens by which transformers continues a prompt, none of them a toss-up.
+    Remembers them, since many tests ask for the same."""
+    key = (path, text, *((image.mode, image.size, image.tobytes()) for image in images), max_tokens)
+    if key not in _continued:
+        _continued[key] = _continuation(path, text, images, max_tokens)
+    return _continued[key]
+
+
+def _continuation(
+    path: str, text: str, images: Sequence[Image.Image], max_tokens: int
+) -> tuple[int, ...]:
     model, processor = loaded(path)
     inputs = processor(text=text, images=list(images) or None, return_tensors="pt")
     out = model.generate(
