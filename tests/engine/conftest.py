@@ -1,6 +1,6 @@
 """One thread for torch, and small random checkpoints on disk, made when first asked for."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.process.engine_process import EngineProcess
-from tests.support.engine.by_handle import forks_by_handle, ipc  # noqa: F401
+from tests.support.engine.by_handle import forks, forks_by_handle, ipc  # noqa: F401
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.streams import running
-from tests.support.engine.zygote import Zygote, zygote
 
 Serve = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 
@@ -47,13 +46,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.fixture(scope="session")
 def oracle() -> Oracle:
     return Oracle()
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Zygote]:
-    """Source of processes for engines, whose pools are opened by descriptor."""
-    with zygote() as forking:
-        yield forking
 
 
 @pytest.fixture(params=["thread", "process"])

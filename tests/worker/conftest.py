@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import baton.models
-from tests.support.engine.by_handle import forks_by_handle, ipc  # noqa: F401
+from tests.support.engine.by_handle import forks, forks_by_handle, ipc  # noqa: F401
 from tests.support.engine.checkpoints import FAMILIES, save_random
 
 torch.set_num_threads(1)

@@ -1,4 +1,5 @@
-"""Fixtures of engines whose pools are opened by handle, as on a GPU. A conftest imports them."""
+"""Fixtures of processes for engines, whose pools are opened by descriptor or, as on a GPU, by
+handle. A conftest imports them."""
 
 from collections.abc import Iterator
 
@@ -6,14 +7,28 @@ import pytest
 
 from tests.support.engine import host_ipc
 from tests.support.engine.host_ipc import HostIpc
-from tests.support.engine.zygote import BY_HANDLE, Zygote, zygote
+from tests.support.engine.zygote import Zygote, zygote
+
+_running: list[Zygote] = []
 
 
 @pytest.fixture(scope="session")
-def forks_by_handle() -> Iterator[Zygote]:
-    """Source of processes for engines, whose pools are opened by handle; needs `ipc`."""
-    with zygote(BY_HANDLE) as forking:
+def forks() -> Iterator[Zygote]:
+    """Source of processes for engines, whose pools are opened by descriptor. It takes seconds to
+    start, so that the tests of all folders whose conftest imports this share one."""
+    if _running:
+        yield _running[0]
+        return
+    with zygote() as forking:
+        _running.append(forking)
         yield forking
+        _running.clear()
+
+
+@pytest.fixture(scope="session")
+def forks_by_handle(forks: Zygote) -> Zygote:
+    """Source of processes for engines, whose pools are opened by handle; needs `ipc`."""
+    return forks.by_handle
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ engine's parent does.
 """
 
 import ctypes
+import gc
 import os
 import socket
 import subprocess
@@ -14,37 +15,46 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.models.llama import modeling_llama
+
 from baton.engine.process import child
 from baton.engine.process.engine_child import EngineChild
 from tests.support.engine import host_ipc
 
-BY_HANDLE = "--by-handle"
+_BY_DESCRIPTOR, _BY_HANDLE = b"by descriptor", b"by handle"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Zygote:
     """Process that forks engines for this one."""
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, sharing: bytes = _BY_DESCRIPTOR) -> None:
         self._requests = requests
+        self._sharing = sharing
+
+    @property
+    def by_handle(self) -> "Zygote":
+        """This process as one that forks engines which share their pools as on a GPU."""
+        return Zygote(self._requests, _BY_HANDLE)
 
     def fork(self) -> EngineChild:
         """Returns a child that waits for the order to load an engine."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self._requests, [b"fork"], [theirs.fileno()])
+            socket.send_fds(self._requests, [self._sharing], [theirs.fileno()])
         pid = int(self._requests.recv(64))
         self._requests.recv(64)  # the process between has ended: the child is this process's
         return EngineChild(pid, ours, os.pidfd_open(pid))
 
 
 @contextmanager
-def zygote(*options: str) -> Iterator[Zygote]:
-    """Runs a process that forks engines. With `BY_HANDLE` they share their pools as on a GPU."""
+def zygote() -> Iterator[Zygote]:
+    """Runs a process that forks engines."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", __name__, str(theirs.fileno()), *options]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
         with ours:
@@ -57,12 +67,18 @@ def zygote(*options: str) -> Iterator[Zygote]:
 
 
 def _serve(requests: socket.socket) -> None:
+    # What each engine would else read or compile for itself, and traverse when it collects garbage.
+    get_checkpoint_conversion_mapping(modeling_llama.LlamaConfig.model_type)
+    gc.collect()
+    gc.freeze()
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 64, 1)
         if not message:
             return
         between = os.fork()
         if between == 0:  # ends at once, so that its child is the tests'
+            if message == _BY_HANDLE:
+                host_ipc.install()
             _fork_engine(requests, socket.socket(fileno=descriptors[0]))
         os.close(descriptors[0])
         os.waitpid(between, 0)
@@ -86,6 +102,4 @@ def _fork_engine(requests: socket.socket, control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    if BY_HANDLE in sys.argv:
-        host_ipc.install()
     _serve(socket.socket(fileno=int(sys.argv[1])))
