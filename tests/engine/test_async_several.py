@@ -50,10 +50,15 @@ def make(checkpoints: Checkpoints, **changes: object) -> Engine:
 
 
 class Gated:
-    """An engine that steps when it is let."""
+    """An engine that steps when it is let.
+
+    Attributes:
+        is_idle: whether its loop awaits a command after the last step.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.is_idle = False
         self.gate = threading.Semaphore(0)
         self.stepped = threading.Semaphore(0)
 
@@ -63,7 +68,9 @@ class Gated:
     def step(self) -> StepOutput:
         assert self.gate.acquire(timeout=60)
         try:
-            return self._engine.step()
+            output = self._engine.step()
+            self.is_idle = not (output.made_progress and self._engine.has_work)
+            return output
         finally:
             self.stepped.release()
 
@@ -82,7 +89,8 @@ async def let(gate: Gated, count: int) -> None:
     """Lets the engine take steps, and waits until it has; fewer if it has nothing to do."""
     for _ in range(count):
         gate.gate.release()
-        if not await asyncio.to_thread(gate.stepped.acquire, timeout=2):
+        assert await asyncio.to_thread(gate.stepped.acquire, timeout=60)
+        if gate.is_idle:
             return
 
 
