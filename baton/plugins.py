@@ -17,8 +17,11 @@ def plugin_named(field: str, name: str, built_in: Mapping[str, Any], group: str)
 
 def check_plugin(field: str, name: str, built_in: Iterable[str], group: str) -> None:
     """Raises `InvalidArgumentError` for the setting `field` if nothing has this name."""
-    built_in, points = list(built_in), _points(group)
-    if name not in built_in and name not in points:
+    built_in = list(built_in)
+    if name in built_in:
+        return  # without the entry points, for which every installed package is read
+    points = _points(group)
+    if name not in points:
         known = ", ".join([*built_in, *sorted(points.keys() - set(built_in))])
         raise InvalidArgumentError(
             field, f"is {name!r}; must be one of {known}, or be added by a package as {group}"
