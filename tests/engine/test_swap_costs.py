@@ -19,7 +19,7 @@ class CompilingPool(KvPool):
 
     def copy_blocks(self, sources: list[int], targets: list[int], origin: KvPool) -> None:
         if not self.num_copies:
-            time.sleep(1.0)
+            time.sleep(0.5)
         self.num_copies += 1
         super().copy_blocks(sources, targets, origin)
 

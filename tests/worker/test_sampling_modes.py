@@ -21,7 +21,7 @@ from tests.support.cluster.sampling_modes import (
 )
 from tests.support.router.scripted import HANDOFFS
 from tests.support.waiting import until
-from tests.support.worker.fleet import Request, WorkerFleet, fleet_of_workers
+from tests.support.worker.fleet import SECONDS, Request, WorkerFleet, fleet_of_workers
 
 MAX_TOKENS = 60
 CROWD = {"num_blocks": 512, "max_num_seqs": 32, "max_num_batched_tokens": 64}
@@ -125,7 +125,9 @@ async def test_sampling_modes_migrate_when_decode_worker_drains(checkpoint, undi
             await amid_all(requests)
             before = prefill.stats.num_computed_tokens
             await decode.drain()
-            await asyncio.gather(*tasks)
+            moving = [r.progress for name, r in requests.items() if name not in FORKING]
+            await until(lambda: all(p.finished for p in moving), within=SECONDS, what="answers")
+        await asyncio.gather(*tasks)
         check_all(requests, expected)
         migrated = {name: r.num_migrations for name, r in requests.items()}
         assert migrated == {name: int(name not in FORKING) for name in ways}
