@@ -1,6 +1,7 @@
 """Reference: one engine's answers to the prompts that tests hand over."""
 
 import random
+from functools import cache
 from typing import Any
 
 from baton.engine import Engine, EngineConfig
@@ -22,6 +23,18 @@ def engine_of(model: str, **changes: Any) -> Engine:
 def alone(
     model: str, prompts: list[list[int]], params: SamplingParams, **changes: Any
 ) -> list[list[list[int]]]:
-    """The returned sequences of each prompt. Keywords are of the engine's configuration."""
-    results = engine_of(model, **changes).generate(prompts, params)
-    return [[list(c.token_ids) for c in r.completions] for r in results]
+    """The returned sequences of each prompt. Keywords are of the engine's configuration.
+    Remembers them, since many tests ask for the same."""
+    given = tuple(map(tuple, prompts))
+    return [[[*ids] for ids in each] for each in _answers(model, given, params, **changes)]
+
+
+@cache
+def _answers(
+    model: str, prompts: tuple[tuple[int, ...], ...], params: SamplingParams, **changes: Any
+) -> list[list[tuple[int, ...]]]:
+    results = _engine(model, **changes).generate([[*prompt] for prompt in prompts], params)
+    return [[c.token_ids for c in r.completions] for r in results]
+
+
+_engine = cache(engine_of)
