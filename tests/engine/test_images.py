@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,15 @@ def counted(path: str, **changes: Any) -> tuple[Engine, CountingEncoder]:
     return Engine(config, replace(loaded, encoder=counting)), counting  # type: ignore[arg-type]
 
 
+@cache
+def loaded(path: str) -> Engine:
+    """Returns an engine whose prompts and properties tests read; none of them runs it."""
+    return load(path)
+
+
 def max_tokens(path: str) -> int:
     """Returns the tokens of a model's largest image, at least those of two that are given."""
-    images = load(path).info.images
+    images = loaded(path).info.images
     assert images is not None
     return max(2 * TOKENS_PER_IMAGE, images.max_tokens)
 
@@ -132,7 +138,7 @@ def expected(path: str, given: Sequence[Given] = PROMPTS) -> list[tuple[int, ...
 def test_prompt_has_the_tokens_of_transformers_processor(checkpoint, name):
     path = checkpoint(name)
     given = [*PROMPTS, (f"w1{IMAGE_TOKEN}{IMAGE_TOKEN}w2", (image(7), image(8)))]
-    made = [tuple(prompt.token_ids) for prompt in prompts_of(load(path), given)]
+    made = [tuple(prompt.token_ids) for prompt in prompts_of(loaded(path), given)]
     assert made == [prompt_ids(path, text, images) for text, images in given]
 
 
@@ -157,8 +163,20 @@ def test_images_change_no_token_in_batches_and_chunks(checkpoint, name, num_batc
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("name", VISION_LANGUAGE)
+# What is swapped is blocks, whichever model's they are; recomputed are images, by their model.
+SWAPPED = ("llava_clip", "qwen2_5_vl", "gemma3")
+PREEMPTED = [
+    *((name, "recompute") for name in VISION_LANGUAGE),
+    *((name, "swap") for name in SWAPPED),
+    *(
+        pytest.param(n, "swap", marks=pytest.mark.nightly)
+        for n in VISION_LANGUAGE
+        if n not in SWAPPED
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "preemption"), PREEMPTED)
 def test_preemption_changes_no_token_after_images(checkpoint, name, preemption):
     path, given = checkpoint(name), prompts_for(name)
     tight = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 24, "max_num_seqs": 6}
@@ -295,12 +313,23 @@ def test_recorded_steps_fill_no_placeholder(checkpoint):
     assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
 
 
-@pytest.mark.parametrize("name", MOSTLY_SLOW)
+@pytest.mark.parametrize(
+    ("serve", "name"),
+    [
+        ("thread", "llava_clip"),
+        *(
+            pytest.param("process", name, marks=() if name in FAMILIES else pytest.mark.slow)
+            for name in VISION_LANGUAGE
+        ),
+    ],
+    indirect=["serve"],
+)
 async def test_engine_core_takes_images(checkpoint, serve, name):
+    """A process gets them encoded, which a thread of this one does not."""
     path, given = checkpoint(name), prompts_for(name)
     requests = [
         EngineRequest(str(i), ids, GREEDY, len(ids), encoder_inputs=prompt.encoder_inputs)
-        for i, prompt in enumerate(prompts_of(load(path), given))
+        for i, prompt in enumerate(prompts_of(loaded(path), given))
         if (ids := tuple(prompt.token_ids))
     ]
     async with serve(path) as engine:
@@ -343,7 +372,7 @@ def test_encoder_setting_below_one_image_is_refused(checkpoint, field):
 
 
 def test_text_model_refuses_images_by_name(checkpoints, checkpoint):
-    (prompt,) = prompts_of(load(checkpoint("llava_clip")), PROMPTS[:1])
+    (prompt,) = prompts_of(loaded(checkpoint("llava_clip")), PROMPTS[:1])
     engine = load(checkpoints["llama"])
     assert engine.facts.encoder_budget == engine.facts.encoder_cache_tokens == 0
     with pytest.raises(FailedPreconditionError, match="'llama' takes no images: LlamaForCausalLM"):
@@ -375,7 +404,7 @@ def test_images_that_do_not_fit_their_prompt_are_refused(checkpoint):
 
 
 def test_image_of_more_tiles_than_trained_is_refused(checkpoint):
-    images = load(checkpoint("internvl")).info.images
+    images = loaded(checkpoint("internvl")).info.images
     assert isinstance(images, TiledImages)
     (tile,) = images.blank().values()
 
@@ -389,7 +418,7 @@ def test_image_of_more_tiles_than_trained_is_refused(checkpoint):
 
 
 def test_pixtral_image_of_a_wrong_size_is_refused(checkpoint):
-    images = load(checkpoint("mistral3")).info.images
+    images = loaded(checkpoint("mistral3")).info.images
     assert isinstance(images, PixtralImages)
     assert len(images.span(_pixtral_tensors(48, 48))) == images.max_tokens == 20
     for height, width in ((48, 60), (0, 24), (24, 18)):
