@@ -15,9 +15,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.models.llama import modeling_llama
-
+from baton.engine.models import preload  # noqa: F401
 from baton.engine.process import child
 from baton.engine.process.engine_child import EngineChild
 from tests.support.engine import host_ipc
@@ -67,10 +65,8 @@ def zygote() -> Iterator[Zygote]:
 
 
 def _serve(requests: socket.socket) -> None:
-    # What each engine would else read or compile for itself, and traverse when it collects garbage.
-    get_checkpoint_conversion_mapping(modeling_llama.LlamaConfig.model_type)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # pages that are never collected are never copied
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 64, 1)
         if not message:
