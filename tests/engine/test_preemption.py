@@ -87,8 +87,9 @@ def test_preempted_requests_aborted_at_any_step_leak_nothing(checkpoints, oracle
     """Each victim is somewhere else when it ends: waiting, running, preempted or swapped."""
     path = checkpoints["llama"]
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    engine = load(path, **{**TIGHT, **MODES[mode]})
     for when in range(1, 40, 3):
-        engine = load(path, **{**TIGHT, **MODES[mode]})
+        engine.flush_cache()
         for i, prompt in enumerate(PROMPTS):
             engine.add_request(request(str(i), prompt, GREEDY))
         early: dict[str, list] = {}

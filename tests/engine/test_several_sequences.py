@@ -128,33 +128,34 @@ def test_sequences_end_independently_at_stop_tokens(checkpoints):
 
 
 def test_best_of_returns_the_highest_mean_logprobs(checkpoints):
-    path = checkpoints["llama"]
+    engine = load(checkpoints["llama"], prefix_caching=False)
     stop = tuple(range(200, 260))
     for length in (1, 4, 17):
         prompt = random_prompt(length)
         params = replace(RANDOM, n=8, logprobs=True, stop_token_ids=stop)
-        (every,) = load(path).generate([prompt], params)
+        (every,) = engine.generate([prompt], params)
         means = [sum(p.logprob for p in c.logprobs) / len(c.logprobs) for c in every.completions]
         assert len({len(c.token_ids) for c in every.completions}) > 1, "all of one length"
         order = sorted(range(8), key=lambda i: -means[i])
         for n in (1, 3, 7):
             best = replace(params, n=n, best_of=8)
-            (result,) = load(path).generate([prompt], best)
+            (result,) = engine.generate([prompt], best)
             assert result.completions == tuple(every.completions[i] for i in order[:n])
-            (unscored,) = load(path).generate([prompt], replace(best, logprobs=False))
+            (unscored,) = engine.generate([prompt], replace(best, logprobs=False))
             assert [c.token_ids for c in unscored.completions] == [
                 c.token_ids for c in result.completions
             ]
             assert all(c.logprobs == () for c in unscored.completions)
         # With as many returned as generated there is nothing to rank: they come by index.
-        (result,) = load(path).generate([prompt], replace(params, best_of=8))
+        (result,) = engine.generate([prompt], replace(params, best_of=8))
         assert result.completions == every.completions
 
 
 @pytest.mark.parametrize("params", [replace(RANDOM, n=4), BEAMS], ids=["samples", "beams"])
 def test_abort_at_any_step_ends_all_sequences_of_a_request(checkpoints, params):
+    engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
     for num_steps in range(14):
-        engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
+        engine.flush_cache()
         engine.add_request(request("x", random_prompt(40), params))
         for _ in range(num_steps):
             engine.step()
@@ -171,8 +172,9 @@ def test_end_sequence_in_any_state_keeps_the_others(checkpoints, mode):
     reference = load(checkpoints["llama"])
     expected = [alone(reference, prompt, RANDOM, 3) for prompt in prompts]
     states: set[str] = set()
+    engine = load(checkpoints["llama"], **TIGHT, **MODES[mode])
     for num_steps in range(2, 40, 2):
-        engine = load(checkpoints["llama"], **TIGHT, **MODES[mode])
+        engine.flush_cache()
         for i, prompt in enumerate(prompts):
             engine.add_request(request(str(i), prompt, replace(RANDOM, n=3)))
         updates = [u for _ in range(num_steps) for u in engine.step().updates]

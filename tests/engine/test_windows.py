@@ -9,7 +9,7 @@ from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import MAX_LEN
 from tests.support.engine.engines import assert_idle, load, mostly_slow, output_of, request, tokens
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
-from tests.support.grids import grid
+from tests.support.grids import grid, nightly
 
 HYBRID = {"gemma3": 9, "gpt_oss": 20, "qwen2_hybrid": 21, "gemma2": 24, "cohere2": 9, "gemma3n": 9}
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -115,7 +115,7 @@ def test_windowed_prefix_is_hit_without_its_beginning(checkpoints, oracle, famil
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "mistral_short"])
+@pytest.mark.parametrize("family", ["gemma3", "mistral_short", *nightly(["gpt_oss"])])
 def test_windowed_prefix_hit_shrinks_when_blocks_are_evicted(checkpoints, oracle, family):
     """What is found is never more than every group can go on from."""
     path, prompt = checkpoints[family], random_prompt(75)
