@@ -141,7 +141,7 @@ class TritonBackend:
         self, model: DecoderModel, attention: Attention, sampler: Sampler, cache: KvCache
     ) -> None:
         config, recorded = self._config, _recorded(attention)
-        if recorded.device.type == "cuda":  # Triton's interpreter compiles nothing
+        if recorded.device.type != "cpu":  # where Triton's interpreter compiles nothing
             warm_up(
                 model,
                 attention,
