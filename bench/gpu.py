@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from bench.gpu_timing import Case, Cases
+from bench.gpu_sizes import SIZES, Sizes
+from bench.gpu_timing import Bench, Case, Cases, CudaDevice, Device
 from bench.report import CasesFailedError, NotPossibleError, Row
 from bench.stages import BUDGET_VARIABLE
 
@@ -55,7 +56,7 @@ class Measurements:
 def run(repeats: int) -> list[Row]:
     """All cases. Raises `NotPossibleError` where there is no GPU, `CasesFailedError` if some cases
     failed."""
-    measured = measure(parts(repeats))
+    measured = measure(parts(Bench(CudaDevice(), SIZES, repeats)))
     if measured.failures:
         raise CasesFailedError(measured.rows, measured.failures)
     return measured.rows
@@ -104,41 +105,39 @@ def _made(part: str, cases: Cases, ends: float, measured: Measurements) -> Itera
     return None
 
 
-def parts(repeats: int) -> dict[str, Cases]:
-    """Returns the cases of each part, which fails alone if it cannot be imported. Raises
-    `NotPossibleError` where there is no GPU."""
-    if not torch.cuda.is_available():
-        raise NotPossibleError(
-            f"it needs a GPU, and torch {torch.__version__} sees none: install a CUDA build "
-            "of torch and a driver"
-        )
+def parts(bench: Bench) -> dict[str, Cases]:
+    """Returns the cases of each part, which fails alone if it cannot be imported."""
     speeds: dict[str, float] = {}
 
     def engine() -> Cases:
         from bench.gpu_engine import cases
 
-        yield from cases(repeats, speeds)
+        yield from cases(bench, speeds)
 
     def kernels() -> Cases:
         from bench.gpu_kernels import cases
 
-        yield from cases(repeats)
+        yield from cases(bench)
 
     def deterministic() -> Cases:
         from bench.gpu_engine import deterministic_cases
 
-        yield from deterministic_cases(repeats, speeds)
+        yield from deterministic_cases(bench, speeds)
 
     def generate_batch() -> Cases:
         from bench.gpu_generate_batch import cases
 
-        yield from cases()
+        yield from cases(bench)
 
     makers = (engine, kernels, deterministic, generate_batch)
     return {make.__name__: make() for make in makers}
 
 
-def main() -> None:
+def main(
+    arguments: Sequence[str] | None = None,
+    make_device: Callable[[], Device] = CudaDevice,
+    sizes: Sizes = SIZES,
+) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu")
     parser.add_argument("file", type=Path, help="JSON file of rows and failures")
     parser.add_argument("--parts", nargs="+", metavar="PART", help="by default all")
@@ -147,17 +146,17 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=_LATEST * budget, help="begin no case later"
     )
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     def write(measured: Measurements) -> None:
-        arguments.file.write_text(json.dumps(measured.content()))
+        options.file.write_text(json.dumps(measured.content()))
 
     try:
-        found = parts(arguments.repeats)
+        found = parts(Bench(make_device(), sizes, options.repeats))
     except NotPossibleError as error:
         raise SystemExit(str(error)) from error
-    selected = {name: found[name] for name in arguments.parts or found}
-    measured = measure(selected, arguments.seconds, write)
+    selected = {name: found[name] for name in options.parts or found}
+    measured = measure(selected, options.seconds, write)
     raise SystemExit(1 if measured.failures else 0)
 
 

@@ -2,7 +2,7 @@
 a recorded graph launches the kernels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,33 +17,12 @@ from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
+from bench.gpu_sizes import AttentionShape
 
 Step = Callable[[], torch.Tensor]
 
 # K and V of the library's layers take at most so much; layers share them beyond that.
 _LIBRARY_BYTES = 4 * 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Attention of a model: by default that of Llama 3 8B."""
-
-    num_layers: int = 32
-    num_heads: int = 32
-    num_kv_heads: int = 8
-    head_dim: int = 128
-    block_size: int = 16
-    dtype: torch.dtype = torch.bfloat16
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of K and V of a token in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    def operations(self, num_tokens: int) -> float:
-        """Returns the operations of a prompt's causal attention in all layers."""
-        each = 4 * self.num_heads * self.head_dim * num_tokens * (num_tokens + 1) / 2
-        return self.num_layers * each
 
 
 class LayeredAttention:

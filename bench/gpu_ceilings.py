@@ -5,30 +5,37 @@ python -m bench.gpu_ceilings FILE
 
 import json
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
+from bench.gpu_sizes import SIZES, Sizes
+from bench.gpu_timing import Bench, CudaDevice, Device
+from bench.report import NotPossibleError
 
-from bench.gpu_timing import copy_bandwidth, matrix_peak
 
-
-def ceilings() -> dict[str, Any]:
+def ceilings(bench: Bench) -> dict[str, Any]:
     """Returns the device's and the libraries' names, bytes copied per second (read and written) and
     operations per second of a bf16 product."""
-    device = torch.cuda.get_device_properties(0)
+    device = bench.device.properties
     return {
         "gpu": device.name,
         "capability": f"{device.major}.{device.minor}",
         "memory_bytes": device.total_memory,
         **{name: version(name) for name in ("torch", "triton", "transformers")},
-        "copy_bytes_per_s": copy_bandwidth()(),
-        "product_flops": matrix_peak()(),
+        "copy_bytes_per_s": bench.copy_bandwidth()(),
+        "product_flops": bench.matrix_peak()(),
     }
 
 
+def main(file: Path, make_device: Callable[[], Device] = CudaDevice, sizes: Sizes = SIZES) -> None:
+    try:
+        bench = Bench(make_device(), sizes, repeats=1)
+    except NotPossibleError as error:
+        raise SystemExit(str(error)) from error
+    file.write_text(json.dumps(ceilings(bench)))
+
+
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        raise SystemExit(f"torch {torch.__version__} sees no GPU on this machine")
-    Path(sys.argv[1]).write_text(json.dumps(ceilings()))
+    main(Path(sys.argv[1]))

@@ -1,19 +1,16 @@
 """Kernels against the ceilings of the GPU they run on, and against the library's."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend
 
 from baton_kernels.block_copy import copy_blocks
 from baton_kernels.cache_write import write_kv
 from baton_kernels.gpu import Gpu
 from bench.gpu_attention import (
-    AttentionShape,
     LayeredAttention,
     Step,
     decodes,
@@ -23,48 +20,36 @@ from bench.gpu_attention import (
     prompt,
     prompt_batch,
 )
-from bench.gpu_timing import Case, Cases, copy_bandwidth, rate, recorded
+from bench.gpu_sizes import in_k
+from bench.gpu_timing import Bench, Case, Cases
 from bench.report import Row, interleaved
 
-_GPU = torch.device("cuda")
-_SHAPE = AttentionShape()
 
-# Contexts of the sequences of a batch: 16 GiB of KV together over all layers, so that each finds
-# its 512 MiB uncached, but for the last.
-DECODES: dict[str, list[int]] = {
-    "decode attention, 64 contexts of 2k": [2048] * 64,
-    "decode attention, 256 contexts of 512": [512] * 256,
-    "decode attention, 64 ragged contexts of 128 to 4k": np.linspace(128, 4096, 64)
-    .astype(int)
-    .tolist(),
-    "decode attention, 1 context of 128k": [2**17],
-    "decode attention, 1 context of 32k": [2**15],
-}
-PREFILLS = (2048, 8192, 32768)
-# Blocks of whole tiles, which prefill loads by descriptors.
-_TMA_LENGTH, TMA_SHAPE = 8192, replace(_SHAPE, block_size=64)
-
-
-def cases(repeats: int) -> Cases:
+def cases(bench: Bench) -> Cases:
     """Yields the cases, those that matter most first."""
-    copying = copy_bandwidth()
+    sizes, name = bench.sizes.kernels, bench.device.name
+    copying = bench.copy_bandwidth()
 
     def against_copy(case: str, aim: float, make: Callable[[], Callable[[], float]]) -> Case:
-        return case, lambda: [_against_copy(case, make(), copying, repeats, aim)]
+        return case, lambda: [_against_copy(case, make(), copying, bench.repeats, aim)]
 
-    for case, contexts in DECODES.items():
-        yield against_copy(case, 0.85, partial(_decode, contexts))
-    for length in PREFILLS:
-        yield f"prefill attention, {length // 1024}k tokens", partial(_prefill, length, repeats)
-    if Gpu.of(_GPU).has_tma:
-        yield f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA", partial(_by_tma, repeats)
-    for library in libraries(_SHAPE, "cuda"):
-        yield f"attention of {library}", partial(_against_library, library, repeats)
-    yield against_copy("cache write, 8k tokens", 0.9, partial(_cache_write, 8192))
-    for block_bytes in (2**16, 2**20):
+    for contexts in sizes.decodes:
+        yield against_copy(f"decode attention, {contexts}", 0.85, partial(_decode, bench, contexts))
+    for length in sizes.prefills:
+        case = f"prefill attention, {in_k(length)} tokens"
+        yield case, partial(_prefill, bench, case, length)
+    if Gpu.of(torch.device(name)).has_tma:
+        case = f"prefill attention, {in_k(sizes.prompt_tokens)} tokens by TMA"
+        yield case, partial(_by_tma, bench, case)
+    for library in libraries(sizes.attention, name):
+        yield f"attention of {library}", partial(_against_library, bench, library)
+    case = f"cache write, {in_k(sizes.prompt_tokens)} tokens"
+    yield against_copy(case, 0.9, partial(_cache_write, bench))
+    for block_bytes in sizes.block_bytes:
         case = f"block copy, blocks of {block_bytes // 1024} KiB"
-        yield against_copy(case, 0.9, partial(_block_copy, block_bytes))
-    yield against_copy("sampling, 256 rows of 128k", 0.5, _sampling)
+        yield against_copy(case, 0.9, partial(_block_copy, bench, block_bytes))
+    case = f"sampling, {sizes.sampled_rows} rows of {in_k(sizes.vocab_size)}"
+    yield against_copy(case, 0.5, partial(_sampling, bench))
 
 
 def _against_copy(
@@ -79,104 +64,108 @@ def _against_copy(
     return Row(case, value, "GB/s", "device copy", reference, value / reference, aim)
 
 
-def _decode(contexts: list[int]) -> Callable[[], float]:
-    step = decodes(_SHAPE, contexts, "cuda")
-    return rate(recorded(step), sum(contexts) * _SHAPE.token_bytes)
+def _decode(bench: Bench, name: str) -> Callable[[], float]:
+    sizes = bench.sizes.kernels
+    contexts = sizes.decodes[name]
+    step = decodes(sizes.attention, contexts, bench.device.name)
+    return bench.rate(bench.recorded(step), sum(contexts) * sizes.attention.token_bytes)
 
 
-def _prefill(length: int, repeats: int) -> list[Row]:
-    steps = {
-        "ours": prompt(_SHAPE, length, "cuda"),
-        "SDPA, cuDNN": library_prompt(_SHAPE, length, SDPBackend.CUDNN_ATTENTION, "cuda"),
-        "SDPA, flash": library_prompt(_SHAPE, length, SDPBackend.FLASH_ATTENTION, "cuda"),
+def _rates(
+    bench: Bench, steps: dict[str, Step], amount: float, num_times: int = 1
+) -> dict[str, float]:
+    """Returns `amount` per second of each step."""
+    contenders = {
+        name: bench.rate(bench.recorded(step), amount, num_times) for name, step in steps.items()
     }
-    operations = _SHAPE.operations(length)
-    contenders = {name: rate(recorded(step), operations, 1) for name, step in steps.items()}
-    rates = interleaved(contenders, repeats)
-    ours = rates.pop("ours") / 1e12
-    aims = {"SDPA, cuDNN": 0.8, "SDPA, flash": 1.0}
+    return interleaved(contenders, bench.repeats)
+
+
+def _prefill(bench: Bench, case: str, length: int) -> list[Row]:
+    sizes, device = bench.sizes.kernels, bench.device.name
+    shape = sizes.attention
+    steps = {"ours": prompt(shape, length, device)}
+    for name, (backend, _) in sizes.sdpa.items():
+        steps[name] = library_prompt(shape, length, backend, device)
+    rates = _rates(bench, steps, shape.operations(length) / 1e12)
+    ours = rates["ours"]
     return [
-        Row(
-            f"prefill attention, {length // 1024}k tokens",
-            ours, "TFLOP/s", other, rates[other] / 1e12, ours / (rates[other] / 1e12), aims[other],
-        )
-        for other in aims
-    ]  # fmt: skip
+        Row(case, ours, "TFLOP/s", other, rates[other], ours / rates[other], aim)
+        for other, (_, aim) in sizes.sdpa.items()
+    ]
 
 
-def _by_tma(repeats: int) -> list[Row]:
+def _by_tma(bench: Bench, case: str) -> list[Row]:
+    sizes, device = bench.sizes.kernels, bench.device.name
+    length, tiled, shape = sizes.prompt_tokens, sizes.tiled, sizes.attention
     steps = {
-        "descriptors": prompt(TMA_SHAPE, _TMA_LENGTH, "cuda"),
-        "pointers": gathered_prompt(TMA_SHAPE, _TMA_LENGTH, "cuda"),
-        f"blocks of {_SHAPE.block_size}": prompt(_SHAPE, _TMA_LENGTH, "cuda"),
+        "descriptors": prompt(tiled, length, device),
+        "pointers": gathered_prompt(tiled, length, device),
+        f"blocks of {shape.block_size}": prompt(shape, length, device),
     }
-    operations = _SHAPE.operations(_TMA_LENGTH)
-    contenders = {name: rate(recorded(step), operations, 1) for name, step in steps.items()}
-    rates = {name: each / 1e12 for name, each in interleaved(contenders, repeats).items()}
+    rates = _rates(bench, steps, shape.operations(length) / 1e12)
     ours = rates.pop("descriptors")
-    case = (
-        f"prefill attention, {_TMA_LENGTH // 1024}k tokens by TMA, blocks of {TMA_SHAPE.block_size}"
-    )
+    case = f"{case}, blocks of {tiled.block_size}"
     return [
         Row(case, ours, "TFLOP/s", other, theirs, ours / theirs, None)
         for other, theirs in rates.items()
     ]
 
 
-def _against_library(library: str, repeats: int) -> list[Row]:
+def _against_library(bench: Bench, library: str) -> list[Row]:
+    sizes, device = bench.sizes.kernels, bench.device.name
+    shape, contexts, length = sizes.attention, sizes.library_contexts, sizes.prompt_tokens
     makes: dict[str, Callable[..., Step]] = {
-        "decode attention, 64 contexts of 1k": partial(decodes, _SHAPE, [1024] * 64, "cuda"),
-        "prefill attention, 8k tokens": partial(prompt, _SHAPE, 8192, "cuda"),
+        f"decode attention, {len(contexts)} contexts of {in_k(contexts[0])}": partial(
+            decodes, shape, contexts, device
+        ),
+        f"prefill attention, {in_k(length)} tokens": partial(prompt, shape, length, device),
     }
     rows = []
     for case, make in makes.items():
-        steps = {"ours": make(), library: make(library)}
-        contenders = {name: rate(recorded(step), 1, 3) for name, step in steps.items()}
-        rates = interleaved(contenders, repeats)
+        rates = _rates(bench, {"ours": make(), library: make(library)}, 1, 3)
         ours, theirs = rates["ours"], rates[library]
         rows.append(Row(case, ours, "steps/s", library, theirs, ours / theirs, None))
     return rows
 
 
-def _cache_write(num_tokens: int) -> Callable[[], float]:
-    layers = LayeredAttention(_SHAPE, num_tokens, num_tokens, "cuda")
+def _cache_write(bench: Bench) -> Callable[[], float]:
+    num_tokens, shape = bench.sizes.kernels.prompt_tokens, bench.sizes.kernels.attention
+    layers = LayeredAttention(shape, num_tokens, num_tokens, bench.device.name)
     attention = layers.attention
     batch: Any = attention.prepare(prompt_batch(num_tokens, layers.num_blocks))
-    key, value = (
-        torch.randn(
-            num_tokens, _SHAPE.num_kv_heads, _SHAPE.head_dim, dtype=_SHAPE.dtype, device=_GPU
-        )
-        for _ in range(2)
-    )
+    size = (num_tokens, shape.num_kv_heads, shape.head_dim)
+    key, value = (torch.randn(size, dtype=shape.dtype, device=layers.device) for _ in range(2))
 
     def write() -> torch.Tensor:
-        for index in range(_SHAPE.num_layers):
+        for index in range(shape.num_layers):
             write_kv(key, value, attention.blocks(index), attention.slots(index, batch))
         return key
 
-    return rate(recorded(write), 2 * num_tokens * _SHAPE.token_bytes)
+    return bench.rate(bench.recorded(write), 2 * num_tokens * shape.token_bytes)
 
 
-def _block_copy(block_bytes: int) -> Callable[[], float]:
-    num_blocks = 2**30 // block_bytes
-    pool = torch.empty(2 * num_blocks, block_bytes, dtype=torch.uint8, device=_GPU)
-    order = torch.randperm(num_blocks, device=_GPU)
+def _block_copy(bench: Bench, block_bytes: int) -> Callable[[], float]:
+    num_blocks, device = bench.sizes.kernels.copied_bytes // block_bytes, bench.device.name
+    pool = torch.empty(2 * num_blocks, block_bytes, dtype=torch.uint8, device=device)
+    order = torch.randperm(num_blocks, device=device)
     pairs = torch.stack([order, num_blocks + order.flip(0)], dim=1)
-    return rate(lambda: copy_blocks(pool, pool, pairs), 2 * num_blocks * block_bytes)
+    return bench.rate(lambda: copy_blocks(pool, pool, pairs), 2 * num_blocks * block_bytes)
 
 
-def _sampling() -> Callable[[], float]:
+def _sampling(bench: Bench) -> Callable[[], float]:
     from baton.engine.sampling.sampler import Sampler
     from baton.engine.sampling.triton_choice import TritonChooser
     from baton.sampling import SamplingParams
 
-    num_rows, vocab_size = 256, 128 * 1024
-    chooser = TritonChooser(num_rows, vocab_size, _GPU)
-    sampler = Sampler(num_rows, vocab_size, _GPU, frozenset(), chooser)
+    sizes, device = bench.sizes.kernels, torch.device(bench.device.name)
+    num_rows, vocab_size = sizes.sampled_rows, sizes.vocab_size
+    chooser = TritonChooser(num_rows, vocab_size, device)
+    sampler = Sampler(num_rows, vocab_size, device, frozenset(), chooser)
     params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     for batch_slot in range(num_rows):
         sampler.assign(batch_slot, params, 1)
-    logits = torch.randn(num_rows, vocab_size, dtype=_SHAPE.dtype, device=_GPU)
+    logits = torch.randn(num_rows, vocab_size, dtype=torch.bfloat16, device=device)
     batch_slots = np.arange(num_rows)
     history = np.zeros((num_rows, 1), np.int32)
     ones = np.ones(num_rows, np.int64)
@@ -184,4 +173,4 @@ def _sampling() -> Callable[[], float]:
     def choose() -> object:
         return sampler.choose(logits, batch_slots, 0 * ones, ones, history)
 
-    return rate(choose, logits.numel() * logits.element_size())
+    return bench.rate(choose, logits.numel() * logits.element_size())

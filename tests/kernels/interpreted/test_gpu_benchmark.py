@@ -1,16 +1,20 @@
-"""Attention as the benchmark of a GPU runs it, over the layers of one pool, on a CPU."""
+"""Benchmark of a GPU on a CPU: attention over the layers of one pool; every case at small sizes."""
 
+import math
+import re
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
+from transformers import ContinuousBatchingConfig
 
 from baton.engine.attention.library_choice import LIBRARIES
+from bench import gpu, gpu_ceilings
 from bench.gpu_attention import (
-    AttentionShape,
     LayeredAttention,
     Step,
     decodes,
@@ -19,9 +23,96 @@ from bench.gpu_attention import (
     library_prompt,
     prompt,
 )
+from bench.gpu_sizes import AttentionShape, EngineSizes, KernelSizes, Sizes
+from bench.gpu_stages import read_benchmark, read_ceilings
+from bench.gpu_summary import summary
+from bench.stages import Findings, StageResult
 from tests.support.kernels.attention_libraries import STAND_INS
+from tests.support.kernels.cpu_device import CpuDevice
+from tests.support.kernels.interpreter import IS_INTERPRETED
 
 SHAPE = AttentionShape(num_layers=3, num_heads=4, num_kv_heads=2, head_dim=64, dtype=torch.float32)
+EMULATED = pytest.mark.skipif(IS_INTERPRETED, reason="engines are slow in the interpreter")
+MODEL = {
+    "vocab_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
+SMALL = Sizes(
+    EngineSizes(
+        name="tiny",
+        model=MODEL,
+        host_model=MODEL,
+        host_batches=(1, 2),
+        batches=(1, 3),
+        context=20,
+        num_steps=2,
+        max_step_tokens=40,
+        num_long_prompts=1,
+        long_prompt_tokens=40,
+        num_prompts=3,
+        prompt_tokens=18,
+        output_tokens=4,
+        num_masked_prompts=2,
+        num_speculating=2,
+        max_drafts=2,
+        generate_batch={
+            "continuous_batching_config": ContinuousBatchingConfig(
+                num_blocks=16, max_batch_tokens=64
+            )
+        },
+    ),
+    KernelSizes(
+        attention=replace(SHAPE, num_layers=1, dtype=torch.bfloat16),
+        tiled=replace(SHAPE, num_layers=1, dtype=torch.bfloat16, block_size=64),
+        decodes={"2 ragged contexts": (20, 33)},
+        prefills=(20,),
+        prompt_tokens=70,
+        library_contexts=(20, 20),
+        copied_bytes=2**17,
+        block_bytes=(2**14, 2**15),
+        sampled_rows=2,
+        vocab_size=1024,
+        sdpa={"SDPA, cuDNN": (SDPBackend.MATH, 0.8), "SDPA, flash": (SDPBackend.MATH, 1.0)},
+    ),
+    copied_bytes=2**16,
+    matrix_size=32,
+)
+COPY, PRODUCT = "device copy", "bf16 product"
+# (case, against): aim, of each row.
+ENGINES = {
+    ("host time of a decode step, batch 1", "batch 1"): None,
+    ("host time of a decode step, batch 2", "batch 1"): None,
+    ("decode graphs of tiny", "expected"): None,
+    ("decode step of tiny, batch 1", COPY): 0.75,
+    ("decode step of tiny, batch 3", COPY): 0.75,
+    ("prefill of tiny, prompts of 40", PRODUCT): 0.6,
+    ("engine, 3 prompts of 18", "copy and product"): None,
+    ("engine, deterministic", "engine"): 0.7,
+    ("speculation, 2 sequences, all drafts right", "no drafts"): 2.5,
+    ("speculation, 2 sequences, all drafts wrong", "no drafts"): 0.85,
+    ("engine, 2 prompts of 18", "generate_batch"): 3,
+}
+KERNELS = {
+    ("decode attention, 2 ragged contexts", COPY): 0.85,
+    ("prefill attention, 20 tokens", "SDPA, cuDNN"): 0.8,
+    ("prefill attention, 20 tokens", "SDPA, flash"): 1.0,
+    ("prefill attention, 70 tokens by TMA, blocks of 64", "pointers"): None,
+    ("prefill attention, 70 tokens by TMA, blocks of 64", "blocks of 16"): None,
+    **{
+        (case, library): None
+        for library in LIBRARIES
+        for case in ("decode attention, 2 contexts of 20", "prefill attention, 70 tokens")
+    },
+    ("cache write, 70 tokens", COPY): 0.9,
+    ("block copy, blocks of 16 KiB", COPY): 0.9,
+    ("block copy, blocks of 32 KiB", COPY): 0.9,
+    ("sampling, 2 rows of 1k", COPY): 0.5,
+}
 
 
 class Attended:
@@ -120,3 +211,46 @@ def test_benchmark_of_8b_has_its_operations_and_bytes() -> None:
     shape = AttentionShape()
     assert shape.token_bytes == 2**17
     assert shape.operations(1) == 32 * 4 * 4096
+
+
+def cpu() -> CpuDevice:
+    return CpuDevice(num_blocks=16)
+
+
+def check_rows(file: Path, parts: list[str], expected: dict[tuple[str, str], float | None]) -> None:
+    """Runs parts of the benchmark as a stage of `make gpu` does, and reads what it leaves."""
+    with pytest.raises(SystemExit) as ended:
+        gpu.main([str(file), "--repeats", "1", "--parts", *parts], cpu, SMALL)
+    findings = read_benchmark(file)
+    assert findings == Findings(findings.figures), "a case failed, or was left out"
+    assert ended.value.code == 0
+    rows = findings.figures["rows"]
+    assert {(row["case"], row["against"]): row["aim"] for row in rows} == expected
+    assert len(rows) == len(expected)
+    for row in rows:
+        assert all(0 < row[name] < math.inf for name in ("value", "reference", "ratio")), row
+    text = "\n".join(summary([StageResult("benchmark", 1, 1, findings.figures, ())]))
+    for (case, against), aim in expected.items():
+        assert aim is None or re.search(f"{case}: .* of {against}, aim {aim:g}\n", text)
+
+
+@EMULATED
+def test_benchmark_measures_every_case_of_engines(tmp_path: Path) -> None:
+    check_rows(tmp_path / "report.json", ["engine", "deterministic", "generate_batch"], ENGINES)
+
+
+@EMULATED
+def test_benchmark_measures_every_case_of_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, library in LIBRARIES.items():
+        monkeypatch.setitem(sys.modules, library.module, STAND_INS[name]())
+    check_rows(tmp_path / "report.json", ["kernels"], KERNELS)
+
+
+def test_ceilings_of_device_are_in_the_summary(tmp_path: Path) -> None:
+    file = tmp_path / "ceilings.json"
+    gpu_ceilings.main(file, cpu, SMALL)
+    findings = read_ceilings(file)
+    lines = summary([StageResult("ceilings", 1, 1, findings.figures, ())])
+    assert lines[1].startswith("ceilings    emulated GPU, torch ")

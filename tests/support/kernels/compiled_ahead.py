@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -23,18 +24,32 @@ import torch
 import triton
 from torch.overrides import TorchFunctionMode
 
+from baton.engine.assembly import assemble
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.models.hf import PreTrainedModel
+from baton.engine.models.transformers_model import AttentionHook
 from baton_kernels import block_copy
 from baton_kernels.compile import MODULES
 from baton_kernels.gpu import H100
-from bench.gpu_attention import AttentionShape, decodes, prompt
+from bench.gpu import measure
 from bench.gpu_bundle import pack
-from bench.gpu_engine import HOST_SHAPE, SHAPE, random_engine
-from bench.gpu_kernels import DECODES, PREFILLS, TMA_SHAPE
-from tests.support.kernels.warm_engine import warm
+from bench.gpu_engine import random_engine
+from bench.gpu_kernels import cases
+from bench.gpu_sizes import AttentionShape, KernelSizes, Sizes
+from bench.gpu_timing import Bench, Work
+from bench.report import CasesFailedError
+from tests.support.engine.recorded_steps import Rerun
 from tests.support.ptx.driver import Compiler, install
 from tests.support.repository import ROOT
 
 _META: Final = torch.device("meta")
+SINGLE_LAYER: Final = Sizes(
+    kernels=KernelSizes(
+        AttentionShape(num_layers=1), AttentionShape(num_layers=1, block_size=64), sdpa={}
+    )
+)
+"""Sizes of the benchmark with one of many equal layers, and without torch's own kernels."""
 # Functions that want the numbers of a tensor: they get zeros.
 _READS: Final = {
     "cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__",
@@ -104,24 +119,41 @@ def pytest_runtest_protocol() -> Iterator[None]:
         return (yield)
 
 
-def run_benchmarks() -> None:
-    """Launches what the benchmarks do."""
-    for shape in (SHAPE, HOST_SHAPE):
-        run_engine({**shape, "num_hidden_layers": 1})
-    run_engine({**SHAPE, "num_hidden_layers": 1}, deterministic=True, max_drafts=4)
-    shape = AttentionShape(num_layers=1)
-    for contexts in DECODES.values():
-        decodes(shape, contexts, "meta")()
-    for length in PREFILLS:
-        prompt(shape, length, "meta")()
-    prompt(TMA_SHAPE, PREFILLS[0], "meta")()
+class MetaDevice:
+    """Device without numbers or time, as a `bench.gpu_timing.Device`."""
+
+    name = "meta"
+    properties = None
+
+    def wait(self) -> None:
+        pass
+
+    def seconds(self, work: Work, num_times: int) -> float:
+        return 1.0
+
+    def recorder(self) -> Rerun:
+        return Rerun()
+
+    def engine(self, model: PreTrainedModel, hook: AttentionHook, config: EngineConfig) -> Engine:
+        config = replace(config, num_blocks=4096, kernels="triton")
+        return Engine(config, assemble(model, hook, config, "", "random weights", b""))
 
 
-def run_engine(shape: dict[str, Any], **changes: Any) -> None:
-    """Loads an engine and warms it up: later it compiles nothing."""
-    changes |= {"num_blocks": 4096, "kernels": "triton"}
-    with random_engine(shape, "meta", **changes) as (engine, _):
-        warm(engine)
+def run_benchmarks(sizes: Sizes) -> None:
+    """Launches what the benchmarks do. Engines are warmed up: later they compile nothing."""
+    bench = Bench(MetaDevice(), sizes, repeats=1)
+    engines = sizes.engine
+    for model in (engines.model, engines.host_model):
+        run_engine(bench, model)
+    run_engine(bench, engines.model, deterministic=True, max_drafts=engines.max_drafts)
+    measured = measure({"kernels": cases(bench)})
+    if measured.failures:
+        raise CasesFailedError(measured.rows, measured.failures)
+
+
+def run_engine(bench: Bench, model: Mapping[str, Any], **changes: Any) -> None:
+    with random_engine(bench, {**model, "num_hidden_layers": 1}, **changes):
+        pass
 
 
 def main() -> None:
@@ -130,7 +162,7 @@ def main() -> None:
         os.environ |= {"TRITON_CACHE_DIR": cache, "TRITON_STORE_BINARY_ONLY": "1"}
         replace_gpu()
         with WithoutNumbers():
-            run_benchmarks()
+            run_benchmarks(SINGLE_LAYER)
         print(f"{pack(Path(cache), bundle)} kernels of the benchmarks", flush=True)
         pytest_options = ("-q", "-c", "tests/gpu.ini", "--rootdir", ".", "-p", __spec__.name)
         command = (sys.executable, "-m", "pytest", *pytest_options, "--tb=no", "-rN")
