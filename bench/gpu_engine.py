@@ -16,7 +16,7 @@ from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.engine.models.transformers_model import AttentionHook
 from bench.gpu_sizes import EngineSizes, in_k
-from bench.gpu_speculation import speculation_rows
+from bench.gpu_speculation import speculation_rows, step
 from bench.gpu_timing import Bench, Cases
 from bench.report import Row
 
@@ -131,10 +131,18 @@ def prompt_of(sizes: EngineSizes, length: int, seed: int) -> tuple[int, ...]:
 
 
 def _start(sizes: EngineSizes, engine: Engine, count: int, length: int, max_tokens: int) -> None:
+    """Adds requests, after it has ended those of a case that failed."""
+    _end(engine, sizes.num_prompts)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculate=False)
     for i in range(count):
         prompt = prompt_of(sizes, length, i)
         engine.add_request(EngineRequest(str(i), prompt, params, length))
+
+
+def _end(engine: Engine, count: int) -> None:
+    engine.abort(*map(str, range(count)))
+    while engine.has_work:
+        engine.step()
 
 
 def _step_seconds(
@@ -145,21 +153,21 @@ def _step_seconds(
     num_steps = sizes.num_steps
     _start(sizes, engine, batch, sizes.context, num_steps * (3 + 2 * bench.repeats))
     while engine.stats().num_step_tokens != batch or engine.stats().num_waiting:
-        engine.step()
+        step(engine)
+        if not engine.has_work:
+            raise RuntimeError(f"{batch} sequences never decode at once; expected memory for them")
     for _ in range(num_steps // 2):
-        engine.step()
+        step(engine)
     times = []
     for _ in range(bench.repeats):
         bench.device.wait()
         start = time.perf_counter()
         for _ in range(num_steps):
-            engine.step()
+            step(engine)
         times.append((time.perf_counter() - start) / num_steps)
         bench.device.wait()
         between()
-    engine.abort(*map(str, range(batch)))
-    while engine.has_work:
-        engine.step()
+    _end(engine, batch)
     return statistics.median(times)
 
 
@@ -188,7 +196,7 @@ def _prefill(
         bench.device.wait()
         start = time.perf_counter()
         while engine.has_work:
-            engine.step()
+            step(engine)
         bench.device.wait()
         if attempt:  # the first compiles
             values.append(operations / (time.perf_counter() - start))
@@ -227,6 +235,6 @@ def tokens_per_second(sizes: EngineSizes, engine: Engine, num_prompts: int) -> f
         _start(sizes, engine, num_prompts, sizes.prompt_tokens, sizes.output_tokens)
         start = time.perf_counter()
         while engine.has_work:
-            engine.step()
+            step(engine)
         elapsed = time.perf_counter() - start
     return num_prompts * sizes.output_tokens / elapsed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from baton.engine import Engine, SamplingParams
-from baton.engine.messages import EngineRequest
+from baton.engine.messages import EngineRequest, StepOutput
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from bench.report import Row, interleaved
 
@@ -76,7 +76,15 @@ def _outputs(engine: Engine, prompts: Prompts, max_tokens: int, *, speculate: bo
         engine.add_request(EngineRequest(name, prompt, params, len(prompt)))
     outputs: dict[str, list[int]] = {name: [] for name in prompts}
     while engine.has_work:
-        for update in engine.step().updates:
+        for update in step(engine).updates:
             if update.token_id is not None:
                 outputs[update.request_id].append(update.token_id)
     return {name: np.array(tokens, np.int32) for name, tokens in outputs.items()}
+
+
+def step(engine: Engine) -> StepOutput:
+    """Runs a step. Raises the error of a request that has failed, as of one without memory."""
+    output = engine.step()
+    for error in output.failed.values():
+        raise error
+    return output

@@ -248,6 +248,21 @@ def test_benchmark_measures_every_case_of_kernels(
     check_rows(tmp_path / "report.json", ["kernels"], KERNELS)
 
 
+@EMULATED
+def test_benchmark_fails_a_case_without_memory_and_goes_on(tmp_path: Path) -> None:
+    file, sizes = tmp_path / "report.json", replace(SMALL.engine, batches=(3, 1))
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(
+            [str(file), "--repeats", "1", "--parts", "engine"],
+            lambda: CpuDevice(num_blocks=4),
+            replace(SMALL, engine=sizes),
+        )
+    findings = read_benchmark(file)
+    assert ended.value.code == 1
+    assert any("batch 3" in failure for failure in findings.failures)
+    assert "decode step of tiny, batch 1" in [row["case"] for row in findings.figures["rows"]]
+
+
 def test_ceilings_of_device_are_in_the_summary(tmp_path: Path) -> None:
     file = tmp_path / "ceilings.json"
     gpu_ceilings.main(file, cpu, SMALL)
