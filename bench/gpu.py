@@ -7,7 +7,6 @@ fails loses nothing else. Its exit status is 1 if a case failed.
 """
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -18,10 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from bench.gpu_sizes import SIZES, Sizes
-from bench.gpu_timing import Bench, Case, Cases, CudaDevice, Device
+from bench.gpu_timing import Bench, Case, Cases, CudaDevice, Device, free_memory
 from bench.report import CasesFailedError, NotPossibleError, Row
 from bench.stages import BUDGET_VARIABLE
 
@@ -75,8 +72,6 @@ def measure(
         with closing(cases):
             for case, work in _made(part, cases, ends, measured):
                 try:
-                    gc.collect()
-                    torch.cuda.empty_cache()
                     rows = work()
                     measured.rows += rows
                     for row in rows:
@@ -93,6 +88,7 @@ def _made(part: str, cases: Cases, ends: float, measured: Measurements) -> Itera
     """Yields the cases of a part, until it fails to make one or the time is over."""
     last = "all"
     while time.monotonic() <= ends:
+        free_memory()  # of the case before
         try:
             case = next(cases, None)
         except Exception as error:

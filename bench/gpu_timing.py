@@ -1,5 +1,6 @@
 """Seconds of work on a device by its own clock, and the ceilings that work is compared with."""
 
+import gc
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +93,12 @@ class CudaDevice:
         from baton.engine.engine import Engine
 
         return Engine(config, assemble(model, hook, config, "", "random weights", b""))
+
+
+def free_memory() -> None:
+    """Frees what nothing refers to, such as engines, which refer to themselves."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
