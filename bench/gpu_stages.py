@@ -17,7 +17,7 @@ SMOKE_SECONDS: Final = 140
 # Processes on one GPU, each with a context and a pool of its own: few enough for its memory.
 _SMOKE_PROCESSES, _TEST_PROCESSES = 4, 12
 _TEST_SECONDS = 60
-_TESTS = ("tests/kernels/gpu", "tests/gpu")
+TESTS = ("tests/kernels/gpu", "tests/gpu")
 _ENGINES = "test_triton_engine"  # the module whose tests a first look begins with
 # Of an engine in a process of its own, and of whole clusters.
 _OPTIONAL = {
@@ -72,7 +72,7 @@ def _tests(
     options = ("-c", "tests/gpu.ini", "--rootdir", ".", "-m", selection)
     return Stage(
         name,
-        (sys.executable, "-m", module, *arguments, *options, *(paths or _TESTS)),
+        (sys.executable, "-m", module, *arguments, *options, *(paths or TESTS)),
         budget,
         partial(read_tests, report),
         {**_environment(), "BATON_LANE_REPORT": str(report)},
