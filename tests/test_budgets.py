@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.budgets import Clocks, Meter, Twice, budget_of
+from tests.support.budgets import Clocks, Meter, Twice, budget_of, slowness
 from tests.support.lanes import Run, over_budget
 from tests.support.unsteady import MAX_MEASURED, over_budget_again
 
@@ -74,6 +74,24 @@ def test_second_time_of_a_test_is_charged_where_it_runs_twice(pytester):
     (second,) = reports.ended
     assert second.passed
     assert second.charged < 0.2
+
+
+def test_slow_machine_charges_less(pytester):
+    pytester.makepyfile(
+        """
+        import time
+
+        def test_slow():
+            until = time.process_time() + 0.4
+            while time.process_time() < until:
+                pass
+        """
+    )
+    reports = Reports()
+    pytester.inline_run("-p", "no:asyncio", plugins=[Meter(slowness=100.0), reports])
+    (slow,) = reports.ended
+    assert 0.0 < slow.charged < 0.2
+    assert slowness() >= 1.0
 
 
 @pytest.mark.parametrize(

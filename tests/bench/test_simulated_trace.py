@@ -51,7 +51,7 @@ def test_single_worker_hits_every_full_block_seen_before(rows):
     assert num_found > 100
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("num_requests", "num_blocks", "rate"), LOADS)
 def test_baton_policy_beats_every_other_policy_on_the_trace(rows, num_requests, num_blocks, rate):

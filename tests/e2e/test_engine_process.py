@@ -27,7 +27,9 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 SITE = ROOT / "tests" / "support" / "by_handle_site"
 
 
-@pytest.fixture(scope="module", params=["by descriptor", "by handle"])
+@pytest.fixture(
+    scope="module", params=["by descriptor", pytest.param("by handle", marks=pytest.mark.nightly)]
+)
 def started(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """Workers that open the pools of their engines as those of a CPU, and as those of a GPU."""
     changes = {}  # with none, processes are forked from those of other tests

@@ -135,7 +135,7 @@ async def test_anthropic_client_forces_tool_calls(served):
     assert await said(served, "anthropic", "forced") == {"any": call, "tool": call}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @in_hermes
 async def test_instructor_reads_objects_in_each_mode(served):
     objects = await said(served, "instructor", "structured")

@@ -89,7 +89,7 @@ def admitting(tight_shape: LocalCluster) -> Iterator[SecondRouter]:
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "seed"), [(200, 1), pytest.param(1000, 2, marks=pytest.mark.nightly)]
+    ("num_requests", "seed"), [(120, 1), pytest.param(1000, 2, marks=pytest.mark.nightly)]
 )
 async def test_requests_that_end_in_any_way_leak_nothing(tight, admitting, num_requests, seed):
     chance = random.Random(seed)

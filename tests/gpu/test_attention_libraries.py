@@ -28,7 +28,7 @@ from tests.support.kernels.attention_libraries import STAND_INS
 from tests.support.kernels.engine_families import GREEDY, VOCAB_SIZE
 from tests.support.kernels.interpreter import ON_CPU
 
-SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
+NIGHTLY = pytest.mark.nightly
 NAMES = [*LIBRARIES]
 # Rounding to float16 moves logits by about a thousandth.
 MARGIN = 0.02
@@ -97,10 +97,10 @@ def generated(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[tuple[
     [
         ("flashinfer", "llama"),
         ("flash-attn", "llama"),
-        pytest.param("flashinfer", "mistral", marks=SLOW),
+        pytest.param("flashinfer", "mistral", marks=NIGHTLY),
         pytest.param("flash-attn", "mistral", marks=NIGHTLY),
         pytest.param("flashinfer", "gemma2", marks=NIGHTLY),
-        pytest.param("flash-attn", "gemma2", marks=SLOW),
+        pytest.param("flash-attn", "gemma2", marks=NIGHTLY),
         pytest.param("flash-attn", "qwen3", marks=NIGHTLY),
     ],
 )

@@ -65,13 +65,14 @@ def test_triton_experts_give_the_tokens_of_transformers(
     assert tokens(engine) == [oracle(path, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
 
 
+@NIGHTLY
 @pytest.mark.parametrize(
     ("family", "deterministic"),
     [
-        pytest.param("llama", False, marks=SLOW),
-        pytest.param("gemma2", False, marks=NIGHTLY),
-        pytest.param("gpt_oss", False, marks=NIGHTLY),
-        pytest.param("qwen3", True, marks=NIGHTLY),
+        ("llama", False),
+        ("gemma2", False),
+        ("gpt_oss", False),
+        ("qwen3", True),
     ],
 )
 def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
@@ -281,9 +282,8 @@ def test_triton_engine_runs_a_forward_that_waits(
     assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("float32", marks=SLOW), pytest.param("bfloat16", marks=NIGHTLY)]
-)
+@NIGHTLY
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype: str) -> None:
     settings: dict[str, Any] = {"dtype": dtype, "preemption": "swap", "max_model_len": 64}
     settings["max_num_batched_tokens"] = 64

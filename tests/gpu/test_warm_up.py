@@ -14,7 +14,7 @@ from tests.support.kernels.interpreter import IS_EMULATED, IS_INTERPRETED
 from tests.support.kernels.specialisations import forget_compilations, recorded_keys
 from tests.support.kernels.warm_engine import warm
 
-NUM_REQUESTS, MAX_TOKENS = 4 if IS_INTERPRETED else 10, 5
+NUM_REQUESTS, MAX_TOKENS = 2 if IS_INTERPRETED else 10, 5
 CHOICES: dict[str, list[Any]] = {
     "temperature": [0.0, 0.8],
     "top_k": [0, 5],

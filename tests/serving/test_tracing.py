@@ -54,9 +54,10 @@ def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProce
     "how",
     [
         "is full",
+        pytest.param("hangs", marks=pytest.mark.slow),
         *(
-            pytest.param(how, marks=pytest.mark.slow)
-            for how in ("says nothing", "is not there", "has no address", "hangs", "listens")
+            pytest.param(how, marks=pytest.mark.nightly)
+            for how in ("says nothing", "is not there", "has no address", "listens")
         ),
     ],
 )

@@ -5,7 +5,8 @@ wall time only if hardly any task of the machine waited meanwhile (the kernel co
 otherwise half the CPU time of its process and of the children that have ended: waiting does not
 increase that, and neighbours in caches and on hyperthreads at most double it. What a fixture of a
 module or session does is shared, and charged to no test. Neither is what a test is the first to
-import or compile, wherever its second run in a process decides (`Twice`).
+import or compile, wherever its second run in a process decides (`Twice`), nor how slow the machine
+is at the time (`slowness`).
 """
 
 import os
@@ -24,6 +25,7 @@ IN_PROCESS_SECONDS = 5.0
 END_TO_END_SECONDS = 15.0
 
 _HARDLY_ANY = 0.1  # of the wall time; the kernel's counts are means over the cores
+_NUM_ADDITIONS, _ADDING_SECONDS = 1_000_000, 0.05  # in a loop, on a machine that budgets are for
 _CROWDED = 2.0  # CPU time on a loaded machine, at most, in that of an idle one
 
 
@@ -80,10 +82,24 @@ def _waiting(*, otherwise: float) -> float:
     return sum(totals) / 1e6 + stolen / os.sysconf("SC_CLK_TCK")
 
 
+def slowness() -> float:
+    """Returns how many times slower this machine computes than one that budgets are for; at least
+    1."""
+    return max(1.0, min(_seconds_of_additions() for _ in range(5)) / _ADDING_SECONDS)
+
+
+def _seconds_of_additions() -> float:
+    began, total = time.process_time(), 0
+    for number in range(_NUM_ADDITIONS):
+        total += number
+    return time.process_time() - began
+
+
 class Meter:
     """Pytest plugin that sets `charged` and `budget`, in seconds, in the last report of a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, slowness: float = 1.0) -> None:
+        self._slowness = slowness
         self._began = Clocks.now()
 
     @pytest.hookimpl(tryfirst=True)
@@ -104,7 +120,7 @@ class Meter:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
         report: Any = yield
         if report.when == "teardown":
-            report.charged = (Clocks.now() - self._began).charged
+            report.charged = (Clocks.now() - self._began).charged / self._slowness
             report.budget = budget_of({mark.name for mark in item.iter_markers()})
         return report
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.budgets import Meter, Twice
+from tests.support.budgets import Meter, Twice, slowness
 
 NUM_SLOWEST = 20
 _CRASHED = "???"  # phase of the test in which a process of xdist ended
@@ -170,8 +170,10 @@ def register(config: pytest.Config) -> None:
     if path := os.environ.get("BATON_LANE_REPORT"):
         failures = None if hasattr(config, "workerinput") else failures_path(Path(path))
         config.pluginmanager.register(LaneReport(Path(path), failures), "baton-lane-report")
-        config.pluginmanager.register(Meter(), "baton-meter")
-        if os.environ.get("BATON_LANE_TWICE"):
+        is_twice = bool(os.environ.get("BATON_LANE_TWICE"))
+        meter = Meter(slowness() if is_twice else 1.0)
+        config.pluginmanager.register(meter, "baton-meter")
+        if is_twice:
             config.pluginmanager.register(Twice(), "baton-twice")
 
 

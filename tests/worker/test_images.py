@@ -133,7 +133,9 @@ async def test_several_sequences_share_a_prompt_with_images(model, roles, params
         assert list(map(said, requests)) == expected
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap", "return"])
+@pytest.mark.parametrize(
+    "preemption", ["recompute", pytest.param("swap", marks=pytest.mark.nightly), "return"]
+)
 async def test_preemption_on_decode_worker_keeps_images(model, preemption):
     # Two of four requests begin, and have no room to end; no prefix is found cached. The first is
     # ahead: it needs a block before the second does, which is preempted; a sequence that itself
