@@ -20,10 +20,11 @@ VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A lane starts hundreds of processes, which need not compile Baton each.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A lane is four runs of pytest: on all cores what starts no processes; kernels in Triton's
-# interpreter; two at a time what starts processes; one by one what depends on timing. All four run,
-# whichever fails, and a report on them is printed. A single test that failed then runs again, alone.
-# Some lanes also run kernels from their PTX, by the emulator, which needs a C++ compiler.
+# A lane is four runs of pytest: on all cores what starts no processes; kernels without a GPU; two at
+# a time what starts processes; one by one what depends on timing. All four run, whichever fails, and
+# a report on them is printed. A single test that failed then runs again, alone. Kernels run in
+# Triton's interpreter, or from their PTX by the emulator, which is faster, sees more, and needs a C++
+# compiler.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 E2E_FILES     = $(shell grep -rlE --include='*.py' 'mark\.e2e' tests)
@@ -33,14 +34,13 @@ FULL         := (slow or system) and not (nightly or gpu)
 NIGHTLY      := (nightly or random) and not gpu
 REPORT        = $(CURDIR)/.pytest_cache/$@.jsonl
 PYTEST        = BATON_LANE_REPORT=$(REPORT) $(BIN)/python -m pytest
-run_emulated  = $(PYTEST) $(ON_ALL_CORES) -p tests.support.ptx.plugin -m 'emulated and $(1)' \
-	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?));
+KERNELS       = $(ON_ALL_CORES) tests/kernels/interpreted tests/gpu
+run_interpreted = TRITON_INTERPRET=1 $(PYTEST) $(KERNELS) -m 'interpreted and $(1)'
+run_emulated    = $(PYTEST) $(KERNELS) -p tests.support.ptx.plugin -m 'emulated and $(1)'
 define run_lane
 	@mkdir -p .pytest_cache; rm -f $(REPORT) $(REPORT:.jsonl=.failures); status=0; \
 	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=$$((status | $$?)); \
-	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
-	  tests/kernels/interpreted tests/gpu || status=$$((status | $$?)); \
-	$(2) \
+	$(call $(2),$(1)) || status=$$((status | $$?)); \
 	$(PYTEST) $(TWO_AT_A_TIME) -m 'e2e and not alone and $(1)' $(E2E_FILES) \
 	  || status=$$((status | $$?)); \
 	$(PYTEST) -m 'alone and $(1)' $(ALONE_FILES) || status=$$((status | $$?)); \
@@ -81,10 +81,10 @@ demo: $(BIN)/baton  ## a local cluster, three prompts, a table
 	$(BIN)/baton demo
 
 test: $(VENV)/.test  ## the tests that need Python and make only (docs/testing.md has the minutes)
-	$(call run_lane,$(TEST))
+	$(call run_lane,$(TEST),run_interpreted)
 
 test-full: $(VENV)/.kube  ## slower tests, and those that need packages of the system
-	$(call run_lane,$(FULL),$(call run_emulated,$(FULL)))
+	$(call run_lane,$(FULL),run_emulated)
 
 nightly: export BATON_TEST_SEED := $(or $(BATON_TEST_SEED),$(shell $(PYTHON) -c "import random; print(random.randrange(2**32))"))
 nightly:  ## before a release: all families, images, browsers, soaks, random draws, deferred
@@ -94,7 +94,7 @@ nightly:  ## before a release: all families, images, browsers, soaks, random dra
 nightly-tests: export PTX_SEED := $(or $(PTX_SEED),$(BATON_TEST_SEED))
 nightly-tests: export PTX_CHECKS := late
 nightly-tests: $(VENV)/.dev
-	$(call run_lane,$(NIGHTLY),$(call run_emulated,$(NIGHTLY)))
+	$(call run_lane,$(NIGHTLY),run_emulated)
 
 # PYTHONPATH is that of every process of a cluster, too.
 deferred: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests/support/deferred_site

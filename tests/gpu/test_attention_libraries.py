@@ -28,7 +28,7 @@ from tests.support.kernels.attention_libraries import STAND_INS
 from tests.support.kernels.engine_families import GREEDY, VOCAB_SIZE
 from tests.support.kernels.interpreter import ON_CPU
 
-NIGHTLY = pytest.mark.nightly
+SLOW = pytest.mark.slow
 NAMES = [*LIBRARIES]
 # Rounding to float16 moves logits by about a thousandth.
 MARGIN = 0.02
@@ -97,11 +97,11 @@ def generated(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[tuple[
     [
         ("flashinfer", "llama"),
         ("flash-attn", "llama"),
-        pytest.param("flashinfer", "mistral", marks=NIGHTLY),
-        pytest.param("flash-attn", "mistral", marks=NIGHTLY),
-        pytest.param("flashinfer", "gemma2", marks=NIGHTLY),
-        pytest.param("flash-attn", "gemma2", marks=NIGHTLY),
-        pytest.param("flash-attn", "qwen3", marks=NIGHTLY),
+        pytest.param("flashinfer", "mistral", marks=SLOW),
+        pytest.param("flash-attn", "mistral", marks=SLOW),
+        pytest.param("flashinfer", "gemma2", marks=SLOW),
+        pytest.param("flash-attn", "gemma2", marks=SLOW),
+        pytest.param("flash-attn", "qwen3", marks=SLOW),
     ],
 )
 def test_library_engine_gives_the_tokens_of_transformers(

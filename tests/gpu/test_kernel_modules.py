@@ -30,10 +30,12 @@ SWAPPED = {
     "llama_gelu": (5, 2, 0),
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("family", GENERIC)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=SLOW if f == "glm" else NIGHTLY) for f in GENERIC]
+)
 def test_swapped_modules_of_other_families_keep_torch_tokens(
     folder: Any, load: Any, caplog: pytest.LogCaptureFixture, family: str
 ) -> None:

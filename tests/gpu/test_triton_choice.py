@@ -127,7 +127,7 @@ class Pair:
         self.lengths[batch_slot] += 1
 
 
-@pytest.mark.parametrize("num_steps", [5, pytest.param(14, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_steps", [5, pytest.param(14, marks=pytest.mark.slow)])
 def test_triton_sampler_equals_cpu_sampler_in_random_schedules(
     device: str, seed: int, num_steps: int
 ) -> None:

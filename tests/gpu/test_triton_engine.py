@@ -48,14 +48,8 @@ def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family:
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param("mixtral", marks=SLOW),
-        pytest.param("qwen3_moe", marks=NIGHTLY),
-        pytest.param("gpt_oss", marks=NIGHTLY),
-    ],
-)
+@SLOW
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_triton_experts_give_the_tokens_of_transformers(
     folder: Any, load: Any, family: str
 ) -> None:
@@ -65,14 +59,13 @@ def test_triton_experts_give_the_tokens_of_transformers(
     assert tokens(engine) == [oracle(path, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
 
 
-@NIGHTLY
 @pytest.mark.parametrize(
     ("family", "deterministic"),
     [
-        ("llama", False),
-        ("gemma2", False),
-        ("gpt_oss", False),
-        ("qwen3", True),
+        pytest.param("llama", False, marks=SLOW),
+        pytest.param("gemma2", False, marks=NIGHTLY),
+        pytest.param("gpt_oss", False, marks=NIGHTLY),
+        pytest.param("qwen3", True, marks=NIGHTLY),
     ],
 )
 def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
@@ -89,15 +82,13 @@ def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
         assert [r.token_ids for r in results] == [e.token_ids for e in expected.values()]
 
 
+@SLOW
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"temperature": 1.0}, marks=NIGHTLY),
-        pytest.param(
-            {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
-            marks=SLOW,
-        ),
-        pytest.param({"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2}, marks=NIGHTLY),
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
+        {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2},
     ],
 )
 def test_triton_draws_equal_those_of_torch(folder: Any, load: Any, changes: dict[str, Any]) -> None:
@@ -186,7 +177,7 @@ class Rerun:
     ("family", "asynchronous"),
     [
         pytest.param("llama", True, marks=[SMOKE, SLOW]),
-        pytest.param("llama", False, marks=NIGHTLY),
+        pytest.param("llama", False, marks=SLOW),
         pytest.param("mistral", True, marks=NIGHTLY),
         pytest.param("gpt_oss", True, marks=NIGHTLY),
     ],
@@ -282,7 +273,7 @@ def test_triton_engine_runs_a_forward_that_waits(
     assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
 
 
-@NIGHTLY
+@SLOW
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype: str) -> None:
     settings: dict[str, Any] = {"dtype": dtype, "preemption": "swap", "max_model_len": 64}

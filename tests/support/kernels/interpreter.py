@@ -29,14 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks a test by what runs it (ADR 0050). The emulator's quick tests of one kernel belong to
-    make test-full, its others to make nightly; the interpreter leaves the slow ones of one kernel
-    to it."""
-    is_slow = bool({"slow", "nightly"} & {mark.name for mark in item.iter_markers()})
+    """Marks a test by what runs it (ADR 0050). The interpreter runs the quick ones, in make test;
+    the emulator the quick ones of one kernel and the slow ones of whole engines, in make test-full,
+    and all others in make nightly."""
+    marks = {mark.name for mark in item.iter_markers()}
+    is_quick, is_slow = marks.isdisjoint({"slow", "nightly"}), "nightly" not in marks
     is_of_one_kernel = "kernels" in item.path.relative_to(ROOT).parts
     if IS_EMULATED:
-        item.add_marker("slow" if is_of_one_kernel and not is_slow else "nightly")
-    if not (IS_INTERPRETED and is_of_one_kernel and is_slow):
+        item.add_marker("slow" if is_slow and is_quick == is_of_one_kernel else "nightly")
+    if is_quick or not IS_INTERPRETED:
         item.add_marker(_MARKER)
 
 
