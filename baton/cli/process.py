@@ -197,7 +197,8 @@ class Process:
 
     def preload(self) -> None:
         """Has what it will be forked from import its modules. Returns at once."""
-        self._server()
+        with signals_deferred():
+            self._server()
 
     def _server(self) -> ForkServer | None:
         return ForkServer.shared(_ROUTER_MODULES if self.role == "router" else modules())

@@ -9,7 +9,7 @@ import pytest
 from baton.errors import CancelledError, NotFoundError, OverloadedError
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import kv_sharing_pb2, prefill_pb2
-from baton_router.lifecycle.attempt import SOURCE_PATIENCE
+from baton_router.lifecycle.attempt import SOURCE_TIMEOUT
 from tests.support.router.scripted import (
     ADMITTED,
     DRAINING,
@@ -98,7 +98,7 @@ async def test_live_migration_recomputes_when_it_fails(failure):
     giving, taking = giver(Forever()), Worker("d1", "decode", failure)
     third = decode(READY, tokens(3, 3, 4), finished(), name="d2")
     async with fleet_of(prefill_behind(0, 3), giving, taking, third) as fleet:
-        seen = await run(fleet, source_patience=0.1)
+        seen = await run(fleet, source_timeout=0.1)
         assert fleet.member("p0").requests[1].token_ids[3:] == letter_ids()[:3]
     assert seen.text == "abcde"
 
@@ -137,14 +137,14 @@ async def test_live_migration_survives_deaths_at_every_step(giver_dies_at, taker
     begun.script += [tokens(2, 2), suspended(5), done, HANDED_OVER]
     begun.script = dies(begun.script, giver_dies_at)
     taking = [ADMITTED, READY, Go(done), tokens(2, 2, 3), tokens(4, 4), finished()]
-    source_patience = SOURCE_PATIENCE
+    source_timeout = SOURCE_TIMEOUT
     if taker_dies_at == "the lease is over":
-        source_patience = 0.1
+        source_timeout = 0.1
         taking, taker_dies_at = [ADMITTED, NotFoundError("no such lease")], None
     taker = Worker("d1", "decode", dies(taking, taker_dies_at))
     others = Continuing("p0", "prefill", []), Continuing("d2", "decode", [])
     async with fleet_of(others[0], begun, taker, others[1]) as fleet:
-        seen = await run(fleet, source_patience=source_patience)
+        seen = await run(fleet, source_timeout=source_timeout)
     assert (seen.token_ids, seen.text) == (letter_ids(), "abcde")
     assert seen.finished.usage.num_output_tokens == 5
     if giver_dies_at in (None, 8):  # after it was suspended

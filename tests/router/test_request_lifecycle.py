@@ -135,7 +135,7 @@ async def test_lifecycle_finishes_when_first_token_ends_lease(reason):
 async def test_lifecycle_retries_when_lease_is_over_unexpectedly():
     async with fleet_of(prefill(Forever()), decode(NotFoundError("the lease is over"))) as fleet:
         budget = RetryBudget(largest=2.0, per_second=0.0)
-        lifecycle = lifecycle_of(fleet, budget=budget, source_patience=0.1)
+        lifecycle = lifecycle_of(fleet, budget=budget, source_timeout=0.1)
         with pytest.raises(UnavailableError, match="this one is not: the lease is over"):
             await seen_of(lifecycle)
         assert len(fleet.member("d0").requests) == 3

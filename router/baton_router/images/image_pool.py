@@ -60,7 +60,6 @@ class ImagePool:
         path: folder of the checkpoint.
 
     Attributes:
-        timeout: seconds after which a process with an image is ended.
         num_busy: processes that have an image.
         num_restarts: processes that were ended over an image, or ended by themselves.
         preprocessing: seconds per image, without the wait for a process.
@@ -76,7 +75,7 @@ class ImagePool:
         self.num_restarts = 0
         self.preprocessing = Distribution(buckets.STAGE)
         self._start = Start(path, limits.max_pixels, limits.memory_bytes, limits.max_tensor_bytes)
-        self.timeout = limits.timeout
+        self._timeout = limits.timeout
         self._slots = asyncio.Semaphore(num_processes)
         self._max_pending = num_processes * (1 + _MAX_WAITING)
         self._idle: list[_Process] = []
@@ -142,7 +141,7 @@ class ImagePool:
             except TimeoutError:
                 await self._replace(process)
                 raise RefusedImageError(
-                    f"was not decoded within {self.timeout:g} s. Send a smaller one"
+                    f"was not decoded within {self._timeout:g} s. Send a smaller one"
                 ) from None
             except (_LostError, OSError):
                 await self._replace(process)
@@ -161,7 +160,7 @@ class ImagePool:
         began = time.monotonic()
         self.num_busy += 1
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self._timeout):
                 return await process.ask(job)
         finally:
             self.num_busy -= 1

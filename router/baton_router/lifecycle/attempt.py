@@ -65,7 +65,7 @@ _MAX_UNREAD = 64
 _END_SECONDS = 2.0
 
 # Seconds to wait for the source's reason after the decode worker found the lease ended.
-SOURCE_PATIENCE = 1.0
+SOURCE_TIMEOUT = 1.0
 
 # Timeout of `Decode.HandOver` in seconds.
 _HAND_OVER_SECONDS = 2.0
@@ -85,7 +85,7 @@ class Attempt:
         first_token_due: when the first token is due; None: at any time.
         on_encoded: is called with where each encoder input was encoded that no worker had cached
             for this attempt.
-        source_patience: seconds to wait for the source's reason after its lease has ended.
+        source_timeout: seconds to wait for the source's reason after its lease has ended.
 
     Attributes:
         placement: the workers it runs on; a migration changes the decode worker.
@@ -102,10 +102,10 @@ class Attempt:
         may_return: bool = False,
         first_token_due: Deadline | None = None,
         on_encoded: Callable[[EncodedInput], None] = lambda _: None,
-        source_patience: float = SOURCE_PATIENCE,
+        source_timeout: float = SOURCE_TIMEOUT,
     ) -> None:
         self.placement = placement
-        self._source_patience = source_patience
+        self._source_timeout = source_timeout
         self._may_return = may_return
         self._first_token_due = first_token_due
         self._on_encoded = on_encoded
@@ -284,7 +284,7 @@ class Attempt:
             case AttemptAction.CANCEL_SOURCE:
                 self._cancel_source()
             case AttemptAction.LIMIT_SOURCE:
-                asyncio.get_running_loop().call_later(self._source_patience, self._cancel_source)
+                asyncio.get_running_loop().call_later(self._source_timeout, self._cancel_source)
             case AttemptAction.CANCEL_CALLS:
                 self.cancel()
             case AttemptAction.HOLD:

@@ -19,7 +19,7 @@ from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet
 from baton_router.lifecycle import client_wire
 from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.attempt import SOURCE_PATIENCE, Attempt, Event
+from baton_router.lifecycle.attempt import SOURCE_TIMEOUT, Attempt, Event
 from baton_router.lifecycle.chunk import ClientEvent, coalesced
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.placement.decision import Decision
@@ -45,11 +45,11 @@ class RequestLifecycle:
         deadline: Deadline,
         coalescer: Coalescer | None = None,
         first_token_due: Deadline | None = None,
-        source_patience: float = SOURCE_PATIENCE,
+        source_timeout: float = SOURCE_TIMEOUT,
     ) -> None:
         """Takes the moment at which the first token is due (None: at any time), and the
-        `source_patience` of attempts."""
-        self._source_patience = source_patience
+        `source_timeout` of attempts."""
+        self._source_timeout = source_timeout
         self.request = request
         self._fleet = fleet
         self._placer = placer
@@ -138,7 +138,7 @@ class RequestLifecycle:
             may_return=recovery.may_return,
             first_token_due=self._first_token_due,
             on_encoded=self._answer.account.encoded,
-            source_patience=self._source_patience,
+            source_timeout=self._source_timeout,
         )
 
     def _apply_all(

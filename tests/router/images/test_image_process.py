@@ -225,14 +225,13 @@ async def test_image_beyond_memory_is_refused(checkpoint):
         assert await pool.process(GOOD)
 
 
-async def test_hang_ends_after_timeout(pool):
-    pid, timeout = pid_of(pool), pool.timeout
-    pool.timeout = 0.2
-    os.kill(pid, signal.SIGSTOP)
-    assert "was not decoded within 0.2 s" in await refusal(pool, GOOD)
-    assert not psutil.pid_exists(pid)
-    pool.timeout = timeout
-    assert await pool.process(GOOD)
+async def test_hang_ends_after_timeout(checkpoint):
+    async with pool_of(checkpoint, timeout=2.0) as pool:
+        pid = pid_of(pool)
+        os.kill(pid, signal.SIGSTOP)
+        assert "was not decoded within 2 s" in await refusal(pool, GOOD)
+        assert not psutil.pid_exists(pid)
+        assert await pool.process(GOOD)
 
 
 async def test_killed_process_costs_one_image(pool):

@@ -33,10 +33,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     the emulator the quick ones of one kernel and the slow ones of whole engines, in make test-full,
     and all others in make nightly."""
     marks = {mark.name for mark in item.iter_markers()}
-    is_quick, is_slow = marks.isdisjoint({"slow", "nightly"}), "nightly" not in marks
+    is_quick, is_nightly = marks.isdisjoint({"slow", "nightly"}), "nightly" in marks
     is_of_one_kernel = "kernels" in item.path.relative_to(ROOT).parts
     if IS_EMULATED:
-        item.add_marker("slow" if is_slow and is_quick == is_of_one_kernel else "nightly")
+        item.add_marker("slow" if not is_nightly and is_quick == is_of_one_kernel else "nightly")
     if is_quick or not IS_INTERPRETED:
         item.add_marker(_MARKER)
 

@@ -38,7 +38,7 @@ from baton_router.fleet.pending_prefixes import PendingPrefixes
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
 from baton_router.intake.model_card import ModelCard, read_model_card
 from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.attempt import SOURCE_PATIENCE
+from baton_router.lifecycle.attempt import SOURCE_TIMEOUT
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
@@ -316,7 +316,7 @@ def lifecycle_of(
     prompt: tuple[int, ...] = (5, 6, 7),
     encoder_inputs: tuple[EncoderInput, ...] = (),
     placer: Placer | None = None,
-    source_patience: float = SOURCE_PATIENCE,
+    source_timeout: float = SOURCE_TIMEOUT,
     **params: Any,
 ) -> RequestLifecycle:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
@@ -335,7 +335,7 @@ def lifecycle_of(
         recovery,
         deadline,
         coalescer,
-        source_patience=source_patience,
+        source_timeout=source_timeout,
     )
 
 
