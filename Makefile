@@ -20,13 +20,14 @@ VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A lane starts hundreds of processes, which need not compile Baton each.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A lane is four runs of pytest: on all cores what starts no processes; kernels without a GPU; two at
+# A lane is four runs of pytest: on all cores what starts no processes; kernels without a GPU; three at
 # a time what starts processes; one by one what depends on timing. All four run, whichever fails, and
 # a report on them is printed. A single test that failed then runs again, alone. Kernels run in
 # Triton's interpreter, or from their PTX by the emulator, which is faster, sees more, and needs a C++
-# compiler.
-ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
-TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
+# compiler. Tests wait, too: three keep two cores busy.
+NUM_WORKERS  := $(shell n=$$(getconf _NPROCESSORS_ONLN); n=$$((n + n / 2)); echo $$((n < 8 ? n : 8)))
+ON_ALL_CORES := -n $(NUM_WORKERS) --dist worksteal
+THREE_AT_A_TIME := -n 3 --dist loadfile --no-loadscope-reorder
 E2E_FILES     = $(shell grep -rlE --include='*.py' 'mark\.e2e' tests)
 ALONE_FILES  = $(shell grep -rlE --include='*.py' 'mark\.alone' tests)
 TEST         := not (slow or system or nightly or gpu)
@@ -41,7 +42,7 @@ define run_lane
 	@mkdir -p .pytest_cache; rm -f $(REPORT) $(REPORT:.jsonl=.failures); status=0; \
 	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=$$((status | $$?)); \
 	$(call $(2),$(1)) || status=$$((status | $$?)); \
-	$(PYTEST) $(TWO_AT_A_TIME) -m 'e2e and not alone and $(1)' $(E2E_FILES) \
+	$(PYTEST) $(THREE_AT_A_TIME) -m 'e2e and not alone and $(1)' $(E2E_FILES) \
 	  || status=$$((status | $$?)); \
 	$(PYTEST) -m 'alone and $(1)' $(ALONE_FILES) || status=$$((status | $$?)); \
 	$(BIN)/python -m tests.support.lanes $(REPORT); \

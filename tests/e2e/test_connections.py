@@ -14,7 +14,7 @@ from baton.cluster.redis import connect
 from baton.cluster.registry import WorkerRecord
 from baton.serving.network_topology import CONNECTIONS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 Found = set[tuple[str, str, str | None]]
 _TIMEOUT = 20.0

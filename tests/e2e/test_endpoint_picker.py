@@ -14,7 +14,7 @@ from tests.support.gateway.picker_process import picker_process
 from tests.support.waiting import wait_until
 
 # The picker leaves a model server that does not answer its probe within a second.
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 CLOSED = "127.0.0.1:9"
 MAX_BODY = 2**20

@@ -21,7 +21,7 @@ from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import listed, name_of
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 # Requests of several sequences end where they are, or are generated again.

@@ -14,7 +14,7 @@ from tests.support.cluster.watch import load_of, loads, until_nothing_is_held
 from tests.support.cluster.wide import listed, name_of, stopped
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TURN = SamplingParams(max_tokens=200, ignore_eos=True)
 

@@ -11,7 +11,7 @@ from tests.support.cluster.second_router import second_router
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.serving.stream_resets import attackers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 GENERATE = "/baton.v1.Inference/Generate"
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)

@@ -26,7 +26,7 @@ from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS, name_of
 from tests.support.serving.otlp_receiver import Collector, collector_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.oracle import Oracle
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 PROMPT, NUM_TOKENS = list(range(3, 40)), 12
 PROGRAM = """

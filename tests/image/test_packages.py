@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.container_file import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = PROJECT["project"]["version"]

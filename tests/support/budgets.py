@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.support import randomness
 IN_PROCESS_SECONDS = 5.0
 END_TO_END_SECONDS = 15.0
 
+_READ_EVERY = 0.25  # seconds: the kernel's counts take as long to read as a small test takes
 _HARDLY_ANY = 0.1  # of the wall time; the kernel's counts are means over the cores
 _NUM_ADDITIONS, _ADDING_SECONDS = 1_000_000, 0.05  # in a loop, on a machine that budgets are for
 _CROWDED = 2.0  # CPU time on a loaded machine, at most, in that of an idle one
@@ -57,7 +59,8 @@ class Clocks:
     def now(cls) -> "Clocks":
         times, wall = os.times(), time.monotonic()
         cpu = times.user + times.system + times.children_user + times.children_system
-        return cls(wall, cpu, _waiting(otherwise=wall))
+        waiting = _waiting(int(wall / _READ_EVERY))
+        return cls(wall, cpu, wall if waiting is None else waiting)
 
     def __add__(self, other: "Clocks") -> "Clocks":
         return Clocks(self.wall + other.wall, self.cpu + other.cpu, self.waiting + other.waiting)
@@ -71,13 +74,14 @@ class Clocks:
         return self.wall if self.waiting <= _HARDLY_ANY * self.wall else self.cpu / _CROWDED
 
 
-def _waiting(*, otherwise: float) -> float:
-    """Returns `otherwise` if the kernel does not count: then some task may always have waited."""
+@lru_cache(maxsize=1)
+def _waiting(_moment: int) -> float | None:
+    """Returns None if the kernel does not count: then some task may always have waited."""
     try:
         pressures = [Path(f"/proc/pressure/{each}").read_text() for each in ("cpu", "io", "memory")]
         stolen = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
     except OSError:
-        return otherwise
+        return None
     totals = (int(text.split("\n", 1)[0].rpartition("total=")[2]) for text in pressures)
     return sum(totals) / 1e6 + stolen / os.sysconf("SC_CLK_TCK")
 

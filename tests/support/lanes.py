@@ -1,6 +1,6 @@
 """Lanes of tests: which command runs a test, and a report over the runs of one lane.
 
-A lane is several runs of pytest (on all cores, in the interpreter, two tests at a time, one by
+A lane is several runs of pytest (on all cores, in the interpreter, three tests at a time, one by
 one). As a plugin, this module appends one line of JSON about each run to the file that
 BATON_LANE_REPORT names; with BATON_LANE_TWICE each test runs twice, and the line is about its
 second time. As a program, it prints what these runs say together:

@@ -24,9 +24,9 @@ from tests.support.repository import ROOT
 
 TIMEOUT = 3600.0  # seconds of one run of pytest
 _COMMIT = "not (nightly or gpu)"
-_TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+_THREE_AT_A_TIME = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "two at a time": (f"e2e and not alone and {_COMMIT}", _TWO_AT_A_TIME),
+    "three at a time": (f"e2e and not alone and {_COMMIT}", _THREE_AT_A_TIME),
     "one by one": (f"alone and {_COMMIT}", ()),
 }
 _BUSY = "while True: pass"

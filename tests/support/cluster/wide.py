@@ -14,7 +14,7 @@ from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import load_of
-from tests.support.waiting import until_observed
+from tests.support.waiting import until_observed, wait_until
 
 # A router with it sends every prompt through a prefill worker: for tests of the handoff.
 HANDOFFS = {"conditional_disaggregation": False}
@@ -45,11 +45,16 @@ def _is_draining(process: Process) -> bool:
 
 
 def _restore_roles(cluster: LocalCluster) -> None:
+    """Returns once the router knows of each change, which it reads in Redis."""
+    own = {p.worker_id: p.role for p in cluster.processes if p.role != "router"}
     with Client(cluster.address, admin_address=cluster.admin_address) as client:
-        roles = {worker.id: worker.role for worker in client.list_workers()}
-        for process in cluster.processes:
-            if process.role != "router" and roles[process.worker_id] != process.role:
-                client.set_role(process.worker_id, process.role)
+
+        def changed() -> dict[str, str]:
+            return {w.id: own[w.id] for w in client.list_workers() if w.role != own[w.id]}
+
+        for worker, role in changed().items():
+            client.set_role(worker, role)
+        wait_until(lambda: not changed(), what="the return of all roles")
 
 
 def name_of(cluster: LocalCluster, worker_id: str) -> str:
