@@ -25,7 +25,7 @@ from tests.support import randomness
 IN_PROCESS_SECONDS = 5.0
 END_TO_END_SECONDS = 15.0
 
-_READ_EVERY = 0.25  # seconds: the kernel's counts take as long to read as a small test takes
+_READ_EVERY = 0.25  # seconds; reading the kernel's counts takes half a millisecond
 _HARDLY_ANY = 0.1  # of the wall time; the kernel's counts are means over the cores
 _NUM_ADDITIONS, _ADDING_SECONDS = 1_000_000, 0.05  # in a loop, on a machine that budgets are for
 _CROWDED = 2.0  # CPU time on a loaded machine, at most, in that of an idle one

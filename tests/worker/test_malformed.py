@@ -120,6 +120,7 @@ async def test_worker_answers_many_damaged_requests_with_typed_errors(checkpoint
 
 
 HUGE = 2**32 - 1
+# Each is made by its test: some have 50,000 parts, and every process of a lane imports this module.
 BOUNDLESS = {
     "tokens": lambda: kv.KvHandle(num_tokens=HUGE),
     "a block": lambda: kv.KvHandle(

@@ -1,9 +1,9 @@
 """Attention by the tilings that are chosen for a GPU, over contexts of many tiles, against float64.
 
-Other tests choose small tilings, in which few tokens have many edges."""
+Other tests choose small tilings, in which few tokens have many edges.
+"""
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from tests.support.kernels.comparison import FP8
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 Form = tuple[int, str, str, bool]
-"""Head dimension, what the cache has, the rule of scores, whether tokens are deterministic."""
+"""Head dimension, dtype of the cache, rule of the scores, whether the tiling is deterministic."""
 
 CACHES: dict[str, tuple[torch.dtype, bool]] = {
     "bfloat16": (torch.bfloat16, False),
@@ -37,14 +37,9 @@ RULES: dict[str, dict[str, Any]] = {
     "ruled": {"window": 300, "softcap": 20.0, "has_sinks": True},
 }
 
-
 FORMS = list(itertools.product(HEAD_DIMS, CACHES, RULES, (False, True)))
 BY_DESCRIPTORS = [form for form in FORMS if form[1] != "float32"]  # of 16 and 8 bits
 SHARING = [form for form in FORMS if form[2:] == ("plain", False)]  # neither windowed nor bitwise
-
-
-def each(forms: Iterable[Form]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("form", [pytest.param(form, id=str(form)) for form in forms])
 
 
 def tiling_of(form: Form) -> AttentionTiling:
@@ -61,26 +56,26 @@ def batch(form: Form, contexts: list[int], num_queries: list[int], block_size: i
     return make_case(contexts, num_queries, block_size=block_size, **shape, **RULES[rule])
 
 
-@each(FORMS)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_chosen_tiling_matches_float64_for_decodes(form: Form) -> None:
     case = batch(form, [700, 3, 511, 0], [1, 1, 1, 1])
     case.check(attend(case, tiling_of(form)))
 
 
-@each(FORMS)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_chosen_tiling_matches_float64_for_chunks(form: Form) -> None:
     case, tiling = batch(form, [390, 0], [90, 33]), tiling_of(form)
     case.check(prefill(case, tiling.prefill, tiling.prefill_splits))
 
 
-@each(BY_DESCRIPTORS)
+@pytest.mark.parametrize("form", BY_DESCRIPTORS, ids=str)
 def test_chosen_tiling_matches_float64_by_descriptors(form: Form) -> None:
     tiling = tiling_of(form)
     case = by_descriptors(batch(form, [390, 0], [90, 33], block_size=128), tiling.prefill)
     case.check(prefill(case, tiling.prefill, tiling.prefill_splits))
 
 
-@each(SHARING)
+@pytest.mark.parametrize("form", SHARING, ids=str)
 def test_chosen_tiling_matches_float64_with_shared_prefix(form: Form) -> None:
     case = batch(form, [530, 540, 600], [1, 1, 1])
     case.check(attend(case, tiling_of(form), [share(case, [0, 1, 2], 512)]))
