@@ -24,7 +24,7 @@ _BY_CHART = {
     "redis_password", "redis_signing_key_file", "redis_url", "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
 _BY_CHART_OF_ROUTER = _BY_CHART | {
-    "allowances", "client_auth", "endpoint_picker", "picker_endpoints", "model_aliases",
+    "quotas", "client_auth", "endpoint_picker", "picker_endpoints", "model_aliases",
     "tenants_file",
 }  # fmt: skip
 _BY_CHART_OF_WORKER = _BY_CHART | {

@@ -10,9 +10,9 @@ import difflib
 import os
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -56,6 +56,9 @@ class ServingSettings(BaseSettings):
         cli_kebab_case=True,
         cli_show_env_vars=True,
     )
+
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {}
+    """Fields by the names that they had in the release before; these still work, with a warning."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
@@ -239,19 +242,57 @@ def parse(
         help="YAML file of settings; flags and environment variables override it. "
         f"[env: {_variable('config')}]",
     )
-    flags = command_line(args=list(argv))()
+    old_names = _OldNames(settings_class.OLD_NAMES, program)
+    flags = command_line(args=old_names.in_flags(argv))()
     environment = {
         field: value
-        for field, value in EnvSettingsSource(settings_class, env_ignore_empty=True)().items()
+        for field, value in (
+            old_names.in_environment() | EnvSettingsSource(settings_class, env_ignore_empty=True)()
+        ).items()
         if _variable(field) not in ignored
     }
     path = command_line.env_vars.get("config") or os.environ.get(_variable("config"))
-    file = _from_file(settings_class, Path(path)) if path else {}
+    file = _from_file(settings_class, Path(path), old_names) if path else {}
     try:
         return settings_class.model_validate({**file, **environment, **flags})
     except ValidationError as error:
         sentences = [_sentence(details, flags, environment) for details in error.errors()]
         raise SettingsError("; ".join(sentences)) from error
+
+
+class _OldNames:
+    """Replaces old names of settings by the present ones, with a line on stderr for each."""
+
+    def __init__(self, names: Mapping[str, str], program: str) -> None:
+        self._names = names
+        self._program = program
+
+    def in_flags(self, argv: Sequence[str]) -> list[str]:
+        present = {_flag(old): _flag(new) for old, new in self._names.items()}
+        return [
+            self._replaced(name, present[name]) + equals + value if name in present else argument
+            for argument in argv
+            for name, equals, value in [argument.partition("=")]
+        ]
+
+    def in_environment(self) -> _Values:
+        return {
+            new: os.environ[variable]
+            for old, new in self._names.items()
+            if os.environ.get(variable := _variable(old))
+            and self._replaced(variable, _variable(new))
+        }
+
+    def in_file(self, values: _Values) -> _Values:
+        return {
+            self._replaced(key, self._names[key]) if key in self._names else key: value
+            for key, value in values.items()
+        }
+
+    def _replaced(self, old: str, new: str) -> str:
+        sentence = f"{old} is now {new}; use that name before the next release"
+        print(f"{self._program}: {sentence}", file=sys.stderr)
+        return new
 
 
 def _parse_args(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
@@ -262,7 +303,9 @@ def _parse_args(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     return given
 
 
-def _from_file(settings_class: type[ServingSettings], path: Path) -> _Values:
+def _from_file(
+    settings_class: type[ServingSettings], path: Path, old_names: "_OldNames"
+) -> _Values:
     """Returns the file's keys and values. Raises `SettingsError`: no file, no YAML, unknown key."""
     if not path.is_file():  # the source would take it for an empty one
         raise SettingsError(f"cannot read {path}: no such file")
@@ -272,6 +315,7 @@ def _from_file(settings_class: type[ServingSettings], path: Path) -> _Values:
     except (OSError, YAMLError, AttributeError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"cannot read {path} as YAML like `port: 50051`: {problem}") from error
+    values = old_names.in_file(values)
     for key in values:
         if key not in settings_class.model_fields:
             raise SettingsError(_unknown(f"{path}: key", key, settings_class.model_fields))

@@ -28,7 +28,7 @@ BOARD = Board(
             [
                 Panel(
                     "Where images are encoded",
-                    [Query(rate(_INPUTS, "way", where=of_model(_INPUTS)), "{{way}}")],
+                    [Query(rate(_INPUTS, "source", where=of_model(_INPUTS)), "{{source}}")],
                     "ops",
                     "local: by the worker of the prompt. encode: by another one. cached_remote: "
                     "another one had it cached. failed: by the first after the other had failed.",

@@ -43,7 +43,7 @@ BOARD = Board(
                     "Failed transfers",
                     [Query(rate("baton_kv_transfer_failures_total", "reason"), "{{reason}}")],
                     "ops",
-                    "called_off: the request was cancelled.",
+                    "cancelled: the request was cancelled.",
                     is_stacked=True,
                 ),
                 Panel(
@@ -64,14 +64,14 @@ BOARD = Board(
             [
                 Panel(
                     "Placement decisions",
-                    [Query(_of_router("baton_placements_total", "way"), "{{way}}")],
+                    [Query(_of_router("baton_placements_total", "path"), "{{path}}")],
                     "ops",
                     is_stacked=True,
-                    text="By the way in which the router has placed requests.",
+                    text="By path: handoff from a prefill to a decode worker, or one worker alone.",
                 ),
                 Panel(
                     "Failed attempts",
-                    [Query(_of_router("baton_setbacks_total", "kind"), "{{kind}}")],
+                    [Query(_of_router("baton_attempt_failures_total", "kind"), "{{kind}}")],
                     "ops",
                     is_stacked=True,
                     text="Calls of workers that failed. The router tries others.",
@@ -156,7 +156,12 @@ BOARD = Board(
                 ),
                 Panel(
                     "Time since the last answer",
-                    [Query("max by (what) (baton_redis_staleness_seconds)", "{{what}}")],
+                    [
+                        Query(
+                            "max by (subscription) (baton_redis_staleness_seconds)",
+                            "{{subscription}}",
+                        )
+                    ],
                     "s",
                     "Serving continues; cache locality becomes stale.",
                 ),

@@ -25,7 +25,7 @@ from baton_kvtransfer.connector import GRPC
 from baton_kvtransfer.handle import TransferReport
 
 Reason = Literal[
-    "lease_over", "not_opened", "damaged", "late", "unpaired", "source_lost", "called_off", "other"
+    "lease_over", "not_opened", "damaged", "late", "unpaired", "source_lost", "cancelled", "other"
 ]
 
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ class TransferMeter:
 def reason_of(error: BaseException) -> Reason:
     """Returns the reason for which a fetch failed, as a metric label."""
     if isinstance(error, asyncio.CancelledError):
-        return "called_off"
+        return "cancelled"
     if isinstance(error, grpc.aio.AioRpcError):
         if is_loss(error):
             return "source_lost"

@@ -19,7 +19,7 @@ class FailureKind(Enum):
     """A worker fell silent, or the network to it is cut. It may be healthy, but is unreachable."""
     BROKEN = auto()
     """Two workers that both respond could not continue the request together."""
-    NOBODY = auto()
+    NO_WORKER = auto()
     """No workers were available for the attempt."""
     PREEMPTED = auto()
     """A decode worker preempted the request and gave it back. No fault of the worker."""

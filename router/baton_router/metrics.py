@@ -22,8 +22,8 @@ from baton_router.fleet.fleet import Fleet
 from baton_router.fleet.fleets import Fleets
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.models.models import Models
-from baton_router.placement.placer import PLACED
-from baton_router.usage import ENCODER_WAYS
+from baton_router.placement.placer import PATHS
+from baton_router.usage import ENCODED_BY
 
 if TYPE_CHECKING:
     from baton_router.images.image_pool import ImagePool
@@ -165,11 +165,11 @@ class RouterMetrics:
             "Placement decisions: handoff from a prefill to a decode worker, decode worker alone, "
             "prefill worker alone for a pooled output, or no worker available.",
             {
-                (one.card.name, way): one.placer.num_placed[way]
+                (one.card.name, path): one.placer.num_placed[path]
                 for one in self._services
-                for way in PLACED
+                for path in PATHS
             },
-            ("model", "way"),
+            ("model", "path"),
         )
         yield counter(
             "baton_unrecorded_placements_total",
@@ -178,7 +178,7 @@ class RouterMetrics:
             max((one.placer.num_unrecorded for one in self._services), default=0),
         )
         yield counter(
-            "baton_setbacks_total",
+            "baton_attempt_failures_total",
             "Failed attempts of requests that have ended: refused by a worker, worker lost or "
             "silent, handoff broken, no worker available, preempted by its worker.",
             {
@@ -194,11 +194,11 @@ class RouterMetrics:
             "that computes the prompt (local), by another one for the request (encode) or before "
             "(cached_remote), or by the first after the other had failed (failed).",
             {
-                (one.card.name, way): one.meter.num_encoder_inputs[way]
+                (one.card.name, source): one.meter.num_encoder_inputs[source]
                 for one in self._services
-                for way in ENCODER_WAYS
+                for source in ENCODED_BY
             },
-            ("model", "way"),
+            ("model", "source"),
         )
         yield counter(
             "baton_migrations_total",

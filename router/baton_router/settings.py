@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -66,6 +66,8 @@ def _comma_separated(value: object) -> object:
 
 class RouterSettings(PickerSettings):
     """Settings of a router."""
+
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {"allowances": "quotas"}
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
     admin_host: str | None = Field(
@@ -372,7 +374,7 @@ class RouterSettings(PickerSettings):
         description="Seconds without a placeable request after which a ready router reports that "
         "it is not ready any more.",
     )
-    allowances: str | None = Field(
+    quotas: str | None = Field(
         None,
         description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000 "
         "requests_per_minute=60 tokens_per_minute=60000 bytes_per_minute=1000000`: each tenant's "
@@ -383,7 +385,7 @@ class RouterSettings(PickerSettings):
         60_000,
         ge=0,
         description="Rate limit of each router: requests per tenant and minute, for tenants to "
-        "which --allowances gives no other. 0: no limit. The default, a thousand a second, is "
+        "which --quotas gives no other. 0: no limit. The default, a thousand a second, is "
         "about what one router serves: it refuses floods only.",
     )
     tokens_per_minute: int = Field(
@@ -509,9 +511,9 @@ class RouterSettings(PickerSettings):
             tokens_per_minute=self.tokens_per_minute or None,
             bytes_per_minute=self.bytes_per_minute or None,
         )
-        if self.allowances is None:
+        if self.quotas is None:
             return Quotas(default=default)
-        return Quotas.read(Path(self.allowances), default)
+        return Quotas.read(Path(self.quotas), default)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(self.max_new_streams_per_s, self.max_resets_per_s)

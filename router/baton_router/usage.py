@@ -4,11 +4,11 @@ import time
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-EncoderWay = Literal["local", "encode", "cached_remote", "failed"]
-"""Where an encoder input was encoded: by the worker that computes the prompt (`local`), by another
-one for this request (`encode`) or before (`cached_remote`); `failed`: by the first, after all."""
+EncodedBy = Literal["local", "encode", "cached_remote", "failed"]
+"""Source of an encoder output: the worker that computes the prompt (`local`), another one for this
+request (`encode`) or before (`cached_remote`); `failed`: the first, after all."""
 
-ENCODER_WAYS: Final[tuple[EncoderWay, ...]] = get_args(EncoderWay)
+ENCODED_BY: Final[tuple[EncodedBy, ...]] = get_args(EncodedBy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class EncodedInput:
     """Encoder input that was encoded. `seconds`: from the call of another worker until that had
     encoded it; None unless it did."""
 
-    way: EncoderWay
+    source: EncodedBy
     seconds: float | None = None
 
 

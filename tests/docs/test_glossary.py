@@ -39,7 +39,7 @@ def test_terms_have_each_cost_of_each_policy():
             names |= policy_named(policy)(candidate, 10_000).keys()
             if role == "decode" and (alone := alone_policy_named(policy)) is not None:
                 names |= alone(candidate, 10_000).keys()
-    assert "pull" in names
+    assert "fetch" in names
     assert names <= TERMS.keys()
 
 

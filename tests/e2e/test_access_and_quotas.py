@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 TENANTS = ("few", "clumsy", "thrifty", "terse", "free", "fired")
-ALLOWANCES = """
+QUOTAS = """
 few      requests_per_minute=1
 clumsy   requests_per_minute=1
 thrifty  tokens_per_minute=100
@@ -42,8 +42,8 @@ class TenantFiles:
         self._lines = {tenant: line for tenant, (_, line) in made.items()}
         self._file = folder / "tokens"
         self.write_tokens(*TENANTS)
-        (folder / "allowances").write_text(ALLOWANCES)
-        self.flags = {"tenants_file": self._file, "allowances": folder / "allowances"}
+        (folder / "quotas").write_text(QUOTAS)
+        self.flags = {"tenants_file": self._file, "quotas": folder / "quotas"}
 
     def write_tokens(self, *tenants: str) -> None:
         """These, and nobody else."""

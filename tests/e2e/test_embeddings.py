@@ -332,7 +332,7 @@ async def test_embeddings_are_counted_and_leave_nothing(cluster, client):
     duration = "gen_ai_server_request_duration_seconds"
     embeddings = partial(scraped, duration, f"{duration}_count", gen_ai_operation_name="embeddings")
     tokens = partial(scraped, "baton_prompt_tokens_total")
-    placed = partial(scraped, "baton_placements_total", way="prefill_alone")
+    placed = partial(scraped, "baton_placements_total", path="prefill_alone")
     before = embeddings(), tokens(), placed()
     answer = await client.embed(TEXTS, model="embedder")
     expected = (

@@ -71,7 +71,7 @@ def ways(running: list[Running]) -> list[str]:
     """Where the inputs of all requests were encoded. A failure that the router has not noticed when
     the prompt is computed is not among them."""
     accounts = [each.lifecycle.account for each in running]
-    return [encoded.way for account in accounts for encoded in account.encoded_inputs]
+    return [encoded.source for account in accounts for encoded in account.encoded_inputs]
 
 
 def num_fetched(cluster: LocalCluster, role: str) -> float:

@@ -49,7 +49,7 @@ def cluster(llava: str) -> Iterator[LocalCluster]:
 
 def num_encoded(cluster: LocalCluster) -> float:
     """Images that the encode pool has computed for this router."""
-    return scrape(cluster.metrics_endpoints["router"])[INPUTS].total(INPUTS, way="encode")
+    return scrape(cluster.metrics_endpoints["router"])[INPUTS].total(INPUTS, source="encode")
 
 
 async def check_answers(client: AsyncClient, path: str) -> None:

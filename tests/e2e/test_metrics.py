@@ -51,7 +51,7 @@ async def test_metrics_count_a_request_in_every_process(
     assert grown("baton_output_tokens_total") == 16
     assert grown("baton_admission_seconds", "baton_admission_seconds_count") == 2
     assert grown("baton_prefill_queue_seconds", "baton_prefill_queue_seconds_count") == 2
-    assert grown("baton_placements_total", way="handoff") == 2
+    assert grown("baton_placements_total", path="handoff") == 2
     num_prompt = grown("baton_prompt_tokens_total")
     assert grown("baton_prefix_lookup_tokens_total", role="prefill") == num_prompt
     hits = grown("baton_prefix_hit_tokens_total", source="prefill_local")

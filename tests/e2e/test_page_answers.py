@@ -150,7 +150,7 @@ def test_page_explains_the_terms_of_a_reason(page, router):
     reason = card.find_element(By.CSS_SELECTOR, ".placement .quiet")
     assert reason.text == TIMELINE["reason"]
     terms = reason.find_elements(By.CSS_SELECTOR, ".term")
-    assert [term.text for term in terms] == ["interruption", "last turn"]
+    assert [term.text for term in terms] == ["stall", "last request"]
     assert [term.get_attribute("title") for term in terms] == [f"{TERMS[t.text]}." for t in terms]
 
 
@@ -343,7 +343,7 @@ def test_page_reaches_all_controls_by_tab_in_order(page, router):
         *("new-chat", "theme", "help-button"),
         *("Copy as curl", "Try again", "Edit"),
         *("cached", "router queue", "prefill queue", "prefill", "transfer", "decode"),
-        *("interruption", "last turn"),
+        *("stall", "last request"),
         "What every worker would have cost",
         *("prompt", "options-button", "send"),
     ]

@@ -55,7 +55,7 @@ async def conversation(
         elif shares:
             assert placement.prefix_source == writer
             terms = {c.worker: c.terms for c in placement.candidates}[placement.prefill_worker]
-            assert terms["pull"] > 0  # seconds by what transfers took; that it pays was decided
+            assert terms["fetch"] > 0  # seconds by what transfers took; that it pays was decided
         known, writer = (len(prompt) + 199) // 16, placement.decode_worker
         prompt = [*prompt, *answers[-1], *prompt_of(21, seed=61 + turn)]
         await until_known(cluster, name_of(cluster, writer), known)

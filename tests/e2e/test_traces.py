@@ -126,9 +126,10 @@ def test_killed_worker_and_migration_appear_in_one_trace(traced, collector):
     first, second = named(spans, "place")
     (link,) = second.links
     assert link.span_id == first.span_id
-    assert (link["baton.setback"], link["baton.setback.worker"]) == ("lost", lost)
+    assert link["baton.attempt_failure.kind"] == "lost"
+    assert link["baton.attempt_failure.worker"] == lost
     died, went_on = named(spans, "decode")
-    assert (died["baton.worker"], died["baton.told_by"]) == (lost, "router")
+    assert (died["baton.worker"], died["baton.reported_by"]) == (lost, "router")
     assert died.has_failed
     assert died["error.type"] == "UNAVAILABLE"
     assert went_on["baton.worker"] == second["baton.placement.decode_worker"] != lost
@@ -214,7 +215,7 @@ def alone_router(
 ) -> Iterator[SecondRouter]:
     """A tenant that may have ten tokens at once; content in traces."""
     folder = tmp_path_factory.mktemp("tenants")
-    (folder / "allowances").write_text("poor tokens_per_second=1\n")
+    (folder / "quotas").write_text("poor tokens_per_second=1\n")
     told = {
         **traced_shape.environment,
         "OTEL_SERVICE_NAME": "ours",
@@ -224,7 +225,7 @@ def alone_router(
         "admission": "none",
         "tenants_file": tenants_file(folder, {"little": "poor"}),
         "allow_anonymous": True,
-        "allowances": folder / "allowances",
+        "quotas": folder / "quotas",
     }
     with patch.dict(os.environ, told), second_router(traced_shape.cluster, **flags) as running:
         yield running

@@ -38,7 +38,7 @@ GIVEN = (
     ("model", "cacheClaim"),
     ("kv", "socketDirectory", "claim"),
     ("router", "tenantsSecret"),
-    ("router", "allowancesConfigMap"),
+    ("router", "quotasConfigMap"),
     ("router", "aliasesConfigMap"),
     ("tracing", "headersSecret"),
     ("helmTest", "clientSecret"),

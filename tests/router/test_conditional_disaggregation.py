@@ -59,7 +59,7 @@ def test_decode_worker_computes_prompt_shorter_than_handoff():
     placement = decided(*short)
     assert placement.num_cached_tokens == NUM_TOKENS - 16
     (single,) = placement.chosen
-    assert single.cost == sum(single.terms.values()) == single.terms["crowding"] * 17 / 15
+    assert single.cost == sum(single.terms.values()) == single.terms["congestion"] * 17 / 15
 
 
 def test_busy_decode_worker_computes_no_prompt():

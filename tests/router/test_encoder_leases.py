@@ -19,7 +19,7 @@ from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.request import Request, RequestOutcome
 from baton_router.telemetry.request_meter import RequestMeter
-from baton_router.usage import ENCODER_WAYS, Account, EncodedInput, Timings
+from baton_router.usage import ENCODED_BY, Account, EncodedInput, Timings
 from tests.support.router.encoding import EncodingPlacer
 from tests.support.router.scripted import (
     DRAINING,
@@ -89,8 +89,8 @@ def lifecycle(
 
 def ways(running: RequestLifecycle) -> dict[str, int]:
     """Where inputs were encoded, as often."""
-    told = [encoded.way for encoded in running.account.encoded_inputs]
-    return {way: told.count(way) for way in ENCODER_WAYS if way in told}
+    told = [encoded.source for encoded in running.account.encoded_inputs]
+    return {source: told.count(source) for source in ENCODED_BY if source in told}
 
 
 async def answered(running: RequestLifecycle, gate: Cue, num_encoded: int = 1) -> None:
@@ -123,7 +123,7 @@ async def test_prefill_worker_gets_source_of_remote_input():
     assert list(call.encoder_inputs) == list(map(to_proto, IMAGES))
     assert not answers.requests[0].encoder_sources
     assert ways(running) == {"local": 1, "encode": 1}
-    (seconds,) = [one.seconds for one in running.account.encoded_inputs if one.way == "encode"]
+    (seconds,) = [one.seconds for one in running.account.encoded_inputs if one.source == "encode"]
     assert 0 < seconds < 10
 
 

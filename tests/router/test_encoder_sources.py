@@ -98,9 +98,9 @@ def test_output_queued_for_another_request_is_not_encoded_twice():
     busy = E0._replace(num_queued_encoder_tokens=576, pending_inputs=(0,))
     (choice,) = chosen(P0, D, busy, E1)
     assert (choice.worker, choice.only_cached) == ("e0", False)
-    assert set(choice.terms) == {"queue", "pull"}
-    assert decided(P0, D, busy, E1).placement.chosen[0].terms["crowding"] == pytest.approx(
-        decided(P0, D, inputs=()).placement.chosen[0].terms["crowding"]
+    assert set(choice.terms) == {"queue", "fetch"}
+    assert decided(P0, D, busy, E1).placement.chosen[0].terms["congestion"] == pytest.approx(
+        decided(P0, D, inputs=()).placement.chosen[0].terms["congestion"]
     )
     # A prefill worker that will have it is no source of it, but needs none itself.
     assert sources(P0, P1._replace(pending_inputs=(0,), num_queued_tokens=10**6), D, E1) == [

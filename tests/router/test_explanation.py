@@ -38,7 +38,7 @@ def test_explanation_names_winner_runner_up_and_deciding_terms():
     assert said.startswith("holder with decode cost ")
     assert "The only other choice: other with decode, " in said
     assert "uncached +51.2 ms" in said
-    assert "crowding +768 ms" in said
+    assert "congestion +768 ms" in said
 
 
 def test_explanation_counts_the_choices_that_lost():
@@ -63,7 +63,7 @@ def test_explanation_message_has_encoders_and_the_encode_pool():
     ((choice,), (*_, last)) = placement.encoders, placement.candidates
     assert (choice.input, choice.num_tokens, choice.only_cached) == (0, 576, True)
     assert (choice.worker, last.worker, last.role) == ("e", "e", "encode")
-    assert set(choice.terms) == {"pull"}
+    assert set(choice.terms) == {"fetch"}
     assert last.terms == {"queue": 0.0, "encode": 0.0}, "it has the output cached"
     console = Console(file=StringIO(), width=200)
     print_tables(explained, console)
@@ -90,7 +90,7 @@ def test_explanation_says_when_decode_worker_is_alone():
     far = why(decided(HOLDER, DECODE, rules=DEFAULT_RULES))
     assert far.startswith("holder with decode cost ")
     assert "The only other choice: decode alone, " in far
-    assert "interruption" in far
+    assert "stall" in far
 
 
 def test_explanation_names_workers_without_partner_of_version():

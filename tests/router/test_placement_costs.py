@@ -17,8 +17,8 @@ MODEL = CostModel(
     handoff_seconds=0.25,
     transfer_seconds_per_token=1e-4,
     interference_seconds_per_sequence=0.5,
-    crowding=3.0,
-    recency=0.01,
+    congestion=3.0,
+    load=0.01,
     full_share=0.5,
 )
 
@@ -27,7 +27,7 @@ def test_prefill_cost_counts_computed_and_queued_tokens():
     one = Candidate("p", "prefill", b"", 600, num_queued_tokens=50, num_recent_tokens=2000.0)
     uncached = 0.4 + 400 * (600 + 200) * 1e-6
     assert MODEL.terms(one, 1000) == pytest.approx(
-        {"uncached": uncached, "queue": 0.05, "crowding": 3 * uncached, "recent": 0.02}
+        {"uncached": uncached, "queue": 0.05, "congestion": 3 * uncached, "load": 0.02}
     )
 
 
@@ -37,8 +37,8 @@ def test_crowding_cost_is_same_at_any_speed_and_role():
     slower = Rates(16e-3, 2e-3, max_step_tokens=64, slowness=2.0)
     for role, terms in (("prefill", MODEL.terms), ("decode", MODEL.alone_terms)):
         one, other = (terms(Candidate("w", role, b"", 992, rates=r), 1024) for r in (rates, slower))
-        assert one["crowding"] == pytest.approx(3 * (4e-3 + 32e-3))
-        assert other["crowding"] == pytest.approx(one["crowding"])
+        assert one["congestion"] == pytest.approx(3 * (4e-3 + 32e-3))
+        assert other["congestion"] == pytest.approx(one["congestion"])
         assert other["uncached"] == pytest.approx(2 * one["uncached"]) == pytest.approx(80e-3)
 
 

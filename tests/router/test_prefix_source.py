@@ -57,7 +57,7 @@ def test_prefix_source_is_least_busy_of_equal_holders():
     assert one.source == "d9"
 
 
-MODEL = CostModel(prefill_seconds_per_token=1e-3, transfer_seconds_per_token=1e-5, crowding=2.0)
+MODEL = CostModel(prefill_seconds_per_token=1e-3, transfer_seconds_per_token=1e-5, congestion=2.0)
 
 
 @pytest.mark.parametrize(("num_lacking", "is_worth_it"), [(4, False), (6, True), (600, True)])
@@ -67,7 +67,7 @@ def test_prefix_is_fetched_when_cheaper_than_computing(num_lacking, is_worth_it)
     assert (FETCH in terms) == is_worth_it
     left = NUM_TOKENS - 400 - (num_lacking if is_worth_it else 0)
     assert terms["uncached"] == pytest.approx(left * 1e-3)
-    assert terms["crowding"] == pytest.approx(2 * left * 1e-3)
+    assert terms["congestion"] == pytest.approx(2 * left * 1e-3)
     if is_worth_it:
         assert terms[FETCH] == pytest.approx(5e-3 + num_lacking * 1e-5)
 

@@ -9,7 +9,7 @@ from baton_router.admission.quotas import Quota, Quotas
 
 
 def read(tmp_path: Path, text: str, clock=None) -> Quotas:
-    path = tmp_path / "allowances"
+    path = tmp_path / "quotas"
     path.write_text(text)
     return Quotas.read(path)
 
@@ -29,13 +29,13 @@ def test_quota_file_has_lines_for_tenants_and_default(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a wieght=2", r"allowances:1: 'wieght=2' is none of weight="),
-        ("a\nb weight=x", r"allowances:2: weight is 'x'; must be a number"),
+        ("a wieght=2", r"quotas:1: 'wieght=2' is none of weight="),
+        ("a\nb weight=x", r"quotas:2: weight is 'x'; must be a number"),
         ("a max_concurrent=1.5", r"max_concurrent is '1.5'; must be a number"),
         ("a max_concurrent=0", r"max_concurrent is 0; must be above 0"),
         ("a weight=nan", r"weight is nan; must be above 0"),
         ("a tokens_per_second=inf", r"tokens_per_second is inf; must be above 0"),
-        ("a\na weight=2", r"allowances:2: a has a line already"),
+        ("a\na weight=2", r"quotas:2: a has a line already"),
     ],
 )
 def test_quota_file_error_names_line(tmp_path, text, says):
@@ -44,8 +44,8 @@ def test_quota_file_error_names_line(tmp_path, text, says):
 
 
 def test_quota_file_error_names_missing_file(tmp_path):
-    with pytest.raises(FailedPreconditionError, match="allowances-of-nobody"):
-        Quotas.read(tmp_path / "allowances-of-nobody")
+    with pytest.raises(FailedPreconditionError, match="absent"):
+        Quotas.read(tmp_path / "absent")
 
 
 def test_quota_allows_burst_then_its_rate():

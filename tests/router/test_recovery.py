@@ -20,7 +20,7 @@ from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 
-REFUSED, LOST, SILENT, BROKEN, NOBODY, PREEMPTED = FailureKind
+REFUSED, LOST, SILENT, BROKEN, NO_WORKER, PREEMPTED = FailureKind
 
 
 def recovery(*, accepted: bool = True, tries: float = 1000.0) -> Recovery:
@@ -50,7 +50,7 @@ def test_recovery_asks_next_worker_at_once_before_acceptance(kind):
     assert trying.after(failure(kind, OverloadedError("full"), "d1"), 0) == 0.0
     assert trying.refused == {"d0", "d1"}
     with pytest.raises(OverloadedError, match="full"):
-        trying.after(failure(NOBODY), 0)
+        trying.after(failure(NO_WORKER), 0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_recovery_avoids_workers_until_none_is_left():
     trying.after(failure(LOST, worker="d1"), 0)
     trying.after(failure(BROKEN), 0)
     assert (trying.refused, trying.broken) == ({"d1"}, {("p0", "d0")})
-    trying.after(failure(NOBODY, worker=""), 0)
+    trying.after(failure(NO_WORKER, worker=""), 0)
     assert (trying.refused, trying.broken) == (set(), set())
 
 
@@ -132,7 +132,7 @@ def test_recovery_stops_when_retry_budget_is_spent(accepted, expected):
 
 def test_recovery_spends_no_budget_when_no_worker_exists():
     trying = recovery(tries=0.0)
-    trying.after(failure(NOBODY), 0)
+    trying.after(failure(NO_WORKER), 0)
 
 
 def given_back(worker: str = "d0") -> AttemptFailure:
@@ -145,7 +145,7 @@ def test_recovery_spends_no_budget_on_preempted_request():
     for num_tokens in range(5, 5 + MAX_FAILURES):
         assert trying.after(given_back(), num_tokens) == 0.0
     assert (trying.refused, trying.broken, trying.preempted_by) == (set(), set(), "d0")
-    trying.after(failure(NOBODY), 99)
+    trying.after(failure(NO_WORKER), 99)
     assert trying.preempted_by == ""
 
 
@@ -169,7 +169,7 @@ def test_recovery_waits_for_room_for_preempted_request():
     trying = recovery(tries=0.0)
     trying.after(given_back(), 7)
     full = failure(REFUSED, OverloadedError("full"), "d1")
-    waits = [round(trying.after(each, 7)) for each in [full, failure(NOBODY)] * MAX_FAILURES]
+    waits = [round(trying.after(each, 7)) for each in [full, failure(NO_WORKER)] * MAX_FAILURES]
     assert waits[:5] == [1, 2, 4, 8, 8]
     assert trying.may_return
 
@@ -178,7 +178,7 @@ def test_recovery_waits_for_room_for_preempted_request():
     "other",
     [
         pytest.param(failure(LOST, worker="d1"), id="a worker is lost"),
-        pytest.param(failure(NOBODY, worker=""), id="there are no workers"),
+        pytest.param(failure(NO_WORKER, worker=""), id="there are no workers"),
         pytest.param(failure(REFUSED, UnavailableError("draining"), "d1"), id="a worker leaves"),
     ],
 )

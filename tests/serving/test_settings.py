@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pydantic import Field, ValidationError
@@ -68,6 +69,24 @@ def test_settings_prefer_flag_over_environment_over_file(config, monkeypatch):
 def test_settings_ignore_invalid_value_that_is_overridden(config, monkeypatch):
     monkeypatch.setenv("BATON_PORT", "nonsense")
     assert load(RoleSettings, ["--port=7", "--config", config("port: nonsense")]).port == 7
+
+
+class RenamedSettings(RoleSettings):
+    OLD_NAMES: ClassVar = {"num_pages": "num_blocks", "name": "worker_id"}
+
+
+def test_settings_take_old_names_with_a_warning(config, monkeypatch, capsys):
+    monkeypatch.setenv("BATON_NAME", "w")
+    settings = load(RenamedSettings, ["--num-pages=64"])
+    assert (settings.num_blocks, settings.worker_id) == (64, "w")
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split(": ", 1)[1].partition(";")[0] for line in warnings] == [
+        "--num-pages is now --num-blocks",
+        "BATON_NAME is now BATON_WORKER_ID",
+    ]
+    monkeypatch.setenv("BATON_WORKER_ID", "present")
+    settings = load(RenamedSettings, ["--config", config("num_pages: 65"), "--num-pages", "66"])
+    assert (settings.num_blocks, settings.worker_id) == (66, "present")
 
 
 def test_settings_file_may_be_named_by_environment(config, monkeypatch):

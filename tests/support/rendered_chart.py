@@ -27,7 +27,7 @@ tls:
 router:
   http: true
   tenantsSecret: tenants
-  allowancesConfigMap: allowances
+  quotasConfigMap: quotas
   aliasesConfigMap: aliases
   settings: { placement: least-loaded, max_prompt_bytes: 2097152, share_prefixes: true }
   autoscaling: { enabled: true }

@@ -451,7 +451,7 @@ async def test_cancelled_prefill_call_ends_its_fetches(prompt):
         computing.cancel()
         await asyncio.gather(computing, return_exceptions=True)
         await crew.nothing_held()
-        await until(lambda: failures_of(prefill) == {"called_off": 2})
+        await until(lambda: failures_of(prefill) == {"cancelled": 2})
         await check_encodes_itself(prompt, prefill, ())
 
 

@@ -38,5 +38,5 @@ def redis_metrics(round_trips: RoundTrips, staleness: Mapping[str, float]) -> It
         "baton_redis_staleness_seconds",
         "Time since Redis last answered, by subscription; 0 while it answers.",
         {(what,): seconds for what, seconds in staleness.items()},
-        ("what",),
+        ("subscription",),
     )

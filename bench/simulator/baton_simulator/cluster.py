@@ -337,8 +337,8 @@ class Cluster:
             decision = self._decide(job, recovery.refused)
             placement = decision.placement
             if placement is None:
-                nobody = UnavailableError(decision.why_none)
-                recovery.after(AttemptFailure(FailureKind.NOBODY, nobody), 0)
+                error = UnavailableError(decision.why_none)
+                recovery.after(AttemptFailure(FailureKind.NO_WORKER, error), 0)
                 continue
             try:
                 return self._take(job, placement)

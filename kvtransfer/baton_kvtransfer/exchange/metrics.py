@@ -58,7 +58,7 @@ def exchange_metrics(
     yield counter(
         f"{transfer}_failures_total",
         f"Failed transfers of {noun}: lease over or not opened, data damaged or late, workers that "
-        "cannot pair, source lost, or request cancelled (called_off).",
+        "cannot pair, source lost, or request cancelled (cancelled).",
         {(reason,): transfers.num_failures[reason] for reason in REASONS},
         ("reason",),
     )

@@ -109,7 +109,7 @@ class Quotas:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise FailedPreconditionError(f"cannot read allowances: {error}") from error
+            raise FailedPreconditionError(f"cannot read quotas: {error}") from error
         of: dict[str, Quota] = {}
         for number, line in enumerate(lines, 1):
             tenant, *bounds = line.partition("#")[0].split() or [""]

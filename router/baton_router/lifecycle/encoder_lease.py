@@ -26,7 +26,7 @@ from baton_router.lifecycle import worker_methods, worker_wire
 from baton_router.lifecycle.worker_call import WorkerCall
 from baton_router.placement.encoder_sources import EncoderChoice
 from baton_router.request import Work
-from baton_router.usage import EncodedInput, EncoderWay
+from baton_router.usage import EncodedBy, EncodedInput
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ class EncoderLeases:
         self.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _encode_locally(self, choice: EncoderChoice, way: EncoderWay) -> None:
+    def _encode_locally(self, choice: EncoderChoice, source: EncodedBy) -> None:
         load = self._claimant.loaded(num_sequences=0, num_encoder_tokens=choice.num_tokens)
         self._load.enter_context(load)
-        self._on_encoded(EncodedInput(way))
+        self._on_encoded(EncodedInput(source))
 
     def _note_held(self, member: Member, choice: EncoderChoice) -> None:
         encoder_input = self._work.request.encoder_inputs[choice.input]

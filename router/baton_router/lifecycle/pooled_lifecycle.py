@@ -87,7 +87,7 @@ class PooledLifecycle:
         )
         self.placement = decision.placement
         if decision.placement is None:
-            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(decision.why_none))
+            raise AttemptFailure(FailureKind.NO_WORKER, UnavailableError(decision.why_none))
         return self._fleet.member(decision.placement.prefill)
 
     async def _attempt(self, member: Member) -> Sequence[float]:

@@ -100,13 +100,13 @@ class Recovery:
         if failure.place is not None:
             self._check_not_poison(failure, _Loss(failure.worker, failure.place))
         pause = self._pause(failure, num_tokens) if self.is_accepted else self._fail_over(failure)
-        if failure.kind is not FailureKind.NOBODY and not self._budget.withdraw():
+        if failure.kind is not FailureKind.NO_WORKER and not self._budget.withdraw():
             raise self._over_budget(failure)
         return pause
 
     def _fail_over(self, failure: AttemptFailure) -> float:
         """Returns 0: the next worker is called at once. Raises the refusal if that cannot help."""
-        if failure.kind is FailureKind.NOBODY:
+        if failure.kind is FailureKind.NO_WORKER:
             raise self._refusal or failure.error
         if not isinstance(failure.error, _WORTH_ANOTHER_WORKER):
             raise failure.error
@@ -134,7 +134,7 @@ class Recovery:
         match failure.kind:
             case FailureKind.REFUSED:
                 finds_none = isinstance(failure.error, OverloadedError)
-            case FailureKind.NOBODY:
+            case FailureKind.NO_WORKER:
                 finds_none = bool(self.refused)  # they had no capacity, and are called again
             case _:
                 finds_none = False
@@ -147,7 +147,7 @@ class Recovery:
     def _avoid(self, failure: AttemptFailure) -> None:
         self.preempted_by = ""
         match failure.kind:
-            case FailureKind.NOBODY:
+            case FailureKind.NO_WORKER:
                 self.refused.clear()
                 self.broken.clear()
             case FailureKind.PREEMPTED:

@@ -128,7 +128,7 @@ class RequestLifecycle:
             work, recovery.refused, recovery.broken, recovery.preempted_by, self._decision
         )
         if decision.placement is None:
-            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(decision.why_none))
+            raise AttemptFailure(FailureKind.NO_WORKER, UnavailableError(decision.why_none))
         return Attempt(
             work,
             self._fleet,
@@ -188,7 +188,7 @@ class RequestLifecycle:
         work = self._answer.work()
         if len(work.token_ids) != stopped.num_tokens + 1:
             error = UnavailableError("the request was stopped where its answer has not come to")
-            raise AttemptFailure(FailureKind.NOBODY, error)
+            raise AttemptFailure(FailureKind.NO_WORKER, error)
         self._answer.restart()
         await attempt.move(replace(work, output=work.output[:-1]), stopped.lease_id)
         self._raise_if_aborted()

@@ -1,34 +1,34 @@
 """Cost model of placement: the expected cost, in seconds, of giving a request to a worker.
 
     prefill worker   uncached       computing the prompt tokens neither cached nor fetched
-                     pull           fetching a prefix from another worker; only if that takes less
+                     fetch          fetching a prefix from another worker; only if that takes less
                                     time than computing it
                      copy           recomputing the KV that such a copy evicts
                      encode         encoding the images after the cached prefix, or waiting for
                                     their outputs from other workers
-                     interruption   delay of later prompts by the images that it encodes itself
+                     stall          delay of later prompts by the images that it encodes itself
                      queue          computing the prompts and images queued before
-                     crowding       delay of later requests by the uncached tokens and images
-                     recent         a small part of the tokens assigned to it recently
+                     congestion     delay of later requests by the uncached tokens and images
+                     load           a small part of the tokens assigned to it recently
     decode worker    handoff        fixed cost of a handoff
                      transfer       moving the prompt's KV that it lacks
                      interference   decode steps of its running sequences
                      memory         recomputing the KV that no longer fits in its pool
     decode worker    as a prefill worker and a decode worker without a handoff, and
-    alone            interruption   delay of its sequences and later ones by the uncached tokens and
+    alone            stall          delay of its sequences and later ones by the uncached tokens and
                                     by the images that it encodes itself, none if another worker
                                     computed them
-                     crowding       at the speed of prefill workers, as in the pairs beside it
+                     congestion     at the speed of prefill workers, as in the pairs beside it
 
-The TTFT is uncached, pull, encode and queue. Minimizing it alone leaves a peer's cached prefix
+The TTFT is uncached, fetch, encode and queue. Minimizing it alone leaves a peer's cached prefix
 unused whenever the peer is slightly busier, and the cluster recomputes the prefix; near saturation
-on the conversation trace that costs far more in queueing. `crowding` prices this. It applies to
+on the conversation trace that costs far more in queueing. `congestion` prices this. It applies to
 tokens only, at the pool's speed: the uncached rest must be computed on any worker, and a high price
 on step time or a worker's own slowness would let noise in measured speeds move requests away from
 cached prefixes; likewise noise between the fits of two pools would move prompts to decode workers.
-An image crowds as prompt tokens do if no worker has its output cached, at one speed for all
+An image counts as prompt tokens do if no worker has its output cached, at one speed for all
 workers: where it is encoded is a matter of its seconds alone
-(`baton_router.placement.encoder_sources`). `recent` decides among equal idle workers and evens out
+(`baton_router.placement.encoder_sources`). `load` decides among equal idle workers and evens out
 load over minutes when queues are mostly empty.
 
 A prefix is copied from another worker because of queues alone: fewer recent tokens than the source
@@ -36,7 +36,7 @@ give the fetching worker no advantage. So a prefix that is rarely used stays on 
 hot one spreads as soon as the workers that hold it have queues.
 
 Learned cost rates (`baton_router.fleet.worker_model`) are part of a worker's snapshot. No term
-grows when more of the prompt is cached, except that `encode` and `interruption` may together grow
+grows when more of the prompt is cached, except that `encode` and `stall` may together grow
 by what `uncached` shrinks: cached text hides no encoding. Independent of the choice of workers.
 """
 
@@ -47,7 +47,7 @@ from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 from baton_router.placement.encoder_sources import EncoderSources, Encoding
 
-FETCH = "pull"
+FETCH = "fetch"
 """Cost term of a remote prefix fetch; present only if the fetch is worth it."""
 
 ENCODE = "encode"
@@ -69,16 +69,16 @@ class CostModel(Rates):
         encoding: cost of one second of encoding on a worker that computes prompts, in seconds of
             waiting for another worker's output. The delay of the request itself counts besides.
         copying: fraction of the KV evicted by a fetched prefix that is expected to be needed again.
-        crowding: seconds of queueing that equal one second of avoidable computing.
-        recency: fraction of recent tokens that counts.
+        congestion: seconds of queueing that equal one second of avoidable computing.
+        load: fraction of the tokens assigned recently that counts.
         full_share: occupancy of a decode worker's pool above which KV is evicted.
     """
 
     fetch_seconds: float = 5e-3
     encoding: float = 4.0
     copying: float = 0.1
-    crowding: float = 15.0
-    recency: float = 0.01
+    congestion: float = 15.0
+    load: float = 0.01
     full_share: float = 0.9
 
     def terms(
@@ -118,10 +118,10 @@ class CostModel(Rates):
                 if candidate.num_source_recent_tokens > recent:
                     recent = candidate.num_source_recent_tokens
         terms["queue"] = queue
-        terms["crowding"] = added / rates.slowness * self.crowding
+        terms["congestion"] = added / rates.slowness * self.congestion
         if encoding:
             self._add_encoding(terms, encoding)
-        terms["recent"] = recent * rates.prefill_seconds_per_token * self.recency
+        terms["load"] = recent * rates.prefill_seconds_per_token * self.load
         return terms
 
     def alone_terms(
@@ -153,8 +153,8 @@ class CostModel(Rates):
         terms = {
             "uncached": uncached,
             "queue": queue,
-            "crowding": (min(delays) if delays else added / rates.slowness) * self.crowding,
-            "interruption": added * (1 + candidate.num_sequences),
+            "congestion": (min(delays) if delays else added / rates.slowness) * self.congestion,
+            "stall": added * (1 + candidate.num_sequences),
             "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
             "memory": displaced * rates.prefill_seconds_per_token,
         }
@@ -164,8 +164,8 @@ class CostModel(Rates):
 
     def _add_encoding(self, terms: dict[str, float], encoding: Encoding) -> None:
         terms[ENCODE] = encoding.seconds
-        terms["interruption"] = terms.get("interruption", 0.0) + encoding.interruption
-        terms["crowding"] += encoding.uncached * self.crowding
+        terms["stall"] = terms.get("stall", 0.0) + encoding.stall
+        terms["congestion"] += encoding.uncached * self.congestion
 
     def _decode_terms(
         self, rates: Rates, candidate: Candidate, num_missing: int

@@ -52,7 +52,7 @@ class Encoding(NamedTuple):
 
     Attributes:
         seconds: delay of the first token.
-        interruption: delay of other sequences by the inputs that the worker encodes itself.
+        stall: delay of other sequences by the inputs that the worker encodes itself.
         uncached: seconds to encode the inputs whose outputs no worker has cached or queued, at the
             speed of the pairing's fastest worker, wherever they are encoded.
         lacking: inputs whose outputs the worker lacks, by index.
@@ -60,14 +60,14 @@ class Encoding(NamedTuple):
     """
 
     seconds: float = 0.0
-    interruption: float = 0.0
+    stall: float = 0.0
     uncached: float = 0.0
     lacking: tuple[int, ...] = ()
     fetched: frozenset[int] = frozenset()
 
     @property
     def cost(self) -> float:
-        return self.seconds + self.interruption
+        return self.seconds + self.stall
 
 
 _NONE = Encoding()
@@ -189,7 +189,7 @@ class EncoderSources:
             num_tokens = self._num_tokens[index]
             if index in encoding.fetched:
                 worker, terms, _ = sources[index]
-                pulled = {**terms, "pull": self._seconds_to_fetch(rates, index)}
+                pulled = {**terms, "fetch": self._seconds_to_fetch(rates, index)}
                 choice = EncoderChoice(index, num_tokens, worker, not terms, pulled)
             else:
                 own = num_tokens * rates.encoder_seconds_per_token

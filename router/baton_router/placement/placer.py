@@ -21,7 +21,7 @@ from baton_router.request import RequestOutcome, Work
 
 _NUM_REMEMBERED = 128
 
-PLACED = ("handoff", "decode_alone", "prefill_alone", "nobody")
+PATHS = ("handoff", "decode_alone", "prefill_alone", "none")
 """Results of a placement decision, the keys of `Placer.num_placed`."""
 
 
@@ -29,7 +29,7 @@ class Placer:
     """Placer of one router: decides by a snapshot of the fleet.
 
     Attributes:
-        num_placed: decisions since the start, by result (`PLACED`).
+        num_placed: decisions since the start, by result (`PATHS`).
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Placer:
 
 def _path(decision: Decision) -> str:
     if decision.placement is None:
-        return "nobody"
+        return "none"
     if not decision.placement.decode:
         return "prefill_alone"
     return "handoff" if decision.placement.prefill else "decode_alone"

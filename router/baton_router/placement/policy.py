@@ -74,4 +74,4 @@ def least_loaded(candidate: Candidate, _num_tokens: int) -> Terms:
 
 def round_robin(candidate: Candidate, _num_tokens: int) -> Terms:
     """Prefers the least recently chosen worker."""
-    return {"last turn": float(candidate.last_turn)}
+    return {"last request": float(candidate.last_turn)}

@@ -14,7 +14,7 @@ from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution, Distributions
 from baton_router.failure import FailureKind
 from baton_router.request import RequestOutcome
-from baton_router.usage import EncoderWay
+from baton_router.usage import EncodedBy
 
 PROVIDER = "baton"
 _OPERATIONS = {"chat": "chat", "pooled": "embeddings"}
@@ -42,7 +42,7 @@ class RequestMeter:
         self.admission = Distribution(buckets.STAGE)
         self.prefill_queue = Distribution(buckets.STAGE)
         self.encode = Distribution(buckets.STAGE)
-        self.num_encoder_inputs: Counter[EncoderWay] = Counter()
+        self.num_encoder_inputs: Counter[EncodedBy] = Counter()
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.num_migrations = 0
@@ -96,7 +96,7 @@ class MeteredRequest:
         if timings.prefill_queue_s is not None:
             meter.prefill_queue.observe(timings.prefill_queue_s)
         for encoded in account.encoded_inputs:
-            meter.num_encoder_inputs[encoded.way] += 1
+            meter.num_encoder_inputs[encoded.source] += 1
             if encoded.seconds is not None:
                 meter.encode.observe(encoded.seconds)
         num_gaps = num_new / outcome.request.params.n - 1

@@ -107,7 +107,7 @@ class RequestTrace:
             return
         source, decode = failure.pair
         began, now = self._admitted_at, self._failed_at
-        details: Attributes = {"baton.worker": failure.worker, "baton.told_by": "router"}
+        details: Attributes = {"baton.worker": failure.worker, "baton.reported_by": "router"}
         if failure.worker == decode:
             before = "kv.transfer" if source else "prefill.queue"
             if handed_over_at is None:
@@ -157,9 +157,9 @@ def failed(failure: AttemptFailure, *, handed_over_at: float | None, is_prefilli
 
 def _of_failure(failure: AttemptFailure) -> Attributes:
     return {
-        "baton.setback": failure.kind.name.lower(),
-        "baton.setback.worker": failure.worker,
-        "baton.setback.reason": str(failure.error),
+        "baton.attempt_failure.kind": failure.kind.name.lower(),
+        "baton.attempt_failure.worker": failure.worker,
+        "baton.attempt_failure.reason": str(failure.error),
     }
 
 

@@ -44,6 +44,6 @@ def question_of(path: str, seed: int, *images: PillowImage) -> Question:
     return Question(text, shown, greedy(path, text, shown, NUM_TOKENS))
 
 
-def num_inputs(cluster: LocalCluster, way: str) -> float:
-    """Returns how many encoder inputs were encoded in a way, as the router counts them."""
-    return scrape(cluster.metrics_endpoints["router"])[_INPUTS].total(_INPUTS, way=way)
+def num_inputs(cluster: LocalCluster, source: str) -> float:
+    """Returns how many encoder inputs one source has encoded, as the router counts them."""
+    return scrape(cluster.metrics_endpoints["router"])[_INPUTS].total(_INPUTS, source=source)

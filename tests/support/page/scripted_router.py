@@ -33,14 +33,14 @@ TIMELINE = {
     "decode_worker": "decode-0",
     "prefix_source": "",
     "reason": "prefill-0 with decode-0 cost 45.1 ms. The only other choice: decode-0 alone, "
-    "7 ms more (interruption +9 ms, last turn -2 ms).",
+    "7 ms more (stall +9 ms, last request -2 ms).",
     "candidates": [
         {
             "worker": "prefill-0",
             "role": "prefill",
             "computes_prompt": True,
             "num_cached_tokens": 0,
-            "terms": {"uncached": 0.04, "crowding": 0.005},
+            "terms": {"uncached": 0.04, "congestion": 0.005},
             "excluded": "",
         },
         {
