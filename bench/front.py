@@ -32,18 +32,18 @@ from baton.models import DEFAULT_MODEL, locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, inference_pb2_grpc, sampling_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.http.answer_writer import AnswerStart
-from baton_router.http.choice_writer import ChoiceWriter
-from baton_router.http.openai_responses import ChatShape
-from baton_router.http.schemas import ChatMessage, ChatRequest
-from baton_router.http.sequence_reader import Reader
-from baton_router.http.tokens import TokenBytes
-from baton_router.intake.model_card import read_model_card
-from baton_router.lifecycle.answer import Answer
-from baton_router.output_parsing.formats import output_format
-from baton_router.output_parsing.output_format import ParsingOptions, Tool
-from baton_router.output_parsing.request_parsing import RequestParsing
-from baton_router.request import Request
+from baton_router.apis.answers.answer_writer import AnswerStart
+from baton_router.apis.answers.sequence_reader import Reader
+from baton_router.apis.openai.choice_formats import ChatShape
+from baton_router.apis.openai.choice_writer import ChoiceWriter
+from baton_router.apis.openai.schemas import ChatMessage, ChatRequest
+from baton_router.call.output_format import ParsingOptions, Tool
+from baton_router.call.request import Request
+from baton_router.call.request_parsing import RequestParsing
+from baton_router.lifecycle.answers.answer import Answer
+from baton_router.text.model_card import read_model_card
+from baton_router.text.output_parsing.formats.catalog import output_format
+from baton_router.text.token_bytes import TokenBytes
 from bench.report import Row, medians
 from bench.router import MessagePath, child, cpu_of, read, shown, until_ready
 

@@ -30,10 +30,10 @@ from baton.cluster.registry import WorkerRecord
 from baton.serving.channels import Channels
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-from baton_router.fleet.member import Member
-from baton_router.fleet.worker_model import PoolModel
+from baton_router.call.request import Request, work_of
 from baton_router.lifecycle import worker_wire
-from baton_router.request import Request, work_of
+from baton_router.routing.fleet.member import Member
+from baton_router.routing.fleet.worker_model import PoolModel
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
 

@@ -20,12 +20,12 @@ from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton.worker_role import Role
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
-from baton_router.placement.explanation import why
-from baton_router.placement.placement import place
-from baton_router.placement.policy import POLICY_NAMES
-from baton_router.placement.prefix_source import with_sources
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
+from baton_router.routing.placement.explanation import why
+from baton_router.routing.placement.placement import place
+from baton_router.routing.placement.policy import POLICY_NAMES
+from baton_router.routing.placement.prefix_source import with_sources
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake, trace_folder
 from bench import warm
 from bench.replay import chain_of, replay

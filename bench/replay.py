@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.decayed_counter import DecayedCounter
-from baton_router.placement.cost_model import FETCH
-from baton_router.placement.placement import place
-from baton_router.placement.policy import PolicyName, policy_named
-from baton_router.placement.prefix_source import with_sources
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.decayed_counter import DecayedCounter
+from baton_router.routing.placement.cost_model import FETCH
+from baton_router.routing.placement.placement import place
+from baton_router.routing.placement.policy import PolicyName, policy_named
+from baton_router.routing.placement.prefix_source import with_sources
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 
 _DECODE = Candidate("decode-0", "decode", b"")

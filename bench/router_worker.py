@@ -27,7 +27,7 @@ from baton.serving.settings import ServingSettings
 from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.version import version
-from baton_router.intake.model_card import read_model_card
+from baton_router.text.model_card import read_model_card
 
 STREAM = "/baton.bench.Relay/Stream"
 ADMIT = "/baton.bench.Relay/Admit"

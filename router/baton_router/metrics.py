@@ -14,19 +14,19 @@ from baton.serving.telemetry.distribution import Distribution
 from baton.serving.telemetry.families import Labels, counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
 from baton.worker_role import ROLES
-from baton_router.admission.image_budget import ImageBudget
-from baton_router.admission.quotas import OTHERS
-from baton_router.admission.rate_limit import KINDS, RateLimits
-from baton_router.failure import FailureKind
-from baton_router.fleet.fleet import Fleet
-from baton_router.fleet.fleets import Fleets
+from baton_router.call.failure import FailureKind
+from baton_router.call.usage import ENCODED_BY
 from baton_router.lifecycle.in_flight import Requests
-from baton_router.models.models import Models
-from baton_router.placement.placer import PATHS
-from baton_router.usage import ENCODED_BY
+from baton_router.routing.admission.image_budget import ImageBudget
+from baton_router.routing.admission.quotas import OTHERS
+from baton_router.routing.admission.rate_limit import KINDS, RateLimits
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.fleet.fleets import Fleets
+from baton_router.routing.placement.placer import PATHS
+from baton_router.served.served_models import Models
 
 if TYPE_CHECKING:
-    from baton_router.images.image_pool import ImagePool
+    from baton_router.text.images.image_pool import ImagePool
 
 _MODEL = ("model",)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")

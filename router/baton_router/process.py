@@ -32,43 +32,43 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
-from baton_router.admin import RouterAdmin
-from baton_router.admission.controller import AdmissionController
-from baton_router.admission.forecast import Forecasts
-from baton_router.admission.image_budget import ImageBudget
-from baton_router.admission.policy import admission_named
-from baton_router.admission.quotas import Quotas
-from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness, RouterReadiness
+from baton_router.apis.grpc.admin import RouterAdmin
+from baton_router.apis.grpc.service import InferenceService
+from baton_router.call.request import Request, work_of
 from baton_router.endpoint_picker import process as endpoint_picker
 from baton_router.event_loop import EventLoop
-from baton_router.fleet.fleet import Fleet
-from baton_router.fleet.fleets import Fleets
-from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
-from baton_router.fleet.service_discovery import ServiceDiscovery
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.intake.pooled_intake import PooledIntake
-from baton_router.intake.prompt_images import PromptImages
-from baton_router.intake.request_bounds import message_bounds
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.lifecycle.services import Services
 from baton_router.metrics import ImageMetrics, RateLimitMetrics, RouterMetrics
-from baton_router.models.models import Models, ServedModel
-from baton_router.placement.decision import Rules
-from baton_router.placement.placer import Placer
-from baton_router.placement.record.record_file import RecordFile
-from baton_router.placement.record.recorder import Recorder
-from baton_router.request import Request, work_of
-from baton_router.roles.rebalancer import Rebalancer
-from baton_router.service import InferenceService
+from baton_router.routing.admission.controller import AdmissionController
+from baton_router.routing.admission.forecast import Forecasts
+from baton_router.routing.admission.image_budget import ImageBudget
+from baton_router.routing.admission.policy import admission_named
+from baton_router.routing.admission.quotas import Quotas
+from baton_router.routing.admission.rate_limit import RateLimits
+from baton_router.routing.admission.readiness import Readiness, RouterReadiness
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.fleet.fleets import Fleets
+from baton_router.routing.fleet.service_discovery import PATH as TARGETS_PATH
+from baton_router.routing.fleet.service_discovery import ServiceDiscovery
+from baton_router.routing.placement.decision import Rules
+from baton_router.routing.placement.placer import Placer
+from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.recorder import Recorder
+from baton_router.routing.roles.rebalancer import Rebalancer
+from baton_router.served.served_models import Models, ServedModel
 from baton_router.settings import RouterSettings
 from baton_router.telemetry.request_meter import RequestMeter
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.pooled_intake import PooledIntake
+from baton_router.text.prompt_images import PromptImages
+from baton_router.text.request_bounds import message_bounds
 
 if TYPE_CHECKING:
-    from baton_router.http.server import HttpServer
+    from baton_router.apis.edge.server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ async def _prompt_images(
     try:
         check_extra("vision", f"images for model {card.name!r}")
         from baton.models.images import VISION_TOWERS
-        from baton_router.images.image_reader import start_reader
+        from baton_router.text.images.image_reader import start_reader
 
         folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
         if read_json(folder / "config.json").get("model_type") not in VISION_TOWERS:
@@ -301,22 +301,22 @@ def _http_server(
     exposition: Exposition,
     large: LargeRequests,
 ) -> "HttpServer":
-    from baton_router.http.allowed_hosts import allowed_hosts
-    from baton_router.http.app import Routes
-    from baton_router.http.body import Bodies
-    from baton_router.http.connection import ConnectionLimits
-    from baton_router.http.embeddings import PooledOutputs
-    from baton_router.http.generation import Generations
-    from baton_router.http.messages.messages import Messages
-    from baton_router.http.metrics import HttpMetrics
-    from baton_router.http.model_generations import ModelGenerations
-    from baton_router.http.responses.responses import Responses
-    from baton_router.http.responses.store import ResponseStore
-    from baton_router.http.schemas import EmbeddingRequest
-    from baton_router.http.server import HttpServer
-    from baton_router.http.structure import bounds_of
-    from baton_router.http.timeline import timeline_for
-    from baton_router.http.unknown_fields import UnknownFields
+    from baton_router.apis.anthropic.messages import Messages
+    from baton_router.apis.edge.allowed_hosts import allowed_hosts
+    from baton_router.apis.edge.bodies import Bodies
+    from baton_router.apis.edge.connection import ConnectionLimits
+    from baton_router.apis.edge.metrics import HttpMetrics
+    from baton_router.apis.edge.server import HttpServer
+    from baton_router.apis.edge.structure import bounds_of
+    from baton_router.apis.edge.unknown_fields import UnknownFields
+    from baton_router.apis.openai.embeddings import PooledOutputs
+    from baton_router.apis.openai.generations import Generations
+    from baton_router.apis.openai.model_generations import ModelGenerations
+    from baton_router.apis.openai.schemas import EmbeddingRequest
+    from baton_router.apis.page.timeline import timeline_for
+    from baton_router.apis.responses.responses import Responses
+    from baton_router.apis.responses.store import ResponseStore
+    from baton_router.apis.routes import Routes
 
     timeout = settings.default_timeout_s
     of_model = {}

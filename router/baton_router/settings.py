@@ -15,12 +15,17 @@ from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
-from baton_router.admission.admission_queue import MAX_WAITING
-from baton_router.admission.image_budget import MAX_HELD_BYTES
-from baton_router.admission.policy import AdmissionName
-from baton_router.admission.quotas import Quota, Quotas
-from baton_router.admission.readiness import HOLD_SECONDS
-from baton_router.images.image_limits import (
+from baton_router.picker_settings import PickerSettings
+from baton_router.routing.admission.admission_queue import MAX_WAITING
+from baton_router.routing.admission.image_budget import MAX_HELD_BYTES
+from baton_router.routing.admission.policy import AdmissionName
+from baton_router.routing.admission.quotas import Quota, Quotas
+from baton_router.routing.admission.readiness import HOLD_SECONDS
+from baton_router.routing.placement.policy import PolicyName
+from baton_router.routing.roles.pool_load import Objectives
+from baton_router.routing.roles.role_balance import Hysteresis
+from baton_router.served.aliases import Weights, no_aliases, watched_aliases
+from baton_router.text.images.image_limits import (
     DEFAULT_CACHE_BYTES,
     DEFAULT_FETCH_SECONDS,
     DEFAULT_MAX_CLIP_FRAMES,
@@ -33,8 +38,9 @@ from baton_router.images.image_limits import (
     DEFAULT_TIMEOUT_SECONDS,
     ImageLimits,
 )
-from baton_router.intake.model_card import AUTO
-from baton_router.intake.request_bounds import (
+from baton_router.text.model_card import AUTO
+from baton_router.text.output_parsing.formats import catalog as formats
+from baton_router.text.request_bounds import (
     DEFAULT_MAX_ELEMENTS,
     DEFAULT_MAX_INPUT_TOKENS,
     DEFAULT_MAX_INPUTS,
@@ -42,12 +48,6 @@ from baton_router.intake.request_bounds import (
     DEFAULT_MAX_PROMPT_IDS,
     DEFAULT_MAX_TOOLS,
 )
-from baton_router.models.aliases import Weights, no_aliases, watched_aliases
-from baton_router.output_parsing import formats
-from baton_router.picker_settings import PickerSettings
-from baton_router.placement.policy import PolicyName
-from baton_router.roles.pool_load import Objectives
-from baton_router.roles.role_balance import Hysteresis
 
 _NONE = "none"
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name

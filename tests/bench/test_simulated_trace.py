@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_router.placement.policy import POLICY_NAMES
+from baton_router.routing.placement.policy import POLICY_NAMES
 from baton_simulator.machines import h200_8b
 from baton_simulator.outcome import Objectives, Outcome, outcome_of
 from baton_simulator.setup import Setup, jobs_of

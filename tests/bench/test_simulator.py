@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
-from baton_router.admission.policy import ADMISSION_NAMES
-from baton_router.placement.decision import Decision
-from baton_router.placement.policy import POLICY_NAMES
+from baton_router.routing.admission.policy import ADMISSION_NAMES
+from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.policy import POLICY_NAMES
 from baton_simulator.cluster import Cluster
 from baton_simulator.colocated import Colocated
 from baton_simulator.disaggregated import Disaggregated

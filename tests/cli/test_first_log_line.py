@@ -86,7 +86,7 @@ sys.modules["torch"] = None
 from baton.serving.logs import configure_logging
 configure_logging("INFO", "json", "router")
 from baton.models import locate
-from baton_router.intake.model_card import read_model_card
+from baton_router.text.model_card import read_model_card
 read_model_card(locate("tiny")).warm_up()
 import logging
 logging.getLogger("transformers.x").warning("a warning of transformers")

@@ -8,8 +8,8 @@ from redis.asyncio import Redis
 from baton.cluster.keys import gossip_key, role_lock_key
 from baton.cluster.redis import transact
 from baton.cluster.redis_lock import RedisLock
-from baton_router.roles.pool_load import PoolDemand
-from baton_router.roles.rebalancer import _demand_in
+from baton_router.routing.roles.pool_load import PoolDemand
+from baton_router.routing.roles.rebalancer import _demand_in
 from tests.cluster.test_among_routers import speaking
 from tests.cluster.test_hostile_registry import WRONG_TYPES, replace_key
 from tests.support.redis_loops import Loops

@@ -8,8 +8,8 @@ import pytest
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS
 from baton.placement_terms import LOAD, TERMS, TIMINGS
 from baton.v1 import inference_pb2 as pb
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.policy import POLICY_NAMES, alone_policy_named, policy_named
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.policy import POLICY_NAMES, alone_policy_named, policy_named
 
 GLOSSARY = (Path(__file__).resolve().parents[2] / "docs/glossary.md").read_text()
 # Columns whose titles are what they show.

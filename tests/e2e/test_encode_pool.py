@@ -15,7 +15,7 @@ from baton.client.client import AsyncClient, Client
 from baton.cluster.redis import connect
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
-from baton_router.prompt import Prompt
+from baton_router.call.prompt import Prompt
 from tests.support.cluster.image_questions import Question, num_inputs, question_of
 from tests.support.cluster.image_requests import (
     Asked,

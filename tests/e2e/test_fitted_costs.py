@@ -10,7 +10,7 @@ import pytest
 from baton import Client, SamplingParams
 from baton.v1 import prefill_pb2
 from baton.v1.prefill_pb2_grpc import PrefillStub
-from baton_router.fleet.cost_rates import PRIOR
+from baton_router.routing.fleet.cost_rates import PRIOR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.nightly]
 

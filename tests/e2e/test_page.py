@@ -237,7 +237,7 @@ def test_page_loads_nothing_but_the_list_of_models(page, cluster):
 
 @pytest.mark.slow
 def test_page_makes_html_with_the_sanitizer_alone():
-    folder = ROOT / "router/baton_router/http/page_files"
+    folder = ROOT / "router/baton_router/apis/page/files"
     vendored = {"marked.umd.js", "purify.min.js"}
     own = [path for path in folder.glob("*.js") if path.name not in vendored]
     assert len(own) == 7

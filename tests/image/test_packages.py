@@ -65,8 +65,8 @@ def test_wheel_has_only_packages(wheel):
     assert about <= set(found)
     assert all(found[name] == data for name, data in wanted.items())
     for name in ("baton/py.typed", "baton/v1/inference_pb2.pyi", "baton/models/tiny/config.json",
-                 "baton/models/tiny/model.safetensors", "baton_router/http/page_files/page.html",
-                 "baton_router/http/page_files/LICENSE.marked"):  # fmt: skip
+                 "baton/models/tiny/model.safetensors", "baton_router/apis/page/files/page.html",
+                 "baton_router/apis/page/files/LICENSE.marked"):  # fmt: skip
         assert name in found
     assert all(name.startswith("baton") for name in found)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton_router.intake.model_card import ModelCard
+from baton_router.text.model_card import ModelCard
 from tests.support.router.written import calling_card, save_calling_model
 
 

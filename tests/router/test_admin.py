@@ -16,10 +16,10 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
-from baton_router.admin import RouterAdmin
-from baton_router.images.expansion import PromptTokens
-from baton_router.images.image_cache import FileKey, ImageCache
-from baton_router.prompt import Prompt
+from baton_router.apis.grpc.admin import RouterAdmin
+from baton_router.call.prompt import Prompt
+from baton_router.text.images.expansion import PromptTokens
+from baton_router.text.images.image_cache import FileKey, ImageCache
 
 ALL = pb.FlushCacheRequest()
 

@@ -16,13 +16,13 @@ from baton.errors import (
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant
-from baton_router.admission.admission_queue import Forecast
-from baton_router.admission.controller import AdmissionController
-from baton_router.admission.quotas import Quota, Quotas
+from baton_router.call.request import ANONYMOUS, Request, RequestOutcome
+from baton_router.call.usage import Account, Timings
 from baton_router.lifecycle.in_flight import Requests
-from baton_router.placement.decision import Decision, PlacementInputs, Rules
-from baton_router.request import ANONYMOUS, Request, RequestOutcome
-from baton_router.usage import Account, Timings
+from baton_router.routing.admission.admission_queue import Forecast
+from baton_router.routing.admission.controller import AdmissionController
+from baton_router.routing.admission.quotas import Quota, Quotas
+from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
 from tests.support.waiting import until
 
 

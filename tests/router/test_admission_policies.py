@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.admission.policy import (
+from baton_router.routing.admission.policy import (
     ADMISSION_NAMES,
     LIMIT,
     Arrival,

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from baton_router.http.allowed_hosts import AllowedHosts, allowed_hosts
-from baton_router.http.middleware import Failures
+from baton_router.apis.edge.allowed_hosts import AllowedHosts, allowed_hosts
+from baton_router.apis.edge.middleware import Failures
 
 
 async def app(scope, receive, send):

@@ -14,13 +14,13 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.intake import _ending_of
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.chunk import Chunk, ClientEvent, coalesced
+from baton_router.call.chunk import Chunk, ClientEvent, coalesced
+from baton_router.call.request import Request
+from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.worker_wire import decoded
-from baton_router.request import Request
+from baton_router.text.intake import _ending_of
+from baton_router.text.model_card import ModelCard, read_model_card
 
 LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
 STOP_STRING, STOP_TOKEN = pb.FINISH_REASON_STOP_STRING, pb.FINISH_REASON_STOP_TOKEN

@@ -15,9 +15,10 @@ from baton.sampling import SamplingParams
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, prefill_pb2
-from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.lifecycle.attempt import Attempt
-from baton_router.lifecycle.attempt_machine import (
+from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.request import Request, work_of
+from baton_router.lifecycle.attempts.attempt import Attempt
+from baton_router.lifecycle.attempts.attempt_machine import (
     TABLE,
     AttemptAction,
     AttemptState,
@@ -25,8 +26,7 @@ from baton_router.lifecycle.attempt_machine import (
     RouterEvent,
     SourceEvent,
 )
-from baton_router.placement.placer import Placer
-from baton_router.request import Request, work_of
+from baton_router.routing.placement.placer import Placer
 from tests.support.router.scripted import (
     ADMITTED,
     HANDED_OVER,

@@ -7,7 +7,7 @@ import pytest
 
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.model_card import ModelCard
+from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import Worker
 from tests.support.router.written import (

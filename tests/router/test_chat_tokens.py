@@ -15,9 +15,9 @@ from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from baton.errors import InvalidArgumentError
 from baton.models import locate
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.chat import ChatTokenizer
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.text.chat import ChatTokenizer
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard, read_model_card
 
 CORPUS = ["hello world, is it an end? [INST] user says: im start </s> <|im_end|> tool call"] * 3
 

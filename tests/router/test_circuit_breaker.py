@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.backoff import Backoff
-from baton_router.fleet.circuit_breaker import CircuitBreaker, CircuitState
+from baton_router.routing.fleet.circuit_breaker import CircuitBreaker, CircuitState
 from tests.support.clock import Clock
 
 CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from baton.errors import InternalError
 from baton.serving.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.chunk import Chunk, ClientEvent, coalesced
+from baton_router.call.chunk import Chunk, ClientEvent, coalesced
+from baton_router.call.tokens import Tokens, TopLogprobs
 from baton_router.lifecycle.client_wire import to_message
-from baton_router.lifecycle.tokens import Tokens, TopLogprobs
 from tests.support.router.scripted import (
     READY,
     Cue,

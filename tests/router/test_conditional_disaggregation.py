@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from baton.errors import InternalError, UnavailableError
 from baton.v1 import decode_pb2, prefill_pb2
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.cost_model import CostModel
-from baton_router.placement.decision import DEFAULT_RULES, PlacementInputs, Rules
-from baton_router.placement.policy import POLICY_NAMES
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.placement.cost_model import CostModel
+from baton_router.routing.placement.decision import DEFAULT_RULES, PlacementInputs, Rules
+from baton_router.routing.placement.policy import POLICY_NAMES
 from tests.support.router.scripted import (
     ADMITTED,
     READY,

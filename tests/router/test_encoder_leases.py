@@ -15,11 +15,11 @@ from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton.serving.tenant import Tenant
 from baton.v1 import encode_pb2, prefill_pb2
+from baton_router.call.request import Request, RequestOutcome
+from baton_router.call.usage import ENCODED_BY, Account, EncodedInput, Timings
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
-from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.request import Request, RequestOutcome
+from baton_router.routing.placement.encoder_sources import EncoderChoice
 from baton_router.telemetry.request_meter import RequestMeter
-from baton_router.usage import ENCODED_BY, Account, EncodedInput, Timings
 from tests.support.router.encoding import EncodingPlacer
 from tests.support.router.scripted import (
     DRAINING,

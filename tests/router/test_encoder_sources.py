@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.support.router
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.cost_model import CostModel
-from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
-from baton_router.placement.encoder_sources import EncoderChoice, EncoderSources
-from baton_router.placement.explanation import encode_pool, why
-from baton_router.placement.placement import place_again, why_none
-from baton_router.placement.policy import POLICY_NAMES
-from baton_router.placement.prefix_source import with_sources
-from baton_router.placement.record.replay import read_record, replay
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.placement.cost_model import CostModel
+from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.routing.placement.encoder_sources import EncoderChoice, EncoderSources
+from baton_router.routing.placement.explanation import encode_pool, why
+from baton_router.routing.placement.placement import place_again, why_none
+from baton_router.routing.placement.policy import POLICY_NAMES
+from baton_router.routing.placement.prefix_source import with_sources
+from baton_router.routing.placement.record.replay import read_record, replay
 from tests.support.strategies import clusters_with_images, images, rates, request_ids
 
 RATES = Rates(prefill_seconds_per_token=1e-4, encoder_seconds_per_token=1e-3)

@@ -15,12 +15,12 @@ from baton.envoy.processing_mode_pb2 import ProcessingMode
 from baton.models import locate
 from baton_router.endpoint_picker.metrics import PickerMetrics
 from baton_router.endpoint_picker.process import EndpointPickerServer
-from baton_router.intake.model_card import read_model_card
-from baton_router.placement.decision import Rules
-from baton_router.placement.record.record_file import RecordFile
-from baton_router.placement.record.record_format import RecordReader
-from baton_router.placement.record.recorder import Recorder
+from baton_router.routing.placement.decision import Rules
+from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.record_format import RecordReader
+from baton_router.routing.placement.record.recorder import Recorder
 from baton_router.settings import RouterSettings
+from baton_router.text.model_card import read_model_card
 from tests.support.cluster.scraped import documented_metrics
 from tests.support.gateway.model_servers import ModelServer, serving
 from tests.support.gateway.picker_process import health_of

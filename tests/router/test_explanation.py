@@ -10,15 +10,15 @@ from rich.console import Console
 from baton.client.wire import explanation_of
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
-from baton_router.admin_wire import explanation
+from baton_router.apis.grpc.admin_wire import explanation
+from baton_router.call.prompt import Prompt
+from baton_router.call.request import Request, Work, work_of
 from baton_router.cli.explain import print_tables
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
-from baton_router.placement.explanation import other_choices, why
-from baton_router.placement.placement import Scored
-from baton_router.placement.placer import Placer
-from baton_router.prompt import Prompt
-from baton_router.request import Request, Work, work_of
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.routing.placement.explanation import other_choices, why
+from baton_router.routing.placement.placement import Scored
+from baton_router.routing.placement.placer import Placer
 
 HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=512)
 OTHER = Candidate("other", "prefill", b"")

@@ -24,10 +24,10 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
-from baton_router.fleet.fleet import Fleet
-from baton_router.fleet.member import Member
-from baton_router.fleet.worker_model import PoolModel, WorkDone, WorkerModel
-from baton_router.prompt import Prompt
+from baton_router.call.prompt import Prompt
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.fleet.member import Member
+from baton_router.routing.fleet.worker_model import PoolModel, WorkDone, WorkerModel
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 

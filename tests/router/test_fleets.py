@@ -12,8 +12,8 @@ from baton.errors import NotFoundError
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
-from baton_router.fleet.fleets import Fleets
-from baton_router.fleet.service_discovery import ServiceDiscovery
+from baton_router.routing.fleet.fleets import Fleets
+from baton_router.routing.fleet.service_discovery import ServiceDiscovery
 from tests.router.test_fleet import record_of, registered
 from tests.support.router.records import TOKENIZER
 from tests.support.waiting import until

@@ -8,14 +8,14 @@ import pytest
 
 from baton.cluster.prefix import HashedInput
 from baton.errors import OverloadedError
-from baton_router.admission.admission_queue import AdmissionQueue
-from baton_router.admission.forecast import QUEUE_SECONDS, Forecasts
-from baton_router.admission.policy import admission_named
-from baton_router.admission.quotas import Quotas
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.decision import Decision, PlacementInputs, Rules
-from baton_router.request import Demand
+from baton_router.call.request import Demand
+from baton_router.routing.admission.admission_queue import AdmissionQueue
+from baton_router.routing.admission.forecast import QUEUE_SECONDS, Forecasts
+from baton_router.routing.admission.policy import admission_named
+from baton_router.routing.admission.quotas import Quotas
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
 

@@ -9,7 +9,7 @@ import pytest
 from baton.errors import CancelledError, NotFoundError, OverloadedError
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import kv_sharing_pb2, prefill_pb2
-from baton_router.lifecycle.attempt import SOURCE_TIMEOUT
+from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT
 from tests.support.router.scripted import (
     ADMITTED,
     DRAINING,

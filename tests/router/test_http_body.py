@@ -9,10 +9,16 @@ from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
 from baton.serving.large_requests import LargeRequests
-from baton_router.http.body import BODY_SECONDS, read_body
-from baton_router.http.errors import BodyTooLargeError, MediaTypeError
-from baton_router.http.schemas import ChatRequest, CompletionRequest
-from baton_router.http.structure import MAX_DEPTH, MAX_KEYS, Structure, StructureError, bounds_of
+from baton_router.apis.edge.bodies import BODY_SECONDS, read_body
+from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
+from baton_router.apis.edge.structure import (
+    MAX_DEPTH,
+    MAX_KEYS,
+    Structure,
+    StructureError,
+    bounds_of,
+)
+from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from tests.support.router.bodies import parsed_body
 
 BOUNDS = bounds_of(16, max_elements=1000, max_messages=5, max_tools=4)

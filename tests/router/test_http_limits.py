@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from baton.cli.certs import Authority
 from baton.tls import Tls
-from baton_router.http.connection import ConnectionLimits
-from baton_router.http.middleware import Failures
-from baton_router.http.server import HttpServer
+from baton_router.apis.edge.connection import ConnectionLimits
+from baton_router.apis.edge.middleware import Failures
+from baton_router.apis.edge.server import HttpServer
 from tests.support.waiting import until
 
 POST_ROOT = b"POST / HTTP/1.1\r\nhost: x\r\n"

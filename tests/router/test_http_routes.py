@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.routing import Route
 
 from baton.version import version
-from baton_router.http.schemas import ChatRequest, CompletionRequest
+from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.settings import RouterSettings
 from tests.support.router.front import front_of
 from tests.support.router.scripted import card, decode, prefill

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
-from baton_router.http.openai_responses import CompletionShape
-from baton_router.http.sequence_reader import ScoredToken, SequenceDelta
-from baton_router.http.tokens import TokenBytes
+from baton_router.apis.answers.sequence_reader import ScoredToken, SequenceDelta
+from baton_router.apis.openai.choice_formats import CompletionShape
+from baton_router.text.token_bytes import TokenBytes
 
 TEXTS = ["def main():\n\treturn 'é' + \"漢字\"", "🙂🙃", " \x00\x7f\xa0\xad"]
 

@@ -15,15 +15,15 @@ from baton.encoder_input_wire import to_proto
 from baton.errors import InvalidArgumentError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
-from baton_router.admission.image_budget import ImageBudget
-from baton_router.admission.quotas import Quotas
-from baton_router.intake.intake import Intake
+from baton_router.call.request import Request
 from baton_router.lifecycle.inference import Inference
-from baton_router.placement.decision import Rules
-from baton_router.placement.placer import Placer
-from baton_router.placement.record.record_file import RecordFile
-from baton_router.placement.record.recorder import Recorder
-from baton_router.request import Request
+from baton_router.routing.admission.image_budget import ImageBudget
+from baton_router.routing.admission.quotas import Quotas
+from baton_router.routing.placement.decision import Rules
+from baton_router.routing.placement.placer import Placer
+from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.recorder import Recorder
+from baton_router.text.intake import Intake
 from tests.support.router.front import inference_of
 from tests.support.router.scripted import (
     READY,

@@ -6,10 +6,10 @@ import sys
 sys.modules["PIL"] = None
 import baton_router.process
 from baton.models import locate
-from baton_router.intake.model_card import read_model_card
+from baton_router.text.model_card import read_model_card
 
 read_model_card(locate("tiny")).render([{"role": "user", "content": "hi"}])
-absent = ("torch", "triton", "baton.engine", "baton_router.images.image_reader")
+absent = ("torch", "triton", "baton.engine", "baton_router.text.images.image_reader")
 print(sorted(name for name in absent if name in sys.modules))
 """
 

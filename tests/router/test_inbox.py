@@ -2,7 +2,7 @@
 
 import asyncio
 
-from baton_router.lifecycle.inbox import Inbox
+from baton_router.lifecycle.attempts.inbox import Inbox
 
 
 async def _read(inbox: Inbox[int], items: range, taken: list[int]) -> None:

@@ -6,9 +6,9 @@ from baton.errors import InvalidArgumentError
 from baton.models import locate
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.request import Request
+from baton_router.call.request import Request
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard, read_model_card
 
 MAX_PROMPT_BYTES = 1000
 MAX_LEN = 64

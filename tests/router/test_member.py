@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.member import Member
-from baton_router.fleet.worker_model import PoolModel, WorkDone
+from baton_router.routing.fleet.member import Member
+from baton_router.routing.fleet.worker_model import PoolModel, WorkDone
 from tests.support.router.records import RECORD
 
 _CHANGES = st.lists(st.sampled_from(["nothing", "take", "give back", "learn", "later"]))

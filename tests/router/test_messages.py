@@ -8,8 +8,8 @@ import pytest
 from anthropic.types import Message
 
 from baton.v1 import inference_pb2 as pb
-from baton_router.admission.quotas import Quota
-from baton_router.intake.model_card import ModelCard
+from baton_router.routing.admission.quotas import Quota
+from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of
 from tests.support.router.scripted import decode, prefill
 from tests.support.router.written import (

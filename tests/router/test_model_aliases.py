@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import FailedPreconditionError
 from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
-from baton_router.models.aliases import drawn, heaviest, read_aliases
+from baton_router.served.aliases import drawn, heaviest, read_aliases
 
 MODELS = ("a", "b", "c")
 IDS = [f"request-{number}" for number in range(10_000)]

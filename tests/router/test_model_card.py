@@ -7,7 +7,7 @@ import pytest
 
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import locate
-from baton_router.intake.model_card import read_model_card
+from baton_router.text.model_card import read_model_card
 
 
 @pytest.fixture

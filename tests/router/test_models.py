@@ -7,10 +7,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from baton_router.admission.quotas import Quota, Quotas
-from baton_router.admission.readiness import Readiness, RouterReadiness
-from baton_router.http.app import Routes
-from baton_router.models.models import ModelNotFoundError
+from baton_router.apis.routes import Routes
+from baton_router.routing.admission.quotas import Quota, Quotas
+from baton_router.routing.admission.readiness import Readiness, RouterReadiness
+from baton_router.served.served_models import ModelNotFoundError
 from tests.support.router.front import NO_LIMITS, routes_of
 from tests.support.router.scripted import (
     READY,

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from baton.models import locate
-from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.text.model_card import ModelCard, read_model_card
 from tests.support.router.front import front_of
 from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill
 

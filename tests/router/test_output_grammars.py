@@ -17,13 +17,13 @@ from baton.engine.grammar.state import CompiledGrammar
 from baton.engine.grammar.vocabulary import mask_words
 from baton.errors import InvalidArgumentError
 from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from baton_router.output_parsing.formats import output_format, tool_format_names
-from baton_router.output_parsing.output_format import (
+from baton_router.call.output_format import (
     Choice,
     OutputFormat,
     ParsingOptions,
     Tool,
 )
+from baton_router.text.output_parsing.formats.catalog import output_format, tool_format_names
 from tests.support.model_outputs import (
     SPECIAL_TOKENS,
     WRITTEN,

@@ -11,12 +11,12 @@ from baton.sampling import GrammarKind
 from baton.serving.message_bounds import MessageBounds
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.intake.parsing import template_turns
-from baton_router.intake.request_bounds import message_bounds
-from baton_router.output_parsing.output_format import Choice
-from baton_router.request import Request
+from baton_router.call.output_format import Choice
+from baton_router.call.request import Request
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.parsing import template_turns
+from baton_router.text.request_bounds import message_bounds
 from tests.support.router.scripted import card as tiny
 from tests.support.router.written import calling_card, save_calling_model
 

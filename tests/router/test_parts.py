@@ -15,16 +15,16 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.intake import _ending_of
-from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.chunk import Chunk, coalesced
+from baton_router.call.chunk import Chunk, coalesced
+from baton_router.call.output_format import ParsingOptions, Tool
+from baton_router.call.parts import Text
+from baton_router.call.request import Request
+from baton_router.call.request_parsing import RequestParsing
+from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.client_wire import to_message
-from baton_router.lifecycle.detokenizer import Detokenizer
-from baton_router.output_parsing.formats import output_format
-from baton_router.output_parsing.output_format import ParsingOptions, Tool
-from baton_router.output_parsing.parts import Text
-from baton_router.output_parsing.request_parsing import RequestParsing
-from baton_router.request import Request
+from baton_router.text.detokenizer import Detokenizer
+from baton_router.text.intake import _ending_of
+from baton_router.text.output_parsing.formats.catalog import output_format
 from tests.support.router.scripted import card
 from tests.support.router.written import ids_of
 

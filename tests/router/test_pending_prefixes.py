@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
-from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
+from baton_router.routing.fleet.pending_prefixes import PendingPrefixes, held_blocks
 
 # A chain: each hash says all that comes before it.
 chains = st.text("ab", max_size=6).map(

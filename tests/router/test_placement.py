@@ -3,7 +3,13 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from baton_router.placement.placement import Candidate, Placement, has_version_gap, place, why_none
+from baton_router.routing.placement.placement import (
+    Candidate,
+    Placement,
+    has_version_gap,
+    place,
+    why_none,
+)
 from tests.support.strategies import clusters, request_ids
 
 NUM_TOKENS = 256

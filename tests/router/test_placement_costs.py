@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.fleet.decayed_counter import DecayedCounter
-from baton_router.placement.cost_model import CostModel
-from baton_router.placement.placement import place
-from baton_router.placement.prefix_source import with_sources
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.fleet.decayed_counter import DecayedCounter
+from baton_router.routing.placement.cost_model import CostModel
+from baton_router.routing.placement.placement import place
+from baton_router.routing.placement.prefix_source import with_sources
 
 MODEL = CostModel(
     prefill_seconds_per_token=1e-3,

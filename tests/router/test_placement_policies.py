@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.placement import place
-from baton_router.placement.policy import POLICY_NAMES, policy_named
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.placement import place
+from baton_router.routing.placement.policy import POLICY_NAMES, policy_named
 from tests.support.strategies import candidates, clusters, request_ids
 
 NUM_TOKENS = 1024

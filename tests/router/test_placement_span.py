@@ -9,13 +9,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
-from baton_router.placement.explanation import why
-from baton_router.placement.placement_span import MAX_CANDIDATES, placing
-from baton_router.placement.placer import Placer
-from baton_router.prompt import Prompt
-from baton_router.request import Request, work_of
+from baton_router.call.prompt import Prompt
+from baton_router.call.request import Request, work_of
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
+from baton_router.routing.placement.explanation import why
+from baton_router.routing.placement.placement_span import MAX_CANDIDATES, placing
+from baton_router.routing.placement.placer import Placer
 from tests.support.spans import kept_spans
 
 PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.roles.pool_load import (
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.roles.pool_load import (
     Backlog,
     Objectives,
     PoolDemand,

@@ -13,14 +13,14 @@ from baton.cluster.registry import WorkerRecord
 from baton.errors import InternalError, UnavailableError
 from baton.models.pooling import Pooling
 from baton.v1 import prefill_pb2
-from baton_router.admission.quotas import Quota
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.member import Member
-from baton_router.fleet.worker_model import PoolModel
-from baton_router.intake.model_card import ModelCard
-from baton_router.placement.decision import DEFAULT_RULES, PlacementInputs
-from baton_router.placement.explanation import why
-from baton_router.placement.placer import Placer
+from baton_router.routing.admission.quotas import Quota
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.member import Member
+from baton_router.routing.fleet.worker_model import PoolModel
+from baton_router.routing.placement.decision import DEFAULT_RULES, PlacementInputs
+from baton_router.routing.placement.explanation import why
+from baton_router.routing.placement.placer import Placer
+from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of
 from tests.support.router.scripted import FakeFleet, Forever, Scripts, Vanish, Worker, card
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.placement.cost_model import FETCH, CostModel
-from baton_router.placement.placement import place, place_again
-from baton_router.placement.policy import POLICY_NAMES, policy_named
-from baton_router.placement.prefix_source import with_sources
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.placement.cost_model import FETCH, CostModel
+from baton_router.routing.placement.placement import place, place_again
+from baton_router.routing.placement.policy import POLICY_NAMES, policy_named
+from baton_router.routing.placement.prefix_source import with_sources
 
 NUM_TOKENS = 1024
 

@@ -8,8 +8,8 @@ from baton.cluster.prefix import BlockHash, HashedInput, hash_chain
 from baton.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
-from baton_router.prompt import Prompt
-from baton_router.request import Request, work_of
+from baton_router.call.prompt import Prompt
+from baton_router.call.request import Request, work_of
 from tests.support.router.records import RECORD
 
 NAMESPACE = RECORD.namespace

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import FailedPreconditionError
-from baton_router.admission.quotas import Quota, Quotas
+from baton_router.routing.admission.quotas import Quota, Quotas
 
 
 def read(tmp_path: Path, text: str, clock=None) -> Quotas:

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
-from baton_router.admission.quotas import Quota
-from baton_router.admission.rate_limit import RateLimitedError, RateLimits
-from baton_router.admission.token_bucket import TokenBucket
-from baton_router.request import Request, RequestOutcome
+from baton_router.call.request import Request, RequestOutcome
+from baton_router.call.usage import Account, Timings
+from baton_router.routing.admission.quotas import Quota
+from baton_router.routing.admission.rate_limit import RateLimitedError, RateLimits
+from baton_router.routing.admission.token_bucket import TokenBucket
 from baton_router.settings import RouterSettings
-from baton_router.usage import Account, Timings
 from tests.support.clock import Clock
 
 STEPS = st.lists(

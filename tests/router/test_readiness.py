@@ -6,7 +6,7 @@ import pytest
 
 from baton.errors import DeadlineExceededError, OverloadedError, UnavailableError
 from baton.serving.deadline import Deadline
-from baton_router.admission.readiness import Readiness
+from baton_router.routing.admission.readiness import Readiness
 from tests.support.waiting import settled
 
 NONE = "no decode worker is known"

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from baton_router.output_parsing.formats import output_format, reasoning_format_names
-from baton_router.output_parsing.output_format import OutputFormat, ParsingOptions, Tool
-from baton_router.output_parsing.parts import Reasoning, Text
+from baton_router.call.output_format import OutputFormat, ParsingOptions, Tool
+from baton_router.call.parts import Reasoning, Text
+from baton_router.text.output_parsing.formats.catalog import output_format, reasoning_format_names
 from tests.support.model_outputs import (
     WRITTEN,
     calls_of,

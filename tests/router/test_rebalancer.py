@@ -14,13 +14,13 @@ from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import DeadlineExceededError
 from baton.worker_role import Role
-from baton_router.admission.controller import AdmissionController
-from baton_router.admission.forecast import Forecasts
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
-from baton_router.roles.pool_load import Objectives, PoolDemand
-from baton_router.roles.rebalancer import Rebalancer, _demand_in
-from baton_router.roles.role_balance import Hysteresis
+from baton_router.routing.admission.controller import AdmissionController
+from baton_router.routing.admission.forecast import Forecasts
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.roles.pool_load import Objectives, PoolDemand
+from baton_router.routing.roles.rebalancer import Rebalancer, _demand_in
+from baton_router.routing.roles.role_balance import Hysteresis
 from tests.support.waiting import until
 
 RATES = Rates(prefill_seconds_per_token=1e-3)

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from baton.cluster.prefix import hash_chain
 from baton.errors import InvalidArgumentError, NotFoundError
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
-from baton_router.placement.placer import Placer
-from baton_router.placement.policy import POLICY_NAMES
-from baton_router.placement.record.record_file import RecordFile
-from baton_router.placement.record.record_format import (
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.routing.placement.placer import Placer
+from baton_router.routing.placement.policy import POLICY_NAMES
+from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.record_format import (
     RecordReader,
     decision_line,
     encoders_of,
     header_line,
 )
-from baton_router.placement.record.recorder import Recorder
-from baton_router.placement.record.replay import read_record, replay
+from baton_router.routing.placement.record.recorder import Recorder
+from baton_router.routing.placement.record.replay import read_record, replay
 from tests.support.router.scripted import FakeFleet
 from tests.support.strategies import clusters, clusters_with_images, images, request_ids
 from tests.support.waiting import wait_until

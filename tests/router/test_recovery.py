@@ -16,7 +16,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton_router.failure import AttemptFailure, FailureKind
+from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 

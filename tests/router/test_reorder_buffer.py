@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UnavailableError
-from baton_router.lifecycle.reorder_buffer import ReorderBuffer
-from baton_router.lifecycle.tokens import Tokens, TopLogprobs
+from baton_router.call.tokens import Tokens, TopLogprobs
+from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
 
 
 def tokens(begin: int, end: int) -> Tokens:

@@ -17,10 +17,10 @@ from baton.params_wire import from_proto, to_proto
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.attempt import Attempt
+from baton_router.lifecycle.attempts.attempt import Attempt
+from baton_router.lifecycle.attempts.worker_call import WorkerCall
 from baton_router.lifecycle.recovery import MAX_FAILURES
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.lifecycle.worker_call import WorkerCall
 from tests.support.router.scripted import (
     ADMITTED,
     READY,

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import NotFoundError, UnavailableError
-from baton_router.http.responses.store import ResponseStore
+from baton_router.apis.responses.store import ResponseStore
 from tests.support.redis_servers import RedisServer
 
 TENANT = "team-a"

@@ -9,14 +9,14 @@ from baton.backoff import Backoff
 from baton.errors import InternalError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import PRIOR, Rates
-from baton_router.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.call.request import Request, work_of
+from baton_router.lifecycle.attempts.return_cost import return_cost
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.lifecycle.return_cost import return_cost
-from baton_router.placement.placer import Placer
-from baton_router.request import Request, work_of
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import PRIOR, Rates
+from baton_router.routing.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.routing.placement.placer import Placer
 from tests.support.router.scripted import (
     DRAINING,
     PREFILL_ADMITTED,

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.worker_role import Role
-from baton_router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
+from baton_router.routing.roles.role_balance import (
+    Balance,
+    Flip,
+    Hysteresis,
+    RoleBalance,
+    WorkerState,
+)
 
 MARKS = Hysteresis(high=0.9, low=0.3, dwell_seconds=10.0, cooldown_seconds=60.0)
 PRESSED, BETWEEN, IDLE = 1.5, 0.5, 0.1

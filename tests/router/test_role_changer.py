@@ -16,8 +16,8 @@ from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from baton.worker_role import Role
-from baton_router.fleet.candidate import Candidate
-from baton_router.roles.role_changer import RoleChanger
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.roles.role_changer import RoleChanger
 
 
 class _Workers(AdminServicer):

@@ -1,7 +1,7 @@
 import pytest
 
 from baton.serving.settings import load
-from baton_router.placement.policy import POLICY_NAMES
+from baton_router.routing.placement.policy import POLICY_NAMES
 from baton_router.settings import RouterSettings
 
 

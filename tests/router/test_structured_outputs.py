@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind
-from baton_router.http.sampling import completion_sampling, in_openai_terms
-from baton_router.http.schemas import CompletionRequest
-from baton_router.http.structured_outputs import grammar_of
+from baton_router.apis.openai.sampling import completion_sampling, in_openai_terms
+from baton_router.apis.openai.schemas import CompletionRequest
+from baton_router.apis.openai.structured_outputs import grammar_of
 from tests.support.router.bodies import parsed_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 
 from baton.errors import InvalidArgumentError
-from baton_router.output_parsing.formats import (
+from baton_router.call.output_format import (
+    Choice,
+    OutputFormat,
+    ParsingOptions,
+    Tool,
+)
+from baton_router.call.parts import Text, ToolCallArguments, ToolCallStart
+from baton_router.text.output_parsing.formats.catalog import (
     FormatNames,
     detect,
     output_format,
     takes_tools,
     tool_format_names,
 )
-from baton_router.output_parsing.output_format import (
-    Choice,
-    OutputFormat,
-    ParsingOptions,
-    Tool,
-)
-from baton_router.output_parsing.parts import Text, ToolCallArguments, ToolCallStart
 from tests.support.model_outputs import (
     WRITTEN,
     Written,

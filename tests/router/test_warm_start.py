@@ -12,8 +12,8 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.cluster.registry import Registration
 from baton.serving.channels import Channels
-from baton_router.fleet.fleet import Fleet
-from baton_router.prompt import Prompt
+from baton_router.call.prompt import Prompt
+from baton_router.routing.fleet.fleet import Fleet
 from bench.warm import EPOCH, holds_exactly, publish
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import PRIOR, Rates
-from baton_router.fleet.regression import Coefficient, Regression
-from baton_router.fleet.worker_model import _WORK, PoolModel, WorkDone, WorkerModel
-from baton_router.placement.cost_model import CostModel
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import PRIOR, Rates
+from baton_router.routing.fleet.regression import Coefficient, Regression
+from baton_router.routing.fleet.worker_model import _WORK, PoolModel, WorkDone, WorkerModel
+from baton_router.routing.placement.cost_model import CostModel
 from tests.support.strategies import rates
 
 SLOW = Rates(3e-3, 4e-4, 2e-8, interference_seconds_per_sequence=40 * 6e-4)

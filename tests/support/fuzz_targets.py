@@ -56,11 +56,11 @@ from baton_kvtransfer.wire import (
     integrity_of,
     lease_id_of,
 )
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.lifecycle.answer import Answer
+from baton_router.call.request import Request
+from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.client_wire import to_message
-from baton_router.request import Request
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard, read_model_card
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
 PAIRING = Pairing("1.2.3", b"model", (LAYOUT,))

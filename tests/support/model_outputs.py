@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 import baton.models
-from baton_router.output_parsing.output_format import OutputParser
-from baton_router.output_parsing.parts import (
+from baton_router.call.output_format import OutputParser
+from baton_router.call.parts import (
     Part,
     Reasoning,
     Text,

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from baton.cluster.prefix import HashedInput
 from baton.worker_role import Role
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.cost_rates import Rates
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
 
 ROLES: tuple[Role, ...] = ("encode", "prefill", "decode")
 

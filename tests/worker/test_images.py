@@ -18,7 +18,7 @@ from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentErr
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import prefill_pb2
-from baton_router.placement.decision import DEFAULT_RULES
+from baton_router.routing.placement.decision import DEFAULT_RULES
 from tests.support.engine.images import (
     IMAGE_TOKEN,
     TOKENS_PER_IMAGE,

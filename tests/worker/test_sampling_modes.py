@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-from baton_router.placement.decision import DEFAULT_RULES, Rules
+from baton_router.routing.placement.decision import DEFAULT_RULES, Rules
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.sampling_modes import (
     CODE,

@@ -1,23 +1,23 @@
 """Admission control in simulated time.
 
-The router's own decisions and forecasts (`baton_router.admission`), on a simulated clock in place
-of the event loop."""
+The router's own decisions and forecasts (`baton_router.routing.admission`), on a simulated clock in
+place of the event loop."""
 
 from collections.abc import Callable
 
 from baton.errors import BatonError
-from baton_router.admission.admission_queue import (
+from baton_router.call.request import Demand
+from baton_router.routing.admission.admission_queue import (
     POLL_SECONDS,
     AdmissionQueue,
     QueuedRequest,
     expired,
 )
-from baton_router.admission.fair_queue import Waiting
-from baton_router.admission.forecast import Forecasts
-from baton_router.admission.policy import admission_named
-from baton_router.admission.quotas import Quotas
-from baton_router.placement.decision import Decision
-from baton_router.request import Demand
+from baton_router.routing.admission.fair_queue import Waiting
+from baton_router.routing.admission.forecast import Forecasts
+from baton_router.routing.admission.policy import admission_named
+from baton_router.routing.admission.quotas import Quotas
+from baton_router.routing.placement.decision import Decision
 from baton_simulator.clock import Clock
 from baton_simulator.job import Job
 from baton_simulator.setup import Setup

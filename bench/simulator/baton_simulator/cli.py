@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from baton.errors import InvalidArgumentError
-from baton_router.admission.policy import ADMISSION_NAMES, AdmissionName
-from baton_router.placement.policy import POLICY_NAMES, PolicyName
+from baton_router.routing.admission.policy import ADMISSION_NAMES, AdmissionName
+from baton_router.routing.placement.policy import POLICY_NAMES, PolicyName
 from baton_simulator.cluster import OnProgress
 from baton_simulator.html import description, report
 from baton_simulator.machines import machine_of

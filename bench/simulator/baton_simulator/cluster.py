@@ -18,16 +18,16 @@ from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import check_length
 from baton.worker_role import Role
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
-from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.decayed_counter import coarse
-from baton_router.fleet.load import Load, Share
-from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
+from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.placement.decision import Decision, PlacementInputs, Rules
-from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.placement.placement import Placement
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.decayed_counter import coarse
+from baton_router.routing.fleet.load import Load, Share
+from baton_router.routing.fleet.pending_prefixes import PendingPrefixes, held_blocks
+from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
+from baton_router.routing.placement.encoder_sources import EncoderChoice
+from baton_router.routing.placement.placement import Placement
 from baton_simulator.admission import AdmissionController
 from baton_simulator.clock import Clock
 from baton_simulator.encoder_transfer import EncoderTransfers

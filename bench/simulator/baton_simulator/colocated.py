@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
-from baton_router.fleet.candidate import Candidate
-from baton_router.placement.placement import Placement
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.placement.placement import Placement
 from baton_simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
 from baton_simulator.engine import SimulatedEngine
 from baton_simulator.job import Job

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_router.admission.policy import ADMISSION_NAMES, AdmissionName
+from baton_router.routing.admission.policy import ADMISSION_NAMES, AdmissionName
 from baton_simulator.cluster import Cluster
 from baton_simulator.machines import h200_8b
 from baton_simulator.outcome import Objectives

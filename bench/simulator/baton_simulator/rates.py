@@ -1,4 +1,5 @@
-"""The rates that a router would come to learn of a machine (`baton_router.fleet.worker_model`).
+"""The rates that a router would come to learn of a machine
+(`baton_router.routing.fleet.worker_model`).
 
 A router learns from what workers report and knows after a few hundred requests; here it knows from
 the start, so that a simulation says nothing of the learning.
@@ -6,7 +7,7 @@ the start, so that a simulation says nothing of the learning.
 
 import numpy as np
 
-from baton_router.fleet.cost_rates import Rates
+from baton_router.routing.fleet.cost_rates import Rates
 from baton_simulator.latency import Machine, StepLoad
 
 _FAR = 16  # full steps behind which a step is asked about

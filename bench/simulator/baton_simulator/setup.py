@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from baton.engine.config import EngineConfig
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.errors import InvalidArgumentError
-from baton_router.admission.policy import AdmissionName
-from baton_router.placement.policy import PolicyName
+from baton_router.routing.admission.policy import AdmissionName
+from baton_router.routing.placement.policy import PolicyName
 from baton_simulator.job import VOCAB_SIZE, Job
 from baton_simulator.latency import Machine
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
@@ -25,7 +25,7 @@ class Setup:
         cache_tokens: tokens that each worker's pool holds; None: what the machine has room for.
         policy: who places.
         admit_factor: as the setting of a decode worker of this name.
-        admission: who is let in, by name of `baton_router.admission.policy`.
+        admission: who is let in, by name of `baton_router.routing.admission.policy`.
         ttft_deadline: seconds until a request's first token must have come, or it is refused at
             once if that is not to be expected; None: it may come whenever.
         sample_seconds: between samples of the load; None: none are taken.

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from baton.errors import InvalidArgumentError
-from baton_router.placement.policy import PolicyName
+from baton_router.routing.placement.policy import PolicyName
 from baton_simulator.cluster import Cluster, OnProgress
 from baton_simulator.colocated import Colocated
 from baton_simulator.disaggregated import Disaggregated

@@ -11,8 +11,8 @@ from baton.client.client import Candidate, Explanation
 from baton.client.wire import explanation_of
 from baton.errors import InvalidArgumentError, NotFoundError
 from baton.placement_terms import TERMS
-from baton_router.admin_wire import explanation
-from baton_router.placement.record.replay import read_record, replay
+from baton_router.apis.grpc.admin_wire import explanation
+from baton_router.routing.placement.record.replay import read_record, replay
 
 _TITLES = {
     ("prefill", False): "prefill workers",

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.errors import InvalidArgumentError
-from baton_router.placement.decision import DEFAULT_RULES
-from baton_router.placement.policy import POLICY_NAMES, PolicyName
-from baton_router.placement.record.replay import Redecided, cost_of, read_record, replay
+from baton_router.routing.placement.decision import DEFAULT_RULES
+from baton_router.routing.placement.policy import POLICY_NAMES, PolicyName
+from baton_router.routing.placement.record.replay import Redecided, cost_of, read_record, replay
 
 _NUM_SHOWN = 20
 

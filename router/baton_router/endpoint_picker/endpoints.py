@@ -18,10 +18,10 @@ from baton.cluster.prefix import BlockHash
 from baton.serving.listening import host_and_port
 from baton_router.endpoint_picker.addresses import host_port
 from baton_router.endpoint_picker.probe import Probe, Reading
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.circuit_breaker import CircuitBreaker
-from baton_router.fleet.decayed_counter import coarse
-from baton_router.fleet.load import Load
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.circuit_breaker import CircuitBreaker
+from baton_router.routing.fleet.decayed_counter import coarse
+from baton_router.routing.fleet.load import Load
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
 from baton.errors import OverloadedError, UnavailableError
 from baton_router.endpoint_picker.endpoints import AT_LIMIT, Endpoint, Endpoints
 from baton_router.endpoint_picker.prompt import Prompt
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.load import Share
-from baton_router.placement.decision import Decision, PlacementInputs, Rules
-from baton_router.placement.explanation import why
-from baton_router.placement.placement import Placement
-from baton_router.placement.record.recorder import Recorder
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.load import Share
+from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
+from baton_router.routing.placement.explanation import why
+from baton_router.routing.placement.placement import Placement
+from baton_router.routing.placement.record.recorder import Recorder
 
 RESULTS = ("picked", "limited", "unavailable")
 """Results of a request for an endpoint, the keys of `EndpointPicker.num_results`."""

@@ -18,10 +18,10 @@ from baton_router.endpoint_picker.picker import EndpointPicker
 from baton_router.endpoint_picker.probe import Probe
 from baton_router.endpoint_picker.prompt import PromptReader
 from baton_router.endpoint_picker.service import SERVICE, ExternalProcessorService
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.placement.decision import Rules
-from baton_router.placement.record.recorder import Recorder
+from baton_router.routing.placement.decision import Rules
+from baton_router.routing.placement.record.recorder import Recorder
 from baton_router.settings import RouterSettings
+from baton_router.text.model_card import ModelCard, read_model_card
 
 
 class EndpointPickerServer:

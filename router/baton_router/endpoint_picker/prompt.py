@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.errors import InvalidArgumentError
-from baton_router.intake.model_card import ModelCard
+from baton_router.text.model_card import ModelCard
 
 # Bodies above this are read in a thread, as they would hold the event loop for milliseconds.
 _INLINE_BYTES = 16 * 2**10

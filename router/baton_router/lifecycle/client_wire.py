@@ -6,19 +6,19 @@ from google.protobuf.duration_pb2 import Duration
 
 from baton.role_wire import role_to_message
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.chunk import Chunk, ClientEvent
-from baton_router.lifecycle.worker_wire import Ending, duration
-from baton_router.output_parsing.parts import (
+from baton_router.call.chunk import Chunk, ClientEvent
+from baton_router.call.parts import (
     Part,
     Reasoning,
     Text,
     ToolCallArguments,
     ToolCallStart,
 )
-from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.placement.placement import Placement, Scored
-from baton_router.request import Request
-from baton_router.usage import Account, Timings
+from baton_router.call.request import Request
+from baton_router.call.usage import Account, Timings
+from baton_router.lifecycle.worker_wire import Ending, duration
+from baton_router.routing.placement.encoder_sources import EncoderChoice
+from baton_router.routing.placement.placement import Placement, Scored
 
 _POOLED_OUTPUTS = {
     "embedding": pb.POOLED_OUTPUT_EMBEDDING,

@@ -11,10 +11,10 @@ from baton.errors import (
     NotFoundError,
 )
 from baton.serving.tenant import Tenant
-from baton_router.admission.controller import AdmissionController
-from baton_router.placement.placement import Placement
-from baton_router.request import Request
-from baton_router.usage import Account
+from baton_router.call.request import Request
+from baton_router.call.usage import Account
+from baton_router.routing.admission.controller import AdmissionController
+from baton_router.routing.placement.placement import Placement
 
 
 class Lifecycle(Protocol):

@@ -18,14 +18,14 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenant
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.model_card import ModelCard
-from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.chunk import ClientEvent
+from baton_router.call.chunk import ClientEvent
+from baton_router.call.request import Request
+from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.services import Services
-from baton_router.request import Request
 from baton_router.telemetry.request_trace import tracing_request
+from baton_router.text.model_card import ModelCard
 
 # Number of received tokens from which a thread makes their text. Bytes that are no characters are
 # the slowest, at 3 to 30 us a token; fewer tokens stop the event loop for less than 10 ms.

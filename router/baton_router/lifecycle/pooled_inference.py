@@ -17,12 +17,12 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.pooled_intake import PooledIntake
+from baton_router.call.request import Request
 from baton_router.lifecycle.pooled_lifecycle import PooledLifecycle
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.services import Services
-from baton_router.request import Request
 from baton_router.telemetry.request_trace import tracing_request
+from baton_router.text.pooled_intake import PooledIntake
 
 Float32Array = npt.NDArray[np.float32]
 

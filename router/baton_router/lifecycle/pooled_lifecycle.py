@@ -8,18 +8,19 @@ from collections.abc import Sequence
 
 from baton.errors import CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
-from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.fleet import Fleet
-from baton_router.fleet.member import Member
-from baton_router.lifecycle import worker_methods, worker_wire
+from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.request import Request, RequestOutcome, work_of
+from baton_router.call.usage import Account, Timings
+from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle.attempts import worker_methods
+from baton_router.lifecycle.attempts.worker_call import Received, WorkerCall
 from baton_router.lifecycle.recovery import Recovery
-from baton_router.lifecycle.worker_call import Received, WorkerCall
-from baton_router.placement.decision import Decision
-from baton_router.placement.placement import Placement
-from baton_router.placement.placer import Placer
-from baton_router.request import Request, RequestOutcome, work_of
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.fleet.member import Member
+from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.placement import Placement
+from baton_router.routing.placement.placer import Placer
 from baton_router.telemetry import request_trace
-from baton_router.usage import Account, Timings
 
 logger = logging.getLogger(__name__)
 

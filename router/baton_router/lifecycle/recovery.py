@@ -15,7 +15,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton_router.failure import AttemptFailure, FailureKind, Pair
+from baton_router.call.failure import AttemptFailure, FailureKind, Pair
 from baton_router.lifecycle.retry_budget import RetryBudget
 
 # Consecutive failures without a new token after which an accepted request is given up.

@@ -15,19 +15,19 @@ from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, prefill_pb2
-from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.fleet import Fleet
+from baton_router.call.chunk import ClientEvent, coalesced
+from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.request import Request
+from baton_router.call.usage import Account
 from baton_router.lifecycle import client_wire
-from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.attempt import SOURCE_TIMEOUT, Attempt, Event
-from baton_router.lifecycle.chunk import ClientEvent, coalesced
+from baton_router.lifecycle.answers.answer import Answer
+from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT, Attempt, Event
 from baton_router.lifecycle.recovery import Recovery
-from baton_router.placement.decision import Decision
-from baton_router.placement.placement import Placement
-from baton_router.placement.placer import Placer
-from baton_router.request import Request
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.placement import Placement
+from baton_router.routing.placement.placer import Placer
 from baton_router.telemetry import request_trace
-from baton_router.usage import Account
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ paid for: each request deposits a share of a retry, and some are added per secon
 import time
 
 from baton.serving.deadline import Clock
-from baton_router.admission.token_bucket import TokenBucket
+from baton_router.routing.admission.token_bucket import TokenBucket
 
 SHARE = 0.25
 PER_SECOND = 4.0

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from baton.errors import UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenant, Tenants
-from baton_router.admission.controller import AdmissionController
-from baton_router.admission.image_budget import ImageBudget
-from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness
-from baton_router.fleet.fleet import Fleet
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard
+from baton_router.call.request import RequestOutcome
 from baton_router.lifecycle.in_flight import Lifecycle, Requests
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.placement.decision import Decision
-from baton_router.placement.placer import Placer
-from baton_router.request import RequestOutcome
+from baton_router.routing.admission.controller import AdmissionController
+from baton_router.routing.admission.image_budget import ImageBudget
+from baton_router.routing.admission.rate_limit import RateLimits
+from baton_router.routing.admission.readiness import Readiness
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.placer import Placer
 from baton_router.telemetry.request_meter import MeteredRequest, RequestMeter
 from baton_router.telemetry.request_trace import RequestTrace
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard
 
 # Seconds that a router which has just started waits for its first look at Redis and the workers; if
 # Redis does not answer, its clients should rather get an error and try another router.

@@ -14,13 +14,13 @@ from baton.serving.attempt_id import attempt_id
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, encode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.fleet.member import Member
-from baton_router.fleet.worker_model import WorkDone
-from baton_router.lifecycle.chunk import Chunk
-from baton_router.lifecycle.return_cost import ReturnCost
-from baton_router.lifecycle.tokens import Tokens, TopLogprobs
-from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.request import Request, Work
+from baton_router.call.chunk import Chunk
+from baton_router.call.request import Request, Work
+from baton_router.call.tokens import Tokens, TopLogprobs
+from baton_router.lifecycle.attempts.return_cost import ReturnCost
+from baton_router.routing.fleet.member import Member
+from baton_router.routing.fleet.worker_model import WorkDone
+from baton_router.routing.placement.encoder_sources import EncoderChoice
 
 Decoded = Chunk | decode_pb2.DecodeGenerateResponse
 """Event of a decode worker: tokens, still without text, as a chunk or a message; or another one."""

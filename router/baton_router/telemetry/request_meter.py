@@ -12,9 +12,9 @@ from baton.serving.deadline import Clock
 from baton.serving.errors import code_of
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution, Distributions
-from baton_router.failure import FailureKind
-from baton_router.request import RequestOutcome
-from baton_router.usage import EncodedBy
+from baton_router.call.failure import FailureKind
+from baton_router.call.request import RequestOutcome
+from baton_router.call.usage import EncodedBy
 
 PROVIDER = "baton"
 _OPERATIONS = {"chat": "chat", "pooled": "embeddings"}

@@ -16,9 +16,9 @@ from opentelemetry.util.types import AttributeValue
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.stages import past_stage, stage, stage_of_call, wall_ns
 from baton.v1 import inference_pb2 as pb
-from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.intake.model_card import ModelCard
-from baton_router.request import Request, RequestOutcome
+from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.request import Request, RequestOutcome
+from baton_router.text.model_card import ModelCard
 
 Attributes = dict[str, AttributeValue]
 

@@ -8,10 +8,10 @@ import pytest_asyncio
 from transformers import AutoProcessor
 
 from baton.v1 import inference_pb2 as pb
-from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_source import sampled
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import read_model_card
+from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_source import sampled
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import read_model_card
 from tests.support.engine.images import image
 from tests.support.router.front import front_of
 from tests.support.router.images import (

@@ -25,10 +25,10 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from baton.v1 import inference_pb2 as pb
-from baton_router.images.expansion import expand_text, placeholders
-from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_messages import PreprocessedImage, Ready
-from baton_router.images.image_pool import ImagePool
+from baton_router.text.images.expansion import expand_text, placeholders
+from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_messages import PreprocessedImage, Ready
+from baton_router.text.images.image_pool import ImagePool
 from tests.support.engine.checkpoints import MAX_LEN
 from tests.support.engine.engines import load
 from tests.support.engine.image_only_processors import pixtral_processor, without_videos

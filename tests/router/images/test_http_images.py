@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from baton.v1 import inference_pb2 as pb
-from baton_router.images.image_reader import ImageReader
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.intake.prompt_images import PromptImages
+from baton_router.text.images.image_reader import ImageReader
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.images import data_url, encoded, running_reader, save_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.certs import Authority, write
-from baton_router.images.image_fetch import AllowedHosts, FetchError, ImageFetcher
+from baton_router.text.images.image_fetch import AllowedHosts, FetchError, ImageFetcher
 from tests.support.router.web_site import BODY, Site, redirect, running
 
 HOST = "images.example.org"

@@ -10,13 +10,13 @@ import pytest_asyncio
 from baton.encoder_input import TensorData
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from baton_router.images.expansion import ReadImage
-from baton_router.images.image_cache import FileKey, ImageCache
-from baton_router.images.image_reader import ImageReader
-from baton_router.images.image_source import GivenClip, GivenImage
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import read_model_card
-from baton_router.intake.prompt_images import PromptImages
+from baton_router.text.images.expansion import ReadImage
+from baton_router.text.images.image_cache import FileKey, ImageCache
+from baton_router.text.images.image_reader import ImageReader
+from baton_router.text.images.image_source import GivenClip, GivenImage
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import read_model_card
+from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import IMAGE_TOKEN, image
 from tests.support.router.front import front_of
 from tests.support.router.images import (

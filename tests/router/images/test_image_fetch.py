@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from baton_router.images.image_fetch import (
+from baton_router.text.images.image_fetch import (
     MAX_REDIRECTS,
     AllowedHosts,
     FetchError,

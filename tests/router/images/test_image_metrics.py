@@ -2,10 +2,10 @@
 
 from prometheus_client import CollectorRegistry
 
-from baton_router.admission.image_budget import ImageBudget
-from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_pool import ImagePool
 from baton_router.metrics import ImageMetrics
+from baton_router.routing.admission.image_budget import ImageBudget
+from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_pool import ImagePool
 
 
 def test_image_metrics_have_each_model_and_the_budget():

@@ -15,9 +15,9 @@ import pytest_asyncio
 from PIL import Image
 
 from baton.errors import OverloadedError, UnsupportedModelError
-from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_pool import ImagePool, RefusedImageError
-from baton_router.images.image_source import sampled
+from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_pool import ImagePool, RefusedImageError
+from baton_router.text.images.image_source import sampled
 from tests.support.engine.images import image, save_vision_language
 from tests.support.router.hostile_images import (
     apng_claiming,
@@ -77,8 +77,8 @@ async def refusal(pool: ImagePool, file: bytes, max_frames: int = 1) -> str:
 _FORKED_CHILDREN_ABORT = """
 import asyncio, ctypes, sys
 from baton_router.event_loop import EventLoop
-from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_pool import ImagePool
+from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_pool import ImagePool
 
 libc = ctypes.CDLL(None)
 libc.__register_atfork(None, None, libc.abort, None)
@@ -328,8 +328,8 @@ async def test_pool_names_checkpoint_without_processor(tmp_path):
 SCRIPT = """
 import io, sys
 from pathlib import Path
-from baton_router.images.image_process import ImageProcess
-from baton_router.images.image_messages import Job, Start
+from baton_router.text.images.image_process import ImageProcess
+from baton_router.text.images.image_messages import Job, Start
 process = ImageProcess(Start(sys.argv[1], 2**26, 2**31, 2**27))
 print(process(Job(Path(sys.argv[2]).read_bytes())).frames[0].replacement)
 print(sorted(m for m in sys.modules if m.startswith("torch") and sys.modules[m] is not None))

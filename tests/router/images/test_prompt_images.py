@@ -15,10 +15,10 @@ from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import read_model_card
-from baton_router.intake.prompt_images import PromptImages
-from baton_router.request import Request
+from baton_router.call.request import Request
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import read_model_card
+from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, TOKENS_PER_IMAGE, image, words
 from tests.support.router.images import encoded, running_intake, save_checkpoint
 

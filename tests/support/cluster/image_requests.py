@@ -17,16 +17,16 @@ from baton.engine import Engine, EngineConfig
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
 from baton.serving.deadline import Deadline
-from baton_router.fleet.fleet import Fleet
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.lifecycle.answer import Answer
+from baton_router.call.request import Request
+from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.placement.placer import Placer
-from baton_router.request import Request
+from baton_router.routing.fleet.fleet import Fleet
+from baton_router.routing.placement.encoder_sources import EncoderChoice
+from baton_router.routing.placement.placer import Placer
+from baton_router.text.model_card import ModelCard, read_model_card
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.router.encoding import EncodingPlacer
 from tests.support.router.scripted import HANDOFFS

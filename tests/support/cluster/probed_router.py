@@ -13,8 +13,8 @@ from typing import Any
 
 from baton.cluster.index import LocalityIndex
 from baton.serving.process import main
-from baton_router.fleet.fleet import Fleet
 from baton_router.process import serve
+from baton_router.routing.fleet.fleet import Fleet
 from baton_router.settings import RouterSettings
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from baton_router.http.page import page_response
+from baton_router.apis.page.page import page_response
 
 Json = dict[str, Any]
 

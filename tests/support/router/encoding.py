@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from baton_router.placement.decision import Decision
-from baton_router.placement.encoder_sources import EncoderChoice
-from baton_router.placement.placer import Placer
+from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.encoder_sources import EncoderChoice
+from baton_router.routing.placement.placer import Placer
 from tests.support.router.scripted import HANDOFFS
 
 Choose = Callable[[int], tuple[EncoderChoice, ...]]

@@ -12,39 +12,39 @@ import openai
 from baton.cluster.redis import connect
 from baton.serving.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
-from baton_router.admission.admission_queue import MAX_WAITING
-from baton_router.admission.controller import AdmissionController
-from baton_router.admission.forecast import Forecasts
-from baton_router.admission.policy import admission_named
-from baton_router.admission.quotas import Quota, Quotas
-from baton_router.admission.rate_limit import RateLimits
-from baton_router.admission.readiness import Readiness, RouterReadiness
-from baton_router.http.app import Routes
-from baton_router.http.body import Bodies
-from baton_router.http.embeddings import PooledOutputs
-from baton_router.http.generation import Generations
-from baton_router.http.messages.messages import Messages
-from baton_router.http.model_generations import ModelGenerations
-from baton_router.http.responses.responses import Responses
-from baton_router.http.responses.store import ResponseStore
-from baton_router.http.schemas import EmbeddingRequest
-from baton_router.http.structure import bounds_of
-from baton_router.http.timeline import timeline_for
-from baton_router.http.unknown_fields import UnknownFields
-from baton_router.images.image_reader import ImageReader
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import ModelCard
-from baton_router.intake.pooled_intake import PooledIntake
-from baton_router.intake.prompt_images import PromptImages
+from baton_router.apis.anthropic.messages import Messages
+from baton_router.apis.edge.bodies import Bodies
+from baton_router.apis.edge.structure import bounds_of
+from baton_router.apis.edge.unknown_fields import UnknownFields
+from baton_router.apis.openai.embeddings import PooledOutputs
+from baton_router.apis.openai.generations import Generations
+from baton_router.apis.openai.model_generations import ModelGenerations
+from baton_router.apis.openai.schemas import EmbeddingRequest
+from baton_router.apis.page.timeline import timeline_for
+from baton_router.apis.responses.responses import Responses
+from baton_router.apis.responses.store import ResponseStore
+from baton_router.apis.routes import Routes
+from baton_router.call.request import Request, work_of
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.lifecycle.services import Services
-from baton_router.models.aliases import Weights
-from baton_router.models.models import Models, ServedModel
-from baton_router.placement.placer import Placer
-from baton_router.request import Request, work_of
+from baton_router.routing.admission.admission_queue import MAX_WAITING
+from baton_router.routing.admission.controller import AdmissionController
+from baton_router.routing.admission.forecast import Forecasts
+from baton_router.routing.admission.policy import admission_named
+from baton_router.routing.admission.quotas import Quota, Quotas
+from baton_router.routing.admission.rate_limit import RateLimits
+from baton_router.routing.admission.readiness import Readiness, RouterReadiness
+from baton_router.routing.placement.placer import Placer
+from baton_router.served.aliases import Weights
+from baton_router.served.served_models import Models, ServedModel
 from baton_router.telemetry.request_meter import RequestMeter
+from baton_router.text.images.image_reader import ImageReader
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard
+from baton_router.text.pooled_intake import PooledIntake
+from baton_router.text.prompt_images import PromptImages
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
 MAX_PROMPT_BYTES = 2**20

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from baton_router.images.image_limits import ImageLimits
-from baton_router.images.image_reader import ImageReader, start_reader
-from baton_router.intake.intake import Intake
-from baton_router.intake.model_card import read_model_card
-from baton_router.intake.prompt_images import PromptImages
+from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_reader import ImageReader, start_reader
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import read_model_card
+from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import save_vision_language
 
 # As llava-hf's: content is always a list of parts, images come first.

@@ -33,21 +33,21 @@ from baton.v1 import (
     prefill_pb2_grpc,
 )
 from baton.v1 import inference_pb2 as pb
-from baton_router.fleet.circuit_breaker import CircuitBreaker
-from baton_router.fleet.pending_prefixes import PendingPrefixes
-from baton_router.fleet.worker_model import PoolModel, WorkerModel
-from baton_router.intake.model_card import ModelCard, read_model_card
-from baton_router.lifecycle.answer import Answer
-from baton_router.lifecycle.attempt import SOURCE_TIMEOUT
+from baton_router.call.prompt import NO_PROMPT, Prompt
+from baton_router.call.request import ANONYMOUS, Request
+from baton_router.lifecycle.answers.answer import Answer
+from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.placement.decision import Rules
-from baton_router.placement.placement import Candidate
-from baton_router.placement.placer import Placer
-from baton_router.prompt import NO_PROMPT, Prompt
-from baton_router.request import ANONYMOUS, Request
+from baton_router.routing.fleet.circuit_breaker import CircuitBreaker
+from baton_router.routing.fleet.pending_prefixes import PendingPrefixes
+from baton_router.routing.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.routing.placement.decision import Rules
+from baton_router.routing.placement.placement import Candidate
+from baton_router.routing.placement.placer import Placer
+from baton_router.text.model_card import ModelCard, read_model_card
 from tests.support.router.records import RECORD
 from tests.support.waiting import until
 

@@ -7,7 +7,7 @@ from typing import Any
 from baton.models import locate
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.text.model_card import ModelCard, read_model_card
 from tests.support.router.scripted import READY, RELEASED, Worker, card, decode, finished, prefill
 
 TEMPLATE = """

@@ -21,18 +21,18 @@ from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.worker.layout_wire import layouts_to_messages
 from baton.worker_role import Role
-from baton_router.fleet.candidate import Candidate
-from baton_router.fleet.circuit_breaker import CircuitBreaker
-from baton_router.fleet.worker_model import PoolModel, WorkerModel
-from baton_router.intake.intake import Intake
-from baton_router.lifecycle.answer import Answer
+from baton_router.call.prompt import NO_PROMPT, Prompt
+from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.placement.decision import Rules
-from baton_router.placement.placer import Placer
-from baton_router.prompt import NO_PROMPT, Prompt
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.circuit_breaker import CircuitBreaker
+from baton_router.routing.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.routing.placement.decision import Rules
+from baton_router.routing.placement.placer import Placer
+from baton_router.text.intake import Intake
 from tests.support.router.scripted import HANDOFFS, NO_PAUSES, FakeFleet, card
 from tests.support.worker.crew import Crew, Member, crew_of
 

@@ -1,0 +1,181 @@
+"""Exchange over HTTP: sends requests to the router and writes the answer, whole or as a stream of
+server-sent events.
+
+Nothing is written before the first request is accepted, so that a refusal has its own status.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+
+from opentelemetry import context as otel_context
+from starlette.types import Send
+
+from baton.encoder_input import EncoderInput
+from baton.errors import InvalidArgumentError
+from baton.serving.deadline import Deadline
+from baton.serving.telemetry.propagation import incoming
+from baton.serving.telemetry.tracing import is_tracing
+from baton.serving.tenant import Caller
+from baton.v1 import inference_pb2 as pb
+from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
+from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
+from baton_router.apis.edge.errors import Failure, failure_of
+from baton_router.call.chunk import ClientEvent
+from baton_router.lifecycle.inference import Inference
+
+logger = logging.getLogger(__name__)
+
+# Events of several prompts not yet written; a full queue is backpressure on the workers.
+_MAX_UNWRITTEN = 64
+
+# Grace period in seconds for the router to report an expired deadline itself.
+ERROR_GRACE_SECONDS = 1.0
+
+_Headers = list[tuple[bytes, bytes]]
+Event = tuple[int, ClientEvent]
+
+
+class Exchange:
+    """Exchange of one HTTP request and its answer; `write` is used once.
+
+    Args:
+        requests: one for each prompt.
+        readers: one for each request.
+        images: of the only request, preprocessed; its message has none.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        caller: Caller,
+        deadline: Deadline,
+        requests: Sequence[pb.GenerateRequest],
+        readers: Sequence[Reader],
+        writer: AnswerWriter,
+        images: Sequence[EncoderInput] = (),
+        *,
+        is_stream: bool,
+    ) -> None:
+        self._inference = inference
+        self._caller = caller
+        self._deadline = deadline
+        self._requests = requests
+        self._readers = readers
+        self._writer = writer
+        self._images = images
+        self._is_stream = is_stream
+
+    async def write(self, send: Send) -> None:
+        """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
+        fails; the failure of a stream is its last event."""
+        with in_trace_of(self._caller):
+            await self._write(send)
+
+    async def _write(self, send: Send) -> None:
+        try:
+            # A client that does not read holds no resources beyond its deadline.
+            async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
+                await (self._stream(send) if self._is_stream else self._send_at_once(send))
+        except InvalidArgumentError as error:
+            raise self._writer.in_terms(error) from error
+
+    async def _send_at_once(self, send: Send) -> None:
+        updates: list[SequenceDelta] = []
+        async with aclosing(self._events()) as events:
+            async for at, event in events:
+                updates += self._readers[at].read(event)
+        content = encoded(await self._writer.whole(updates))
+        headers = [(b"content-length", str(len(content)).encode())]
+        await self._start(send, b"application/json", headers)
+        await send({"type": "http.response.body", "body": content})
+
+    async def _stream(self, send: Send) -> None:
+        has_begun = False
+        try:
+            async with aclosing(self._events()) as events:
+                async for at, event in events:
+                    updates = self._readers[at].read(event)
+                    body = b"" if has_begun else self._writer.opening()
+                    body += b"".join(map(self._writer.part, updates))
+                    if not has_begun:
+                        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+                        await self._start(send, b"text/event-stream; charset=utf-8", headers)
+                        has_begun = True
+                    if body:
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+            rest = await self._writer.closing()
+        except Exception as error:
+            if not has_begun:
+                raise
+            rest = self._writer.failed(self._failure(error))
+        await send({"type": "http.response.body", "body": rest})
+
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, InvalidArgumentError):
+            error = self._writer.in_terms(error)
+        failure = failure_of(error)
+        if failure.is_bug:
+            logger.error("a stream failed", exc_info=error)
+        return failure
+
+    async def _start(self, send: Send, media_type: bytes, headers: _Headers) -> None:
+        own = [(name.encode(), value.encode()) for name, value in self._writer.headers.items()]
+        own.append((b"content-type", media_type))
+        await send({"type": "http.response.start", "status": 200, "headers": own + headers})
+
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        """Yields the events of all requests in any order, each with its request's index."""
+        if len(self._requests) > 1:
+            async with aclosing(self._mixed()) as mixture:
+                async for event in mixture:
+                    yield event
+            return
+        async with aclosing(self._generate(self._requests[0])) as responses:
+            async for response in responses:
+                yield 0, response
+
+    async def _mixed(self) -> AsyncGenerator[Event, None]:
+        queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(_MAX_UNWRITTEN)
+
+        async def read(at: int, request: pb.GenerateRequest) -> None:
+            try:
+                async with aclosing(self._generate(request)) as responses:
+                    async for response in responses:
+                        await queue.put((at, response))
+            except Exception as error:
+                await queue.put(error)
+            await queue.put(None)
+
+        readings = [asyncio.create_task(read(*one)) for one in enumerate(self._requests)]
+        try:
+            num_left = len(readings)
+            while num_left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_left -= 1
+                else:
+                    yield item
+        finally:
+            for reading in readings:
+                reading.cancel()
+            await asyncio.gather(*readings, return_exceptions=True)
+
+    def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[ClientEvent, None]:
+        return self._inference.generate(request, self._caller, self._deadline, self._images)
+
+
+@contextmanager
+def in_trace_of(caller: Caller) -> Iterator[None]:
+    """Continues the trace of the caller in the block."""
+    if not is_tracing():
+        yield
+        return
+    token = otel_context.attach(incoming(caller.invocation_metadata() or ()))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)

@@ -1,0 +1,161 @@
+"""Request schemas of Anthropic's Messages API, as far as it is supported.
+
+Unknown fields of a request, its messages and its tools are left to
+`baton_router.apis.edge.unknown_fields`; elsewhere they are refused by name, and so are known ones
+that would change the answer and cannot be honoured.
+"""
+
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct, field
+
+from baton.errors import InvalidArgumentError
+from baton_router.apis.openai.schemas import BatonOptions, ChatRequest, JsonObject
+
+# Fields that would change the answer.
+_UNSUPPORTED = ("container", "mcp_servers")
+
+
+class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schema whose types are taken literally: no text is a number."""
+
+
+class _Block(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Block of a message."""
+
+
+class TextBlock(_Block, frozen=True, tag="text"):
+    text: str
+
+
+class ThinkingBlock(_Block, frozen=True, tag="thinking"):
+    thinking: str
+    # Part of Baton's own answers, which clients send back.
+    signature: str = ""
+
+
+class ToolUse(_Block, frozen=True, tag="tool_use"):
+    id: str
+    name: str
+    input: JsonObject
+
+
+class Base64Source(_Schema, frozen=True, tag_field="type", tag="base64"):
+    media_type: str
+    data: str
+
+    @property
+    def as_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(_Schema, frozen=True, tag_field="type", tag="url"):
+    url: str
+
+    @property
+    def as_url(self) -> str:
+        return self.url
+
+
+class ImageBlock(_Block, frozen=True, tag="image"):
+    source: Base64Source | UrlSource
+
+
+class ToolResult(_Block, frozen=True, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] = ""
+
+
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUse | ToolResult
+
+
+class Message(_Schema, frozen=True, forbid_unknown_fields=False):
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class CustomTool(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Tool that the client runs; the only type of tools here."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    input_schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _Choice(_Schema, frozen=True, kw_only=True, tag_field="type"):
+    disable_parallel_tool_use: bool = False
+
+
+class AutoChoice(_Choice, frozen=True, tag="auto"):
+    pass
+
+
+class AnyChoice(_Choice, frozen=True, tag="any"):
+    pass
+
+
+class ToolChoice(_Choice, frozen=True, tag="tool"):
+    name: str
+
+
+class NoChoice(_Choice, frozen=True, tag="none"):
+    pass
+
+
+class ThinkingOn(_Schema, frozen=True, tag_field="type", tag="enabled"):
+    budget_tokens: int
+    display: str | None = None
+
+
+class ThinkingOff(_Schema, frozen=True, tag_field="type", tag="disabled"):
+    pass
+
+
+class ThinkingAdaptive(_Schema, frozen=True, tag_field="type", tag="adaptive"):
+    display: str | None = None
+
+
+class OutputSchema(_Schema, frozen=True, tag_field="type", tag="json_schema"):
+    json_schema: JsonObject = field(name="schema")
+
+
+class OutputConfig(_Schema, frozen=True):
+    effort: str | None = None
+    format: OutputSchema | None = None
+
+
+class Conversation(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Conversation and tools: the request body of `/v1/messages/count_tokens`."""
+
+    messages: list[Message]
+    model: str = ""
+    system: str | list[TextBlock] = ""
+    tools: list[CustomTool] = []
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice = AutoChoice()
+    thinking: ThinkingOn | ThinkingOff | ThinkingAdaptive | None = None
+    output_config: OutputConfig = OutputConfig()
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+    container: Any = None
+    mcp_servers: list[Any] = []
+
+    def __post_init__(self) -> None:
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise InvalidArgumentError(name, "is not supported here; leave it out")
+
+
+class MessagesRequest(Conversation, frozen=True, kw_only=True):
+    """Request body of `/v1/messages`."""
+
+    # So fields of chat completions that are unknown here are refused.
+    becomes: ClassVar[type[Struct]] = ChatRequest
+
+    max_tokens: int
+    stream: bool = False
+    stop_sequences: list[str] = []
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0

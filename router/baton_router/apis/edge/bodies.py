@@ -1,0 +1,297 @@
+"""Request bodies: read up to a size limit and parsed into their schema.
+
+An error names the path of the first invalid field, as in `messages[0].role`.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+
+from baton.errors import InvalidArgumentError, OverloadedError
+from baton.serving.large_requests import LARGE_BYTES, LargeRequests, Share
+from baton_router.apis.edge.errors import (
+    BodyOverloadError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MediaTypeError,
+)
+from baton_router.apis.edge.structure import PIECE_BYTES, Bounds, Structure
+from baton_router.apis.edge.unknown_fields import Unknown, UnknownFields, find_unknown
+
+# Timeout for a body to arrive, in seconds, whatever its size.
+BODY_SECONDS = 60.0
+# What arrives is scanned for about as long before other requests go on, in seconds.
+_TURN_SECONDS = 0.001
+_SHOWN_CHARS = 40
+# In larger bodies, a key that is there twice is not looked for to be named.
+_NAMED_KEY_BYTES = 2**20
+
+_NAMED = re.compile(r"(missing required|unknown) field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+
+# What a message can hold; the vocabulary is checked with every request's.
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+_Schema = TypeVar("_Schema", bound=msgspec.Struct)
+
+
+class Bodies:
+    """Reader of request bodies, whose counts and bytes are bounded.
+
+    Args:
+        max_bytes: maximum bytes of one body.
+        bounds: bounds of its structure.
+        large: budget and threads of large bodies.
+        unknown: policy for unknown fields; None: they are ignored.
+        bounds_of: bounds of schemas that have their own.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        bounds: Bounds,
+        large: LargeRequests,
+        unknown: UnknownFields | None = None,
+        bounds_of: Mapping[type[Struct], Bounds] = MappingProxyType({}),
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._bounds = bounds
+        self._large = large
+        self._unknown = unknown or UnknownFields()
+        self._bounds_of = bounds_of
+
+    @asynccontextmanager
+    async def read(
+        self, request: Request, schema: type[_Schema], count_bytes: Callable[[int], None]
+    ) -> AsyncIterator[_Schema]:
+        """Reads and parses the body. A large one has its share of the budget within the block.
+        Calls `count_bytes` with its size before it is parsed.
+
+        Raises the errors of `read_body` and `parse`, and for unknown fields that are refused.
+        """
+        with self._large.share() as share:
+            structure = Structure(self._bounds_of.get(schema, self._bounds))
+            body = await read_body(
+                request.stream(), request.headers, self._max_bytes, structure, share
+            )
+            count_bytes(len(body))
+            unknown: list[Unknown] = []
+            if len(body) <= LARGE_BYTES:
+                parsed = parse(body, schema, structure.num_keys, unknown)
+            else:
+                parsed = await self._large.parse(parse, body, schema, structure.num_keys, unknown)
+            del body
+            self._unknown.note(request.scope, unknown)
+            yield parsed
+
+
+async def read_body(
+    chunks: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    max_bytes: int,
+    structure: Structure,
+    share: Share,
+) -> bytearray:
+    """Returns the whole body, whose bytes `share` then holds. Keeps at most `max_bytes`, and reads
+    nothing if more is announced. `structure` counts what arrives.
+
+    Raises `MediaTypeError`, `BodyTooLargeError`, `BodyTimeoutError`, `StructureError`,
+    `OverloadedError`.
+    """
+    _check_media_type(headers)
+    announced = headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise BodyTooLargeError(max_bytes)
+    body = bytearray()
+    turn_end = 0.0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in chunks:
+                if len(body) + len(chunk) > max_bytes:
+                    raise BodyTooLargeError(max_bytes)
+                await _grow(share, len(body) + len(chunk))
+                body += chunk
+                for begin in range(0, len(chunk), PIECE_BYTES):
+                    structure.feed(chunk[begin : begin + PIECE_BYTES])
+                    if time.monotonic() > turn_end:
+                        await asyncio.sleep(0)
+                        turn_end = time.monotonic() + _TURN_SECONDS
+    except TimeoutError:
+        raise BodyTimeoutError(f"the body did not come within {BODY_SECONDS:g} s") from None
+    return body
+
+
+async def _grow(share: Share, num_bytes: int) -> None:
+    try:
+        await share.grow(num_bytes)
+    except OverloadedError as error:
+        raise BodyOverloadError(str(error), error.retry_after) from None
+
+
+def _check_media_type(headers: Mapping[str, str]) -> None:
+    # Otherwise any page in a browser could send requests here without a CORS preflight.
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise MediaTypeError("the content type of a request must be application/json")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise MediaTypeError(
+            f"the content encoding of the body is {encoding[:_SHOWN_CHARS]!r}; expected none. "
+            "Send it uncompressed."
+        )
+
+
+def parse(
+    body: bytes | bytearray, schema: type[_Schema], num_keys: int, unknown: list[Unknown]
+) -> _Schema:
+    """Returns the validated body, which has `num_keys` keys in all, and adds its unknown fields to
+    `unknown`. Raises `InvalidArgumentError`, which names the field."""
+    content = _read_json(body)
+    if not isinstance(content, dict):
+        raise InvalidArgumentError("body", "must be a JSON object")
+    request: _Schema = convert(_without_nulls(content), schema)
+    if _count_keys(content) < num_keys:
+        raise _double_key(body)
+    unknown += find_unknown(content, schema)
+    return request
+
+
+def convert(content: Any, kind: Any, field: str = "") -> Any:
+    """Returns JSON objects as values of the type `kind`. Raises `InvalidArgumentError`, which names
+    the field; `content` is the value of `field` or the whole body."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(error, content, field) from None
+
+
+def _read_json(body: bytes | bytearray) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError:
+        raise InvalidArgumentError("body", "is not valid UTF-8; text must be") from None
+    except msgspec.DecodeError as error:
+        if len(body) <= LARGE_BYTES and rb"\ud" in body.lower():
+            _find_half_surrogate(body)
+        raise InvalidArgumentError("body", f"is not JSON: {error}") from None
+
+
+def _count_keys(content: Any) -> int:
+    """Returns the number of different keys of each object, in all."""
+    num_keys = 0
+    if isinstance(content, dict):
+        num_keys = len(content)
+        content = content.values()
+    for value in content:
+        if type(value) is dict or type(value) is list:
+            num_keys += _count_keys(value)
+    return num_keys
+
+
+def _double_key(body: bytes | bytearray) -> InvalidArgumentError:
+    """Returns the error of a body in which an object has a key twice: a proxy that checks requests
+    may have read the other one."""
+    doubles: list[str] = []
+
+    def find(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            doubles.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
+
+    if len(body) <= _NAMED_KEY_BYTES:
+        json.loads(body, object_pairs_hook=find)
+    name = f"the key {doubles[0][:_SHOWN_CHARS]!r}" if doubles else "a key"
+    return InvalidArgumentError("body", f"has {name} twice; expected it once")
+
+
+def _find_half_surrogate(body: bytes | bytearray) -> None:
+    """Raises an error that names the text with half of a surrogate pair, if that is what is wrong:
+    JSON can encode it, but no text can hold it."""
+    with suppress(ValueError):
+        _check_text(json.loads(body), ())
+
+
+def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
+    """Drops nulls at the top and in messages: clients send null for fields they leave out."""
+    kept = {name: value for name, value in content.items() if value is not None}
+    for field in ("messages", "input"):
+        if isinstance(kept.get(field), list):
+            kept[field] = [
+                {name: value for name, value in item.items() if value is not None}
+                if isinstance(item, dict)
+                else item
+                for item in kept[field]
+            ]
+    return kept
+
+
+def check_ids(given: str | list[Any], field: str) -> None:
+    """Raises `InvalidArgumentError` unless all items are of the first one's type: texts, token ids
+    or lists of them."""
+    if not isinstance(given, list) or not given:
+        return
+    kinds: dict[type, Any] = {str: list[str], list: list[list[_TokenId]]}
+    convert(given, kinds.get(type(given[0]), list[_TokenId]), field)
+
+
+def _explained(
+    error: msgspec.ValidationError, content: Any, field: str = ""
+) -> InvalidArgumentError:
+    """Returns the error with the path of what is wrong in `content`, which is the value of `field`
+    or the whole body."""
+    problem, _, where = str(error).partition(" - at `")
+    path, value = _path(where.rstrip("`"), content)
+    path = field + path
+    named = _NAMED.search(problem)
+    if named is None:
+        return InvalidArgumentError(path or "body", _problem(problem, value))
+    path = f"{path}.{named[2]}" if path else named[2] or "body"
+    is_missing = named[1] == "missing required"
+    return InvalidArgumentError(
+        path, "is missing" if is_missing else "is not supported here; leave it out"
+    )
+
+
+def _path(where: str, content: Any) -> tuple[str, Any]:
+    """Returns the path that an error tells as `$.messages[0]`, and the value there. The key of a
+    dictionary is not told, so that its path ends before."""
+    path, value = "", content
+    for name, index in _STEP.findall(where):
+        path += f"[{index}]" if index else f".{name}" if path else name
+        value = value[int(index)] if index else value.get(name)
+    return path, (None if where.endswith("[...]") else value)
+
+
+def _problem(problem: str, given: Any) -> str:
+    is_short = isinstance(given, str | int | float) and len(str(given)) <= _SHOWN_CHARS
+    if not problem.startswith("Expected "):  # a value that is none of several
+        return f"is {given!r}, which is not supported here" if is_short else "is not supported here"
+    bound = problem.replace("`", "").replace("Expected", "must be", 1)
+    return f"is {given!r}; {bound}" if is_short else bound
+
+
+def _check_text(value: Any, location: tuple[int | str, ...]) -> None:
+    """Raises for half of a surrogate pair, which JSON can encode but no text can hold."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+            raise InvalidArgumentError(
+                path.removeprefix(".") or "body", "holds half of a surrogate pair"
+            ) from None
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_text(item, (*location, index))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_text(key, location)
+            _check_text(item, (*location, key))

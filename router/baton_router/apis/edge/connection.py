@@ -1,0 +1,260 @@
+"""HTTP/1.1 connections of the router: strict parsing, header timeout, header size and connection
+limits.
+
+llhttp rejects what two servers may read differently: a body of two lengths, folded headers, line
+feeds alone. Here it is rejected with 400, as are the few such requests that llhttp accepts, and
+the connection is closed. uvicorn has no limit of a head's size, no timeout for the head of a first
+request and no limit of connections. Here a head arrives in time, or the connection is closed. At
+the limit, the connection idle for longest is closed for a new one; if all are busy, the new one
+gets 503 with retry-after.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from baton_router.apis.edge.caller import AUTH_CONTEXT
+from baton_router.apis.edge.errors import Failure
+from baton_router.apis.edge.tls import auth_context
+
+# Seconds for which a refused connection stays open for reading.
+_LINGER_SECONDS = 1.0
+
+_NO_ROOM = Failure(
+    503,
+    "this router has as many connections as it takes; try again",
+    "server_error",
+    "unavailable",
+    headers={"retry-after": "1"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Connection limits of one HTTP server.
+
+    Attributes:
+        max_connections: maximum open connections, and beside them TLS handshakes in progress.
+        max_header_bytes: maximum bytes of a request's first line and headers.
+        head_seconds: timeout for these, from the connection's or the head's first byte on; and
+            for a TLS handshake.
+    """
+
+    max_connections: int = 1024
+    max_header_bytes: int = 16 * 1024
+    head_seconds: float = 20.0
+
+
+class _RefusedHeadError(Exception):
+    """Head that is refused with `failure`."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Connection(HttpToolsProtocol):
+    """HTTP connection. Its requests' state has the identity in the client certificate.
+
+    Pipelined requests are not served: the connection closes after the answer to the first, and the
+    client sends the others again.
+    """
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._last_data_at = self.loop.time()
+        self._is_refused = False
+        self._has_head = False
+        self._num_head_bytes = 0  # parsed so far
+        self._num_unfinished_bytes = 0  # received since the head began, parsed or not
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accepts the connection, or refuses it at the limit."""
+        has_room = len(self.connections) < self._limits.max_connections or self._make_room()
+        super().connection_made(transport)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.app_state = {**self.app_state, AUTH_CONTEXT: auth_context(secured)}
+        if has_room:
+            self._time_head()
+        else:
+            self.connections.discard(self)  # so that no other one evicts it
+            self._refuse(_NO_ROOM)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_data_at = self.loop.time()
+        if not self._is_refused:
+            self._read(data)
+
+    def on_message_begin(self) -> None:
+        if self.is_busy:
+            raise _RefusedHeadError(_invalid("a request came before the answer to the last one"))
+        self._has_head = False
+        self._num_head_bytes = self._num_unfinished_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        if not self._has_head:  # what follows a body is no header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        problem = _ambiguity(self.parser.get_http_version(), self.headers)
+        if self.parser.get_method() == b"CONNECT":
+            problem = "its method is CONNECT; this is no proxy"
+        if problem is not None:
+            raise _RefusedHeadError(_invalid(problem))
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+            self._has_head = True
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            super().on_message_complete()
+            self._has_head = False  # data that follows is of the next head
+
+    def _read(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        began_in_head = not self._has_head
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(_failure_of(error))
+        if self._is_refused:
+            return
+        if began_in_head and not self._has_head:
+            self._num_unfinished_bytes += len(data)
+            if self._num_unfinished_bytes > self._limits.max_header_bytes:
+                self._refuse(self._too_large())
+                return
+        if self.is_busy:
+            self._stop_timer()
+        else:
+            self._time_head()
+
+    def _decline(self, data: bytes) -> None:
+        """Reads a request that offers another protocol as if it did not, since the parser stops
+        before its body. `data`: what follows its head."""
+        lines = [b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = (option.strip() for option in value.split(b","))
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%s: %s\r\n" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self._read(b"".join([*lines, b"\r\n", data]))
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self._limits.max_header_bytes:
+            raise _RefusedHeadError(self._too_large())
+
+    def _too_large(self) -> Failure:
+        text = f"the headers have more than {self._limits.max_header_bytes} bytes"
+        return Failure(431, text, "invalid_request_error", "headers_too_large")
+
+    def _make_room(self) -> bool:
+        """Closes the connection that is idle for longest; returns False if all are busy."""
+        idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_busy]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda connection: connection._last_data_at)
+        oldest.transport.abort()
+        self.connections.discard(oldest)
+        return True
+
+    def _time_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.head_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.is_busy:
+            text = f"the headers did not come within {self._limits.head_seconds:g} s"
+            self._refuse(Failure(408, text, "invalid_request_error", "headers_timeout"))
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answers with `failure` if no answer has begun, and closes the connection. A request that
+        is whole is answered first."""
+        self._is_refused = True
+        self._stop_timer()
+        if self.is_busy and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return
+        if not (self._has_head and self.cycle.response_started):
+            self.transport.write(_bytes_of(failure))
+        if self.is_busy:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        # A client that is still writing would find the connection reset before it reads the answer.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+def _failure_of(error: httptools.HttpParserError) -> Failure:
+    """Returns the answer to a request that cannot be parsed, or that a parser callback refused."""
+    cause = error.__context__
+    if isinstance(cause, _RefusedHeadError):
+        return cause.failure
+    return _invalid(str(error) if cause is None else "its path cannot be read")
+
+
+def _invalid(problem: str) -> Failure:
+    return Failure(
+        400, f"the request is not valid HTTP: {problem}", "invalid_request_error", "invalid_http"
+    )
+
+
+def _ambiguity(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Returns why a proxy might read a head differently that llhttp accepts; None: it might not."""
+    if version not in ("1.0", "1.1"):
+        return f"its version is {version}; 1.0 and 1.1 are served"
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (version, codings) != ("1.1", [b"chunked"]):
+        return "its transfer coding is not chunked, or its version is 1.0"
+    num_hosts = sum(name == b"host" for name, _ in headers)
+    if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+        return f"it has {num_hosts} host headers; 1 is needed"
+    return None
+
+
+def _bytes_of(failure: Failure) -> bytes:
+    content = json.dumps(failure.body).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(content)),
+        "connection": "close",
+        **failure.headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return STATUS_LINE[failure.status] + lines.encode() + b"\r\n" + content

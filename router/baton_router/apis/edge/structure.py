@@ -1,0 +1,276 @@
+"""Structure scanner for JSON bodies: counts elements, keys and depth while the bytes arrive.
+
+It makes no object of what it counts, so that a body is refused before it costs memory. It finds
+what a JSON parser would find up to the first error of the syntax, and looks only for two errors:
+invalid UTF-8, and NaN and Infinity, which a parser would find after megabytes.
+"""
+
+import codecs
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import MAX_BIASED_TOKENS
+from baton_router.text.request_bounds import (
+    DEFAULT_MAX_ELEMENTS,
+    DEFAULT_MAX_MESSAGES,
+    DEFAULT_MAX_PROMPT_IDS,
+    DEFAULT_MAX_TOOLS,
+)
+
+MAX_PROMPTS = 128
+MAX_KEYS = 128
+MAX_DEPTH = 64
+# Bytes that are scanned without a pause: at most 10 ms, of brackets alone.
+PIECE_BYTES = 12 * 2**10
+
+_SHOWN_BYTES = 40
+_QUOTE = ord('"')
+_LISTS_AND_OBJECTS = (b"[", b"]", b"{", b"}")
+_STRUCTURAL = (b'"', *_LISTS_AND_OBJECTS)
+# Where no run of elements begins: an end, or a list or object in another one.
+_BRACKETS = re.compile(rb"[\]}]|[\[{][\[{]")
+
+# Alone, since the engine then skips other bytes without trying to match them.
+_TOKEN = re.compile(rb'["\[\]{}]')
+_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_STRING_REST = re.compile(_REST, re.DOTALL)
+_STRING = rb'"' + _REST + rb'"'
+# With an N or I outside of strings, as in NaN and -Infinity.
+_NO_NUMBER = re.compile(rb"-?\w*[NI]\w*")
+# What begins and ends within an open list or object; `_NESTED`: also lists and objects in it.
+_ITEMS = rb'[^"\[\]{}]++|' + _STRING
+_FLAT = re.compile(rb"(?:%b)*+" % _ITEMS, re.DOTALL)
+_NESTED = re.compile(rb"(?:%b|[\[{]%b[\]}])*+" % (_ITEMS, _FLAT.pattern), re.DOTALL)
+_INNER = re.compile(rb"[\[{][^\[\]{}]*+[\]}]")
+
+
+class StructureError(InvalidArgumentError):
+    """Body with too many elements or one of the errors. Its client may still be sending it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a body's structure.
+
+    Attributes:
+        max_elements: strings, lists, objects and commas outside the prompt.
+        max_prompt_elements: the same inside it; nearly all are token ids.
+        max_prompt_ids: items of a list in the prompt.
+        max_items: items of other top-level fields that have a bound of their own.
+        id_fields: fields of prompts, which may hold a list of token ids.
+    """
+
+    max_elements: int
+    max_prompt_elements: int
+    max_prompt_ids: int
+    max_items: Mapping[str, int]
+    id_fields: tuple[str, ...] = ("prompt", "tokens")
+
+    def of_inputs(self, max_inputs: int, max_tokens: int) -> "Bounds":
+        """Returns the bounds of a body for embeddings of so many inputs, with so many tokens in
+        all."""
+        return replace(
+            self,
+            max_prompt_elements=2 * max_inputs + max_tokens,
+            max_prompt_ids=max(self.max_prompt_ids, max_inputs),
+            id_fields=("input",),
+        )
+
+
+def bounds_of(
+    max_model_len: int,
+    max_elements: int = DEFAULT_MAX_ELEMENTS,
+    max_prompt_ids: int = DEFAULT_MAX_PROMPT_IDS,
+    max_messages: int = DEFAULT_MAX_MESSAGES,
+    max_tools: int = DEFAULT_MAX_TOOLS,
+) -> Bounds:
+    """Returns the bounds for a model of this length in tokens, of which each message and each tool
+    takes one at least. `max_prompt_ids`: of all prompts of a body, if the length is shorter."""
+    return Bounds(
+        max_elements,
+        2 * MAX_PROMPTS + max(max_prompt_ids, max_model_len),
+        max_model_len,
+        {
+            "messages": min(max_messages, max_model_len),
+            "input": min(max_messages, max_model_len),
+            "tools": min(max_tools, max_model_len),
+            "logit_bias": MAX_BIASED_TOKENS,
+        },
+    )
+
+
+def _without_escapes(data: bytes) -> bytes:
+    """Returns data of the same length without escaped quotes and backslashes."""
+    return data.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in data else data
+
+
+def _check_numbers(data: bytes, begin: int, end: int) -> None:
+    """Raises `StructureError` for NaN and Infinity between strings."""
+    if data.find(b"N", begin, end) >= 0 or data.find(b"I", begin, end) >= 0:
+        found = _NO_NUMBER.search(data, begin, end)
+        assert found is not None, "the pattern does not match its letters"
+        shown = found[0][:_SHOWN_BYTES].decode(errors="replace")
+        raise StructureError("body", f"is not JSON: has {shown}; expected numbers that are finite")
+
+
+class Structure:
+    """Structure of one body, of which pieces are fed in order.
+
+    Attributes:
+        num_elements: strings, lists, objects and commas so far, outside the prompt.
+        num_keys: keys of all objects so far.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self.num_keys = 0
+        self._num_commas: list[int] = []  # of each open list or object, outermost first
+        self.num_elements = 0
+        self._num_prompt_elements = 0
+        self._field = ""
+        self._key = b""
+        self._expects_key = False
+        self._in_string = False
+        self._carried = b""  # a backslash, if the piece before ended with it
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def feed(self, piece: bytes) -> None:
+        """Counts the elements of the next piece. Raises `StructureError` beyond a bound and for
+        the errors that are looked for."""
+        try:
+            self._decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise StructureError("body", "is not valid UTF-8; text must be") from None
+        data, self._carried = self._carried + piece, b""
+        at = self._skip_string(data, 0) if self._in_string else 0
+        if not any(character in data for character in _STRUCTURAL):
+            self._count_separators(data, at, len(data))  # a long number or whitespace, perhaps
+            return
+        while True:
+            if 1 < len(self._num_commas) < MAX_DEPTH and not _BRACKETS.match(data, at):
+                at = self._count_run(data, at)
+            token = _TOKEN.search(data, at)
+            if token is None:
+                break
+            begin = token.start()
+            if begin > at:
+                self._count_separators(data, at, begin)
+            at = begin + 1
+            if data[begin] == _QUOTE:
+                self._count(1)
+                self._in_string = True
+                at = self._skip_string(data, at)
+            elif data[begin] in b"[{":
+                self._open()
+            elif self._num_commas:
+                self._num_commas.pop()
+        self._count_separators(data, at, len(data))
+
+    def _count_separators(self, data: bytes, begin: int, end: int) -> None:
+        """Counts commas and keys between two strings or brackets."""
+        _check_numbers(data, begin, end)
+        self.num_keys += data.count(b":", begin, end)
+        self._count_commas(data.count(b",", begin, end))
+
+    def _count_run(self, data: bytes, begin: int) -> int:
+        """Counts what begins and ends within the innermost list or object, faster than element by
+        element, and returns where it ends."""
+        if any(bracket in data for bracket in _LISTS_AND_OBJECTS):
+            # The items of each list in a prompt are counted.
+            run = (_FLAT if self._field in self._bounds.id_fields else _NESTED).match(data, begin)
+            assert run is not None, "the pattern matches nothing, too"
+            end = run.end()
+            between = _without_escapes(run[0]).split(b'"')
+        else:
+            between = _without_escapes(data[begin:]).split(b'"')
+            end = len(data)
+            if len(between) % 2 == 0:  # the last string goes on
+                end -= len(between.pop()) + 1
+        if end > begin:
+            text = b"".join(between[::2])
+            _check_numbers(text, 0, len(text))
+            num_commas = text.count(b",")
+            num_inner = text.count(b"[") + text.count(b"{")
+            num_own_commas = _INNER.sub(b"", text).count(b",") if num_inner else num_commas
+            self.num_keys += text.count(b":")
+            self._count_commas(num_own_commas)
+            self._count(len(between) // 2 + num_inner + num_commas - num_own_commas)
+        return end
+
+    def _skip_string(self, data: bytes, begin: int) -> int:
+        """Returns where the string ends whose characters begin at `begin`, or its part here."""
+        end = data.find(b'"', begin)
+        if end < 0:
+            end = len(data)
+        if begin == 0 and b"\\" in data:  # once in a piece: the whole of it is masked
+            masked = _without_escapes(data)
+            end = masked.find(b'"')
+            if end < 0:
+                end = len(data) - masked.endswith(b"\\")
+        elif data.find(b"\\", begin, end) >= 0:
+            rest = _STRING_REST.match(data, begin)
+            assert rest is not None, "the pattern matches nothing, too"
+            end = rest.end()
+        if self._expects_key:
+            self._key += data[begin : min(end, begin + _SHOWN_BYTES)]
+        if data[end : end + 1] == b'"':
+            self._in_string = False
+            self._end_key(self._key)
+            return end + 1
+        self._carried = data[end:]
+        return len(data)
+
+    def _end_key(self, key: bytes) -> None:
+        """Notes the field that begins, if the string `key` is a key of the body."""
+        if self._expects_key:
+            self._field = key[:_SHOWN_BYTES].decode(errors="replace")
+            self._key, self._expects_key = b"", False
+
+    def _open(self) -> None:
+        self._count(1)
+        if len(self._num_commas) == MAX_DEPTH:
+            raise StructureError(
+                "body", f"is nested too deeply; expected at most {MAX_DEPTH} levels"
+            )
+        self._expects_key = not self._num_commas
+        self._num_commas.append(0)
+
+    def _count_commas(self, num: int) -> None:
+        if not num or not self._num_commas:
+            return
+        self._num_commas[-1] += num
+        depth, num_items = len(self._num_commas), self._num_commas[-1] + 1
+        if depth == 1:
+            self._expects_key = True
+            if num_items > MAX_KEYS:
+                raise StructureError("body", f"has too many keys; expected at most {MAX_KEYS}")
+        elif self._field in self._bounds.id_fields:
+            if num_items > self._bounds.max_prompt_ids:
+                raise StructureError(
+                    self._field,
+                    f"has too many items; expected at most {self._bounds.max_prompt_ids} token "
+                    "ids, the model's length: shorten the prompt",
+                )
+        elif depth == 2 and num_items > self._bounds.max_items.get(self._field, num_items):
+            raise StructureError(
+                self._field,
+                f"has too many items; expected at most {self._bounds.max_items[self._field]}",
+            )
+        self._count(num)
+
+    def _count(self, num: int) -> None:
+        """Counts elements of the current field."""
+        if self._field in self._bounds.id_fields:
+            self._num_prompt_elements += num
+            most, given = self._bounds.max_prompt_elements, self._num_prompt_elements
+        else:
+            self.num_elements += num
+            most, given = self._bounds.max_elements, self.num_elements
+        if given > most:
+            raise StructureError(
+                self._field or "body",
+                f"has too many elements; expected at most {most} strings, lists, objects and "
+                "commas: split the request",
+            )

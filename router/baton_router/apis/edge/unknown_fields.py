@@ -1,0 +1,300 @@
+"""Unknown fields of request bodies: ignored and named to the client, or refused.
+
+A schema with `forbid_unknown_fields=False` takes fields that it does not list. Those that would
+change the answer are refused by name, whatever the setting.
+"""
+
+import difflib
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.cluster.throttled_log import ThrottledLog
+from baton.errors import InvalidArgumentError
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-baton-ignored"
+OTHER = "other"
+_SCOPE_KEY = "baton.ignored"
+
+_MAX_FOUND = 64
+_MAX_NAMED = 16
+_MAX_GUESSES = 4
+_MAX_LOGGED_KINDS = 256
+_SHOWN_CHARS = 40
+_UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
+
+_ANY = object()
+# Fields that clients send by themselves and that may be ignored, and the values that
+# `--http-unknown-fields refuse` takes, too.
+HINTS: Mapping[str, Any] = {
+    "cache_control": _ANY,
+    "context_management": (),
+    "eager_input_streaming": _ANY,
+    "generate_summary": (),
+    "guided_decoding_backend": (),
+    "include": ([],),
+    "inference_geo": (),
+    "is_error": (False,),
+    "max_tool_calls": (),
+    "metadata": _ANY,
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "prompt_cache_key": _ANY,
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "request_id": (),
+    "safety_identifier": _ANY,
+    "service_tier": ("auto", "default", "standard_only"),
+    "store": (False,),
+    "stream_options": (),
+    "summary": (),
+    "user": _ANY,
+    "verbosity": (),
+}
+
+# Fields that would change the answer, and the values that would not.
+_REFUSED: Mapping[str, Sequence[Any]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "ebnf": (),
+    "echo": (False,),
+    "function_call": ("auto", "none"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "input": (),
+    "json_schema": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "messages": (),
+    "modalities": (["text"],),
+    "partial": (False,),
+    "prefix": (False,),
+    "prompt": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "regex": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Unknown field of a body.
+
+    Attributes:
+        path: with the index of its first occurrence, as in `messages[0].flavour`.
+        place: the same without indices, as in `messages[].flavour`.
+        known: names that its object has.
+    """
+
+    path: str
+    place: str
+    name: str
+    value: Any
+    known: frozenset[str]
+
+    @property
+    def guess(self) -> str:
+        """Returns the known name that the client probably meant, as a question, or ""."""
+        if self.name in HINTS:
+            return ""
+        close = difflib.get_close_matches(self.name[:_SHOWN_CHARS], sorted(self.known), 1, 0.8)
+        return f" (did you mean {close[0]}?)" if close else ""
+
+
+class UnknownFields:
+    """Policy for unknown fields, which counts those that it ignores.
+
+    Attributes:
+        num_ignored: fields by name, where they are `HINTS`; all others under `OTHER`.
+    """
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        """`refuses`: an unknown field fails its request, unless its value is one of a hint's that
+        changes nothing."""
+        self._refuses = refuses
+        self.num_ignored: Counter[str] = Counter(dict.fromkeys((*HINTS, OTHER), 0))
+        self._log = ThrottledLog(logger)
+        self._logged: set[str] = set()
+
+    def note(self, scope: Scope, found: Sequence[Unknown]) -> None:
+        """Names the fields in the header of the answer to the request of `scope`, counts and logs
+        them. Raises `InvalidArgumentError` for the first one that is refused."""
+        if self._refuses:
+            for unknown in found:
+                if not _is_one_of(unknown.value, HINTS.get(unknown.name, ())):
+                    raise InvalidArgumentError(
+                        _shown(unknown.path),
+                        f"is not supported here{unknown.guess}; leave it out",
+                    )
+        named = []
+        for at, unknown in enumerate(found):
+            self.num_ignored[unknown.name if unknown.name in HINTS else OTHER] += 1
+            if at < _MAX_NAMED:
+                guess = unknown.guess if at < _MAX_GUESSES else ""
+                named.append(_shown(unknown.place) + guess)
+                self._warn(named[-1])
+        if len(found) > _MAX_NAMED:
+            named.append(f"and {len(found) - _MAX_NAMED} more")
+        if named:
+            scope[_SCOPE_KEY] = ", ".join(named)
+
+    def _warn(self, named: str) -> None:
+        """Logs the name at most once a minute; of names beyond a bound only that they exist."""
+        if named in self._logged or len(self._logged) < _MAX_LOGGED_KINDS:
+            self._logged.add(named)
+        else:
+            named = "others"
+        self._log.warning(f"a request has a field that is ignored: {named}")
+
+
+class IgnoredHeader:
+    """Middleware that adds the header of ignored fields to answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_header(message: Message) -> None:
+            if message["type"] == "http.response.start" and _SCOPE_KEY in scope:
+                header = (HEADER.encode(), scope[_SCOPE_KEY].encode())
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_header)
+
+
+def find_unknown(content: dict[str, Any], schema: type[msgspec.Struct]) -> list[Unknown]:
+    """Returns the unknown fields of a body that is valid by `schema`; nulls are absent.
+
+    Raises `InvalidArgumentError` for the first one that would change the answer.
+    """
+    found: dict[str, Unknown] = {}
+    for name, neutral in _refused_of(schema).items():
+        if content.get(name, neutral) not in (None, neutral):
+            raise _refusal(name)
+    _walk(content, _objects_of(schema), "", "", found)
+    return list(found.values())
+
+
+@lru_cache(maxsize=64)
+def _refused_of(schema: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Returns the fields that a schema lacks of the one that its bodies become (`becomes`), with
+    the values that change nothing."""
+    becomes: type[msgspec.Struct] | None = getattr(schema, "becomes", None)
+    if becomes is None:
+        return {}
+    known = {f.encode_name for f in msgspec.structs.fields(schema)}
+    kept = known | HINTS.keys() | _REFUSED.keys()
+    return {
+        f.encode_name: f.default if f.default is not msgspec.NODEFAULT else f.default_factory()
+        for f in msgspec.structs.fields(becomes)
+        if f.encode_name not in kept
+    }
+
+
+def _refusal(path: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        path, "is not supported here, and would change the answer; leave it out"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """Objects of a schema.
+
+    Attributes:
+        names: None if unknown ones are an error of the schema itself.
+        nested: fields that hold objects, or lists of them.
+        variants: by the value of `tag_field`, where there are several kinds of objects.
+    """
+
+    names: frozenset[str] | None = None
+    nested: Mapping[str, "_Objects"] = field(default_factory=dict)
+    tag_field: str = ""
+    variants: Mapping[Any, "_Objects"] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=64)
+def _objects_of(schema: type[msgspec.Struct]) -> _Objects:
+    found = _objects_in(inspect.type_info(schema))
+    assert found is not None, "a schema of objects"
+    return found
+
+
+def _objects_in(kind: inspect.Type) -> _Objects | None:
+    """Returns the objects that a value of this type holds; None if it has none with fields."""
+    if isinstance(kind, inspect.Metadata):
+        return _objects_in(kind.type)
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        return _objects_in(kind.item_type)
+    if isinstance(kind, inspect.UnionType):
+        kinds = [k.item_type if isinstance(k, inspect.ListType) else k for k in kind.types]
+        kinds += [k for union in kinds if isinstance(union, inspect.UnionType) for k in union.types]
+        structs = [k for k in kinds if isinstance(k, inspect.StructType)]
+        if len(structs) <= 1:
+            return _objects_in(structs[0]) if structs else None
+        variants = {k.tag: objects for k in structs if (objects := _objects_in(k)) is not None}
+        return _Objects(tag_field=structs[0].tag_field or "", variants=variants)
+    if not isinstance(kind, inspect.StructType):
+        return None
+    held = {f.encode_name: _objects_in(f.type) for f in kind.fields}
+    names = None if kind.forbid_unknown_fields else frozenset(held) | {kind.tag_field or ""}
+    return _Objects(names, {name: inner for name, inner in held.items() if inner is not None})
+
+
+def _walk(value: Any, objects: _Objects, path: str, place: str, found: dict[str, Unknown]) -> None:
+    if isinstance(value, list):
+        for at, item in enumerate(value):
+            _walk(item, objects, f"{path}[{at}]", f"{place}[]", found)
+    if not isinstance(value, dict):
+        return
+    if objects.variants:
+        objects = objects.variants.get(value.get(objects.tag_field), _Objects())
+    path, place = (f"{path}.", f"{place}.") if path else ("", "")
+    if objects.names is not None and not value.keys() <= objects.names:
+        for name in (name for name in value if name not in objects.names):
+            if value[name] is None:
+                continue
+            if not _is_one_of(value[name], _REFUSED.get(name, _ANY)):
+                raise _refusal(path + name)
+            if len(found) < _MAX_FOUND:
+                unknown = Unknown(path + name, place + name, name, value[name], objects.names)
+                found.setdefault(unknown.place, unknown)
+    for name, inner in objects.nested.items():
+        if name in value:
+            _walk(value[name], inner, path + name, place + name, found)
+
+
+def _is_one_of(value: Any, accepted: Any) -> bool:
+    return accepted is _ANY or value in accepted
+
+
+def _shown(path: str) -> str:
+    """Returns the path without what a header or a log cannot hold."""
+    return _UNSAFE.sub("?", path[: 2 * _SHOWN_CHARS])

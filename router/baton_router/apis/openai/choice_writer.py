@@ -1,0 +1,98 @@
+"""Writer of OpenAI's completions and chat completions: answers that are lists of choices."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from baton.errors import InvalidArgumentError
+from baton_router.apis.answers.answer_writer import AnswerStart, Json, event
+from baton_router.apis.answers.sequence_reader import SequenceDelta
+from baton_router.apis.edge.errors import Failure
+from baton_router.apis.openai.choice_formats import Shape
+from baton_router.apis.openai.sampling import in_openai_terms
+from baton_router.apis.openai.schemas import GenerationRequest
+
+
+class ChoiceWriter:
+    """Writer of one answer, an `AnswerWriter`."""
+
+    def __init__(self, body: GenerationRequest, shape: Shape, start: AnswerStart) -> None:
+        self._body = body
+        self._request_id = start.request_id
+        self._model = start.model
+        self._readers = start.readers
+        self._extra = start.make_extra
+        self._shape = shape
+        self._created = int(time.time())
+        self.headers: Mapping[str, str] = {"x-request-id": start.request_id}
+
+    def opening(self) -> bytes:
+        indices = (index for reader in self._readers for index in reader.indices)
+        choices = (self._shape.opening(index) for index in indices)
+        return b"".join(event(self._chunk([choice])) for choice in choices if choice is not None)
+
+    def part(self, update: SequenceDelta) -> bytes:
+        choice = self._shape.part(update)
+        return b"" if choice is None else event(self._chunk([choice]))
+
+    async def closing(self) -> bytes:
+        return b"".join(map(event, self._closings())) + b"data: [DONE]\n\n"
+
+    def failed(self, failure: Failure) -> bytes:
+        return event(failure.body)
+
+    async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
+        by_index: dict[int, list[SequenceDelta]] = {
+            index: [] for reader in self._readers for index in reader.indices
+        }
+        for update in updates:
+            by_index[update.index].append(update)
+        choices = [self._shape.whole(index, found) for index, found in by_index.items()]
+        answer = {**self._frame(self._shape.whole_name, choices), "usage": self._usage()}
+        if self._extra is not None:
+            answer["baton"] = self._extra(self._readers)
+        return answer
+
+    def in_terms(self, error: InvalidArgumentError) -> InvalidArgumentError:
+        return in_openai_terms(error, self._body)
+
+    def _frame(self, name: str, choices: list[Json]) -> Json:
+        return {
+            "id": self._shape.id_prefix + self._request_id,
+            "object": name,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        frame = self._frame(self._shape.chunk_name, choices)
+        options = self._body.stream_options
+        if options is not None and options.continuous_usage_stats and choices:
+            frame["usage"] = self._usage()
+        elif options is not None and options.include_usage:
+            frame["usage"] = None
+        return frame
+
+    def _closings(self) -> Iterator[Json]:
+        options = self._body.stream_options
+        if self._extra is not None:
+            yield {**self._chunk([]), "baton": self._extra(self._readers)}
+        if options is not None and options.include_usage:
+            yield {**self._chunk([]), "usage": self._usage()}
+
+    def _usage(self) -> Json:
+        """Returns the usage of all prompts so far."""
+        usages = [reader.finished.usage for reader in self._readers if reader.finished is not None]
+        num_prompt = sum(reader.num_prompt_tokens for reader in self._readers)
+        num_output = sum(reader.num_output_tokens for reader in self._readers)
+        num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
+        details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages)
+            },
+            **(details if num_reasoning else {}),
+        }

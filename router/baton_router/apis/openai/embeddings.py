@@ -1,0 +1,190 @@
+"""Embeddings in OpenAI's format, and scores of pairs of texts in that of other servers."""
+
+import asyncio
+import base64
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from starlette.types import Send
+
+from baton.errors import InvalidArgumentError
+from baton.serving.deadline import Deadline
+from baton.serving.tenant import Caller
+from baton.v1 import inference_pb2 as pb
+from baton_router.apis.answers.exchange import ERROR_GRACE_SECONDS, in_trace_of
+from baton_router.apis.openai.schemas import (
+    BatonOptions,
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    Score,
+    ScoreRequest,
+    ScoreResponse,
+    TokenUsage,
+)
+from baton_router.served.served_models import Models
+
+# Fields of errors, by their names over gRPC.
+_INPUT = re.compile(r"inputs((?:\[[0-9]+\])*)(\.\w+)?")
+_PAIR = re.compile(r"pairs(\[[0-9]+\])?(\.first|\.second)?")
+
+
+class PooledExchange:
+    """Exchange of one HTTP request and its answer, which is written at once.
+
+    Args:
+        answer: computes the answer.
+        field_of: returns the field of the body that an error over gRPC is about.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        deadline: Deadline,
+        answer: Callable[[], Awaitable[Struct]],
+        field_of: Callable[[str], str],
+    ) -> None:
+        self._caller = caller
+        self._deadline = deadline
+        self._answer = answer
+        self._field_of = field_of
+
+    async def write(self, send: Send) -> None:
+        """Writes the answer. Raises if the request is refused or fails."""
+        try:
+            with in_trace_of(self._caller):
+                async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
+                    content = msgspec.json.encode(await self._answer())
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(self._field_of(error.field), error.problem) from error
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+class PooledOutputs:
+    """Factory of exchanges of `/v1/embeddings` and `/v1/score`.
+
+    Args:
+        timeout: deadline in seconds of requests without one.
+    """
+
+    def __init__(self, models: Models, timeout: float) -> None:
+        self._models = models
+        self._timeout = timeout
+
+    async def embed(self, body: EmbeddingRequest, caller: Caller) -> PooledExchange:
+        """Makes the exchange of `/v1/embeddings`. Raises `InvalidArgumentError`."""
+        inputs = _inputs(body.input)
+        deadline = self._deadline(body.baton)
+        message = pb.EmbedRequest(
+            model=body.model,
+            request_id=secrets.token_hex(8),
+            inputs=inputs,
+            dimensions=body.dimensions,
+            priority=body.baton.priority,
+        )
+
+        async def answer() -> EmbeddingResponse:
+            response = await self._models.embed(message, caller, deadline)
+            vectors = [np.array(one.values, "<f4") for one in response.embeddings]
+            is_base64 = body.encoding_format == "base64"
+            data = [
+                Embedding(index=i, embedding=_base64(vector) if is_base64 else vector.tolist())
+                for i, vector in enumerate(vectors)
+            ]
+            usage = _usage(response.num_prompt_tokens)
+            return EmbeddingResponse(data=data, model=response.model, usage=usage)
+
+        return PooledExchange(caller, deadline, answer, _field_of_input)
+
+    async def score(self, body: ScoreRequest, caller: Caller) -> PooledExchange:
+        """Makes the exchange of `/v1/score`. Raises `InvalidArgumentError`."""
+        pairs, names = _pairs(body)
+        deadline = self._deadline(body.baton)
+        message = pb.ScoreRequest(
+            model=body.model,
+            request_id=secrets.token_hex(8),
+            pairs=[pb.TextPair(first=first, second=second) for first, second in pairs],
+            priority=body.baton.priority,
+        )
+
+        async def answer() -> ScoreResponse:
+            response = await self._models.score(message, caller, deadline)
+            return ScoreResponse(
+                id=response.request_id,
+                created=int(time.time()),
+                model=response.model,
+                data=[Score(index=i, score=score) for i, score in enumerate(response.scores)],
+                usage=_usage(response.num_prompt_tokens),
+            )
+
+        def field_of(field: str) -> str:
+            match = _PAIR.fullmatch(field)
+            if match is None:
+                return field
+            return names[0] if match[2] == ".first" else names[1]
+
+        return PooledExchange(caller, deadline, answer, field_of)
+
+    def _deadline(self, options: BatonOptions) -> Deadline:
+        given = options.timeout_s
+        return Deadline.after(self._timeout if given is None else given)
+
+
+def _inputs(given: str | list[Any]) -> list[pb.EmbedInput]:
+    """Returns the inputs: of a text or a list of token ids, one."""
+    items: Sequence[Any] = [given] if isinstance(given, str) else given
+    if items and isinstance(items[0], int):
+        items = [items]
+    return [
+        pb.EmbedInput(text=item)
+        if isinstance(item, str)
+        else pb.EmbedInput(token_ids=pb.TokenIds(ids=item))
+        for item in items
+    ]
+
+
+def _pairs(body: ScoreRequest) -> tuple[list[tuple[str, str]], tuple[str, str]]:
+    """Returns the pairs, and the names of their fields."""
+    names = ("queries", "documents") if body.queries is not None else ("text_1", "text_2")
+    firsts, seconds = (_texts(name, getattr(body, name)) for name in names)
+    for name in {"text_1", "text_2", "queries", "documents"} - set(names):
+        if getattr(body, name) is not None:
+            raise InvalidArgumentError(name, f"is set beside {names[0]}; give one pair of fields")
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        raise InvalidArgumentError(
+            names[0],
+            f"has {len(firsts)} texts for {len(seconds)} of {names[1]}; expected 1 or as many",
+        )
+    return list(zip(firsts, seconds, strict=True)), names
+
+
+def _texts(name: str, given: str | list[str] | None) -> list[str]:
+    if given is None:
+        raise InvalidArgumentError(name, "is missing; set text_1 and text_2")
+    return [given] if isinstance(given, str) else given
+
+
+def _field_of_input(field: str) -> str:
+    match = _INPUT.fullmatch(field)
+    return field if match is None else f"input{match[1]}"
+
+
+def _base64(vector: "np.ndarray[Any, np.dtype[np.float32]]") -> str:
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def _usage(num_tokens: int) -> TokenUsage:
+    return TokenUsage(num_tokens, num_tokens)

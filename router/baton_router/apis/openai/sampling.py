@@ -1,0 +1,141 @@
+"""Sampling parameters of OpenAI's API as Baton's, and field names of errors mapped back.
+
+The bounds are those of `baton.sampling`; only the defaults differ, which are OpenAI's.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from baton.errors import InvalidArgumentError
+from baton.params_wire import to_proto
+from baton.sampling import DEFAULT_MAX_TOKENS, SamplingParams
+from baton.v1 import sampling_pb2
+from baton_router.apis.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from baton_router.apis.openai.structured_outputs import field_of_grammar, grammar_of
+from baton_router.text.images.image_source import ImageError
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+
+# Fields of errors that have another name in OpenAI's API.
+_NAMES = {
+    "parsing.tools": "tools",
+    "parsing.tool_choice": "tool_choice",
+    "parsing.tool_name": "tool_choice",
+    "parsing.max_reasoning_tokens": "thinking_token_budget",
+    "input.chat.messages": "messages",
+    "input.chat": "messages",
+    "input.text": "prompt",
+    "input.token_ids": "prompt",
+    "input": "prompt",
+}
+
+
+def completion_sampling(body: CompletionRequest) -> sampling_pb2.SamplingParams:
+    """Returns the parameters. Raises `InvalidArgumentError` if one is out of bounds."""
+    wants_logprobs = body.logprobs is not None
+    return _to_proto(
+        body,
+        body.max_tokens,
+        best_of=body.best_of,
+        logprobs=wants_logprobs,
+        top_logprobs=body.logprobs or 0,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+
+
+def chat_sampling(body: ChatRequest, num_tokens_left: int) -> sampling_pb2.SamplingParams:
+    """Returns the parameters. `max_tokens` is `num_tokens_left` after the prompt if unset."""
+    given = body.max_completion_tokens
+    if given is not None and body.max_tokens not in (None, given):
+        raise InvalidArgumentError(
+            "max_completion_tokens", f"is {given} and max_tokens is {body.max_tokens}; give one"
+        )
+    max_tokens = body.max_tokens if given is None else given
+    return _to_proto(
+        body,
+        num_tokens_left if max_tokens is None else max_tokens,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs,
+    )
+
+
+def _to_proto(
+    body: GenerationRequest, max_tokens: int | None, **others: Any
+) -> sampling_pb2.SamplingParams:
+    params = SamplingParams(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        n=body.n,
+        seed=(body.seed or 0) % 2**64,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_logit_bias(body.logit_bias),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        grammar=grammar_of(body),
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        min_tokens=body.min_tokens,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        **others,
+    )
+    message = to_proto(params)
+    if body.seed is None:
+        message.ClearField("seed")  # one is drawn
+    return message
+
+
+def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    for token_id in given:
+        if not _TOKEN_ID.fullmatch(token_id):
+            raise InvalidArgumentError("logit_bias", f"has the key {token_id!r}, no token id")
+    return tuple((int(token_id), bias) for token_id, bias in given.items())
+
+
+def in_openai_terms(error: InvalidArgumentError, body: Struct) -> InvalidArgumentError:
+    """Returns the same error with the client's field names."""
+    if isinstance(error, ImageError):  # has the path in the client's own terms
+        return error
+    return InvalidArgumentError(
+        _their_name(error.field, body), error.problem.replace("sampling.", "")
+    )
+
+
+def renamed(
+    error: InvalidArgumentError, names: Sequence[tuple[re.Pattern[str], str]]
+) -> InvalidArgumentError:
+    """Returns the same error of a field that the first pattern that matches it renames."""
+    if isinstance(error, ImageError):
+        return error
+    for pattern, name in names:
+        if pattern.match(error.field):
+            return InvalidArgumentError(pattern.sub(name, error.field, count=1), error.problem)
+    return error
+
+
+def _their_name(field: str, body: Struct) -> str:
+    if field.startswith("sampling.grammar") and isinstance(body, GenerationRequest):
+        return field_of_grammar(body)
+    for ours, theirs in _NAMES.items():
+        if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
+            rest = field.removeprefix(ours)
+            if theirs == "tools":
+                rest = rest.replace("].", "].function.").replace(
+                    "parameters_json_schema", "parameters"
+                )
+            return theirs + (rest if rest.startswith("[") else "")
+    name = field.removeprefix("sampling.")
+    if isinstance(body, CompletionRequest) and name in ("top_logprobs", "prompt_logprobs"):
+        return "logprobs"
+    if name == "max_tokens" and isinstance(body, ChatRequest):
+        return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return name

@@ -1,0 +1,420 @@
+"""Request schemas of OpenAI's API, as far as it is supported.
+
+Unknown fields of a request and of its messages are left to `baton_router.apis.edge.unknown_fields`;
+elsewhere they are rejected by name. Null equals an absent field. Bounds are not checked here but
+with every request's (`baton.sampling`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from baton.errors import InvalidArgumentError
+from baton_router.apis.edge.bodies import check_ids
+
+JsonObject = dict[str, Any]
+
+
+class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schema whose types are taken literally: no text is a number."""
+
+
+class StreamOptions(_Schema, frozen=True):
+    """Stream options."""
+
+    include_usage: bool = False
+    # Usage so far in each chunk, as other servers report it for load generators.
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+    def __post_init__(self) -> None:
+        _check_value("stream_options.include_obfuscation", self.include_obfuscation, False)
+
+
+class BatonOptions(_Schema, frozen=True):
+    """Baton's options, which have no field in OpenAI's API.
+
+    Attributes:
+        timeline: the answer includes its timings, its workers and the reasons of its placement.
+        timeout_s: deadline in seconds, passed on at every hop.
+        priority: workers that schedule by priority serve smaller ones first.
+    """
+
+    timeline: bool = False
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
+
+
+class JsonSchema(_Schema, frozen=True):
+    """JSON schema that the answer always fits, whatever `strict` is."""
+
+    name: str
+    json_schema: JsonObject = field(name="schema")
+    strict: bool = True
+    description: str = ""
+
+
+class TextFormat(_Schema, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class ObjectFormat(_Schema, frozen=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class SchemaFormat(_Schema, frozen=True, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
+
+
+class StructuredOutputs(_Schema, frozen=True, kw_only=True):
+    """Constraint of the output, as vLLM takes it. One of the first five fields is given.
+
+    Attributes:
+        json: JSON schema, also as text.
+        choice: texts of which the output is one.
+        grammar: EBNF, in the notation of GBNF or Lark.
+        disable_any_whitespace: False: JSON may have whitespace; unset or True: it is compact.
+        whitespace_pattern: regular expression of the whitespace in JSON.
+    """
+
+    json: str | JsonObject | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_fallback: bool = False
+    disable_additional_properties: Literal[False] = False
+
+
+class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Request fields that completions and chat completions share."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    stop: str | list[str] = []
+    response_format: ResponseFormat | None = None
+
+    # Extensions of OpenAI's API, under the names that other servers use.
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | JsonObject | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise InvalidArgumentError("seed", f"is {self.seed}; must be in [-2^63, 2^64)")
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Request body of `/v1/completions`."""
+
+    prompt: str | list[Any]  # no type can say that all items of a list are of one kind
+    best_of: int | None = None
+    echo: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ids(self.prompt, "prompt")
+
+
+class TextPart(_Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="text"):
+    """Text in a message."""
+
+    text: str
+
+
+class ImageUrl(_Schema, frozen=True, forbid_unknown_fields=False):
+    """URL of an image.
+
+    Attributes:
+        detail: changes nothing: the model's processor decides about sizes.
+    """
+
+    url: str
+    detail: str | None = None
+
+
+class LocatedImage(ImageUrl, frozen=True, kw_only=True):
+    """Image of a request of another API.
+
+    Attributes:
+        field: path of the field that has it there.
+    """
+
+    field: str
+
+
+class ImagePart(
+    _Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="image_url"
+):
+    """Image in a message."""
+
+    image_url: ImageUrl
+
+
+class VideoUrl(_Schema, frozen=True, forbid_unknown_fields=False):
+    """URL of a clip: an animated GIF, WebP or PNG, or frames."""
+
+    url: str
+
+
+class VideoPart(
+    _Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="video_url"
+):
+    """Clip in a message, under the name that other servers use."""
+
+    video_url: VideoUrl
+
+
+ContentPart = TextPart | ImagePart | VideoPart
+
+
+class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Tool call that the model made in an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Chat message; the chat template decides which roles exist."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    # The name under which some other servers take it.
+    reasoning: str | None = None
+    # Parts of OpenAI's own answers, which clients send back.
+    refusal: str | None = None
+    annotations: Annotated[list[JsonObject], Meta(max_length=0)] = []
+
+    @property
+    def thought(self) -> str:
+        """Reasoning of the model before `content`."""
+        return self.reasoning_content or self.reasoning or ""
+
+
+class Function(_Schema, frozen=True):
+    """Function of a tool.
+
+    Attributes:
+        strict: the arguments of each call are valid under `parameters`.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(_Schema, frozen=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(_Schema, frozen=True):
+    name: str
+
+
+class NamedTool(_Schema, frozen=True, tag_field="type", tag="function"):
+    """Name of a tool, as a choice: the model must call it."""
+
+    function: FunctionName
+
+
+class SomeTools(_Schema, frozen=True):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(_Schema, frozen=True, tag_field="type", tag="allowed_tools"):
+    """Choice among some of the tools; the others are not described to the model."""
+
+    allowed_tools: SomeTools
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Request body of `/v1/chat/completions`.
+
+    Attributes:
+        reasoning_effort: variable of the chat template; "none" also turns thinking off.
+        thinking_token_budget: maximum tokens of reasoning, after which it is ended.
+    """
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    tools: list[Tool] = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    chat_template_kwargs: JsonObject = {}
+    modalities: list[Literal["text"]] = []
+
+    # Extension, under the name that other servers use.
+    thinking_token_budget: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+
+
+class TokenizeRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/tokenize`: a prompt or a conversation.
+
+    Attributes:
+        add_special_tokens: of a prompt; the chat template adds those of a conversation.
+    """
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    tools: list[Tool] = []
+    chat_template_kwargs: JsonObject = {}
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+
+
+class TokenizeResponse(Struct, frozen=True):
+    """Response body of `/tokenize`."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Request body of `/detokenize`."""
+
+    tokens: list[int]
+    model: str = ""
+
+
+class DetokenizeResponse(Struct, frozen=True):
+    """Response body of `/detokenize`."""
+
+    prompt: str
+
+
+class EmbeddingRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/v1/embeddings`.
+
+    Attributes:
+        input: a text, token ids, or a list of either.
+        dimensions: the first that many values, normalized again.
+    """
+
+    model: str = ""
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+    def __post_init__(self) -> None:
+        check_ids(self.input, "input")
+
+
+class TokenUsage(Struct, frozen=True):
+    """Tokens of a request for pooled outputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    """Embedding of one input: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingResponse(Struct, frozen=True, kw_only=True):
+    """Response body of `/v1/embeddings`."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: TokenUsage
+
+
+class ScoreRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/v1/score`: pairs of texts, under either names.
+
+    Attributes:
+        text_1, queries: one text for all of the others, or as many.
+        text_2, documents: the others.
+    """
+
+    model: str = ""
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """Score of one pair."""
+
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreResponse(Struct, frozen=True, kw_only=True):
+    """Response body of `/v1/score`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: TokenUsage
+
+
+class VersionResponse(Struct, frozen=True):
+    """Response body of `/version`."""
+
+    version: str
+
+
+def _check_value(name: str, value: bool, only: bool) -> None:
+    if value is not only:
+        raise InvalidArgumentError(name, f"is {value}; only {only} is supported here")

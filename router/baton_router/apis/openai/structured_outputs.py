@@ -1,0 +1,109 @@
+"""Grammars of `response_format`, and of `structured_outputs` and `guided_*` as vLLM takes them.
+
+JSON is compact by default: a model that may write whitespace at each step often never ends.
+"""
+
+import json
+import re
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import Grammar, GrammarKind
+from baton_router.apis.openai.schemas import (
+    GenerationRequest,
+    JsonObject,
+    ObjectFormat,
+    SchemaFormat,
+    StructuredOutputs,
+)
+
+_ANY_OBJECT = {"type": "object"}
+# Key of a schema for llguidance, under which clients may set how JSON is written.
+_OPTIONS = "x-guidance"
+
+
+def grammar_of(body: GenerationRequest) -> Grammar | None:
+    """Returns the grammar that the output has to match, if there is one. Raises
+    `InvalidArgumentError` if there are several, or if it is malformed."""
+    given = _given(body)
+    if len(given) > 1:
+        first, second, *_ = given
+        raise InvalidArgumentError(second, f"is set beside {first}; give one of them")
+    for field, value in given.items():
+        return _grammar(field, value, _json_options(body))
+    return None
+
+
+def field_of_grammar(body: GenerationRequest) -> str:
+    """Returns the path of the field that the grammar is from."""
+    return next(iter(_given(body)), "structured_outputs")
+
+
+def _given(body: GenerationRequest) -> dict[str, Any]:
+    """Returns the constraints that are set, by their paths."""
+    found: dict[str, Any] = {}
+    if isinstance(body.response_format, SchemaFormat | ObjectFormat):
+        found["response_format"] = body.response_format
+    outputs = body.structured_outputs
+    for name in ("json", "regex", "choice", "grammar"):
+        found[f"structured_outputs.{name}"] = getattr(outputs, name, None)
+        found[f"guided_{name}"] = getattr(body, f"guided_{name}")
+    if outputs is not None and outputs.json_object:
+        found["structured_outputs.json_object"] = _ANY_OBJECT
+    found = {name: value for name, value in found.items() if value is not None}
+    if outputs is not None and not any(name.startswith("structured_") for name in found):
+        raise InvalidArgumentError(
+            "structured_outputs",
+            "has no constraint; set one of json, regex, choice, grammar or json_object",
+        )
+    return found
+
+
+def _json_options(body: GenerationRequest) -> JsonObject:
+    """Returns how JSON is written, in llguidance's terms."""
+    outputs = body.structured_outputs or StructuredOutputs()
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        pattern = body.guided_whitespace_pattern
+    if pattern is not None:
+        return {"whitespace_pattern": pattern}
+    return {"whitespace_flexible": outputs.disable_any_whitespace is False}
+
+
+def _grammar(field: str, value: Any, options: JsonObject) -> Grammar:
+    match field.rpartition(".")[2].removeprefix("guided_"):
+        case "regex":
+            return Grammar(GrammarKind.REGEX, value)
+        case "grammar":
+            return Grammar(GrammarKind.EBNF, value)
+        case "choice":
+            return Grammar(GrammarKind.REGEX, _alternatives(field, value))
+    schema = _schema(field, value)
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({_OPTIONS: options, **schema}))
+
+
+def _alternatives(field: str, choice: list[str]) -> str:
+    """Returns a regular expression that matches these texts alone."""
+    if not choice:
+        raise InvalidArgumentError(field, "is empty; expected at least 1 text")
+    if "" in choice:
+        raise InvalidArgumentError(
+            f"{field}[{choice.index('')}]", "is empty; expected at least 1 character"
+        )
+    return "|".join(map(re.escape, choice))
+
+
+def _schema(field: str, given: SchemaFormat | ObjectFormat | JsonObject | str) -> JsonObject:
+    if isinstance(given, SchemaFormat):
+        return given.json_schema.json_schema
+    if isinstance(given, ObjectFormat):
+        return _ANY_OBJECT
+    if not isinstance(given, str):
+        return given
+    try:
+        schema = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(field, f"is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise InvalidArgumentError(field, "is not a JSON object; expected a JSON schema")
+    return schema

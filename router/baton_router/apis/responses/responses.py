@@ -1,0 +1,79 @@
+"""OpenAI's Responses API: answers conversations of items by the pipeline of chat completions, and
+keeps responses for a while."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from baton.errors import InvalidArgumentError
+from baton.serving.tenant import Caller, Tenants
+from baton_router.apis.answers.answer_writer import Json, encoded
+from baton_router.apis.answers.exchange import Exchange
+from baton_router.apis.openai.model_generations import ModelGenerations
+from baton_router.apis.responses.conversion import chat_request, in_responses_terms, items_of
+from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.apis.responses.store import ResponseStore
+from baton_router.apis.responses.writer import ResponseWriter
+
+# Items above which a thread converts them.
+_THREAD_FROM_ITEMS = 16
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """Stored response. `items` are its conversation and its output."""
+
+    items: list[Json]
+    response: msgspec.Raw
+
+
+class Responses:
+    """Responses of all tenants."""
+
+    def __init__(
+        self, generations: ModelGenerations, store: ResponseStore, tenants: Tenants
+    ) -> None:
+        self._generations = generations
+        self._store = store
+        self._tenants = tenants
+
+    async def create(self, body: ResponsesRequest, caller: Caller) -> Exchange:
+        """Makes the exchange of `POST /v1/responses`. Raises `InvalidArgumentError`, and for the
+        previous response `NotFoundError` or `UnavailableError`."""
+        given = items_of(body)
+        earlier = await self._items_before(body, caller)
+        if len(earlier) + len(given) > _THREAD_FROM_ITEMS:
+            chat = await asyncio.to_thread(chat_request, body, earlier, given)
+        else:
+            chat = chat_request(body, earlier, given)
+        save = None
+        if body.store and self._store.is_on:
+            save = partial(self._save, self._tenants.of(caller).name, [*earlier, *given])
+        try:
+            writer_of = partial(ResponseWriter, body, chat, save)
+            return await self._generations.chat(chat, caller, writer_of)
+        except InvalidArgumentError as error:
+            raise in_responses_terms(error, chat) from error
+
+    async def get(self, response_id: str, caller: Caller) -> bytes:
+        """Returns a stored response, as JSON. Raises `NotFoundError`, `UnavailableError`."""
+        return bytes((await self._read(response_id, caller)).response)
+
+    async def delete(self, response_id: str, caller: Caller) -> Json:
+        """Deletes a stored response. Raises `NotFoundError`, `UnavailableError`."""
+        await self._store.delete(self._tenants.of(caller).name, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    async def _items_before(self, body: ResponsesRequest, caller: Caller) -> list[Json]:
+        if body.previous_response_id is None:
+            return []
+        return (await self._read(body.previous_response_id, caller)).items
+
+    async def _read(self, response_id: str, caller: Caller) -> _Stored:
+        content = await self._store.get(self._tenants.of(caller).name, response_id)
+        return msgspec.json.decode(content, type=_Stored)
+
+    async def _save(self, tenant: str, items: list[Json], response: Json) -> bool:
+        kept: dict[str, Any] = {"items": [*items, *response["output"]], "response": response}
+        return await self._store.put(tenant, response["id"], encoded(kept))

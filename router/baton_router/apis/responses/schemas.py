@@ -1,0 +1,174 @@
+"""Request schemas of OpenAI's Responses API, as far as it is supported.
+
+Unknown fields of a request, of `text` and of `reasoning` are left to
+`baton_router.apis.edge.unknown_fields`; elsewhere they are refused by name, and so are known ones
+that would change the answer and cannot be honoured.
+"""
+
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct, field
+
+from baton.errors import InvalidArgumentError
+from baton_router.apis.openai.schemas import BatonOptions, ChatRequest, JsonObject, StreamOptions
+
+# Fields that would change the answer.
+_UNSUPPORTED = ("background", "context_management", "conversation", "moderation", "prompt")
+
+
+class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schema whose types are taken literally: no text is a number."""
+
+
+class _Item(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Item of a conversation, or a part of one. Clients send back items of earlier answers, whose
+    further fields, such as their ids, change nothing."""
+
+
+class InputText(_Item, frozen=True, tag="input_text"):
+    text: str
+
+
+class InputImage(_Item, frozen=True, tag="input_image"):
+    """Image. `detail` changes nothing: the model's processor decides about sizes."""
+
+    image_url: str
+    detail: str | None = None
+
+
+class OutputText(_Item, frozen=True, tag="output_text"):
+    text: str
+
+
+class Refusal(_Item, frozen=True, tag="refusal"):
+    text: str = field(name="refusal")
+
+
+class ReasoningText(_Item, frozen=True, tag="reasoning_text"):
+    text: str
+
+
+class Message(_Item, frozen=True, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | InputImage | OutputText | Refusal]
+
+
+class FunctionCallItem(_Item, frozen=True, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
+    call_id: str
+    output: str | list[InputText | InputImage]
+
+
+class ReasoningItem(_Item, frozen=True, tag="reasoning"):
+    """Reasoning of an earlier answer. Only its text counts, not a summary of it."""
+
+    content: list[ReasoningText] | None = None
+
+
+Item = Message | FunctionCallItem | FunctionCallOutput | ReasoningItem
+
+
+class FunctionTool(_Schema, frozen=True, tag_field="type", tag="function"):
+    """Function that the model may call; the only type of tools here."""
+
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(_Schema, frozen=True, tag_field="type", tag="function"):
+    name: str
+
+
+class AllowedFunctions(_Schema, frozen=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
+class PlainText(_Schema, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class AnyObject(_Schema, frozen=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class ObjectOfSchema(_Schema, frozen=True, tag_field="type", tag="json_schema"):
+    name: str
+    json_schema: JsonObject = field(name="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Format of the text."""
+
+    format: PlainText | AnyObject | ObjectOfSchema = PlainText()
+
+
+class ReasoningOptions(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Effort of reasoning. Reasoning is not summarized: it is part of the answer."""
+
+    effort: str | None = None
+
+
+class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/v1/responses`. `metadata` and `user` are in the answer."""
+
+    # So fields of chat completions that are unknown here are refused.
+    becomes: ClassVar[type[Struct]] = ChatRequest
+
+    input: str | list[Any]
+    model: str = ""
+    instructions: str = ""
+    previous_response_id: str | None = None
+    stream: bool = False
+    max_output_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    tools: list[FunctionTool] = []
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction | AllowedFunctions = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions = TextOptions()
+    reasoning: ReasoningOptions = ReasoningOptions()
+    store: bool = True
+    metadata: dict[str, str] = {}
+    stream_options: StreamOptions = field(default_factory=StreamOptions)
+    user: str = ""
+
+    # Extensions, as of chat completions.
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    ignore_eos: bool = False
+    chat_template_kwargs: JsonObject = {}
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+    background: bool = False
+    context_management: Any = None
+    conversation: Any = None
+    moderation: Any = None
+    prompt: Any = None
+    truncation: Literal["disabled"] = "disabled"
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise InvalidArgumentError(name, "is not supported here; leave it out")
+        if self.top_logprobs:
+            raise InvalidArgumentError(
+                "top_logprobs",
+                f"is {self.top_logprobs}; expected 0. Chat completions have log-probabilities.",
+            )

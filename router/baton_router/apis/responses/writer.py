@@ -1,0 +1,210 @@
+"""Writer of OpenAI's Responses API: an object of items, whole or as a stream of typed events."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from baton.errors import InvalidArgumentError
+from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
+from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
+from baton_router.apis.answers.sequence_reader import SequenceDelta
+from baton_router.apis.edge.errors import Failure
+from baton_router.apis.openai.schemas import ChatRequest
+from baton_router.apis.responses.conversion import in_responses_terms
+from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.apis.responses.store import new_response_id
+
+_ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_CONTENTS = {
+    "text": "output_text",
+    "reasoning": "reasoning_text",
+    "call": "function_call_arguments",
+}
+
+Save = Callable[[Json], Awaitable[bool]]
+"""Function that stores a response, and returns whether it is stored."""
+
+
+class ResponseWriter:
+    """Writer of one response, an `AnswerWriter`.
+
+    Args:
+        chat: `body` as a chat completion.
+        save: stores the response once it has ended; None: it is not to be stored.
+    """
+
+    def __init__(
+        self, body: ResponsesRequest, chat: ChatRequest, save: Save | None, start: AnswerStart
+    ) -> None:
+        self._body = body
+        self._chat = chat
+        self._start = start
+        self._save = save
+        self._id = new_response_id(start.request_id)
+        self._created = int(time.time())
+        self._blocks = Blocks(is_parsed=start.is_parsed)
+        self._num_events = 0
+        self.headers: Mapping[str, str] = {"x-request-id": start.request_id}
+
+    def opening(self) -> bytes:
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def part(self, update: SequenceDelta) -> bytes:
+        return b"".join(map(self._written, self._blocks.feed(update)))
+
+    async def closing(self) -> bytes:
+        response = await self._finished()
+        return self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, failure: Failure) -> bytes:
+        error = self._event(
+            "error", code=failure.code, message=failure.message, param=failure.param
+        )
+        code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
+        response = self._response("failed", error={"code": code, "message": failure.message})
+        return error + self._event("response.failed", response=response)
+
+    async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
+        for update in updates:
+            for _ in self._blocks.feed(update):
+                pass
+        return await self._finished()
+
+    def in_terms(self, error: InvalidArgumentError) -> InvalidArgumentError:
+        return in_responses_terms(error, self._chat)
+
+    # The response.
+
+    async def _finished(self) -> Json:
+        is_cut = self._blocks.is_cut
+        response = self._response(
+            "incomplete" if is_cut else "completed",
+            output=self._items(),
+            usage=self._usage(),
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            store=self._save is not None,
+        )
+        if self._start.make_extra is not None:
+            response["baton"] = self._start.make_extra(self._start.readers)
+        if self._save is not None:
+            response["store"] = await self._save(response)
+        return response
+
+    def _response(self, status: str, **more: object) -> Json:
+        body = self._body
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions or None,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata,
+            "model": self._start.model,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "store": self._save is not None,
+            "temperature": body.temperature,
+            "text": {"format": msgspec.to_builtins(body.text.format)},
+            "tool_choice": msgspec.to_builtins(body.tool_choice),
+            "tools": msgspec.to_builtins(body.tools),
+            "top_logprobs": 0,
+            "top_p": body.top_p,
+            "truncation": body.truncation,
+            "usage": None,
+            "user": body.user or None,
+            **more,
+        }
+
+    def _items(self) -> list[Json]:
+        blocks = self._blocks.blocks
+        cut = blocks[-1:] if self._blocks.is_cut else []
+        return [self._item(b, "incomplete" if b in cut else "completed") for b in blocks]
+
+    def _item(self, block: Block, status: str, *, is_new: bool = False) -> Json:
+        """Returns the item of a block; `is_new`: without content, as it begins."""
+        item: Json = {"id": self._item_id(block), "type": "message", "status": status}
+        if block.kind == "call":
+            arguments = "" if is_new else block.content
+            call = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
+            return {**item, "type": "function_call", **call}
+        content = [] if is_new else [_part(block.kind, block.content)]
+        if block.kind == "reasoning":
+            return {**item, "type": "reasoning", "summary": [], "content": content}
+        return {**item, "role": "assistant", "content": content}
+
+    def _item_id(self, block: Block) -> str:
+        return f"{_ID_PREFIXES[block.kind]}_{self._start.request_id}_{block.index}"
+
+    def _usage(self) -> Json:
+        (reader,) = self._start.readers
+        finished = reader.finished
+        num_cached = 0 if finished is None else finished.usage.num_cached_prompt_tokens
+        return {
+            "input_tokens": reader.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
+            "output_tokens": reader.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": reader.num_reasoning_tokens},
+            "total_tokens": reader.num_prompt_tokens + reader.num_output_tokens,
+        }
+
+    # Its events.
+
+    def _event(self, name: str, /, **fields: object) -> bytes:
+        written = named_event({"type": name, "sequence_number": self._num_events, **fields})
+        self._num_events += 1
+        return written
+
+    def _written(self, change: Change) -> bytes:
+        block = change.block
+        item = {"item_id": self._item_id(block), "output_index": block.index}
+        place = item if block.kind == "call" else {**item, "content_index": 0}
+        if isinstance(change, BlockStart):
+            return self._started(block, place)
+        if isinstance(change, BlockDelta):
+            more: Json = {"logprobs": []} if block.kind == "text" else {}
+            return self._event(f"{_name(block)}.delta", **place, delta=change.piece, **more)
+        return self._ended(block, place)
+
+    def _started(self, block: Block, place: Json) -> bytes:
+        item = self._item(block, "in_progress", is_new=True)
+        added = self._event("response.output_item.added", output_index=block.index, item=item)
+        if block.kind == "call":
+            return added
+        part = _part(block.kind, "")
+        return added + self._event("response.content_part.added", **place, part=part)
+
+    def _ended(self, block: Block, place: Json) -> bytes:
+        if block.kind == "call":
+            fields: Json = {"name": block.name, "arguments": block.content}
+        elif block.kind == "text":
+            fields = {"text": block.content, "logprobs": []}
+        else:
+            fields = {"text": block.content}
+        written = self._event(f"{_name(block)}.done", **place, **fields)
+        if block.kind != "call":
+            part = _part(block.kind, block.content)
+            written += self._event("response.content_part.done", **place, part=part)
+        item = self._item(block, "incomplete" if self._blocks.is_cut else "completed")
+        done = self._event("response.output_item.done", output_index=block.index, item=item)
+        return written + done
+
+
+def _name(block: Block) -> str:
+    """Returns the beginning of the names of the events of a block's content."""
+    return f"response.{_CONTENTS[block.kind]}"
+
+
+def _part(kind: Kind, text: str) -> Json:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

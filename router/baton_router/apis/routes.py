@@ -1,0 +1,417 @@
+"""Routes of the HTTP API: OpenAI's, and Anthropic's for messages.
+
+Requests become the same messages as those over gRPC, and are served by the same pipeline
+(`baton_router.lifecycle.inference`).
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from baton.cancellation import run_until
+from baton.errors import BatonError, InvalidArgumentError, UnavailableError
+from baton.serving.access import Access
+from baton.serving.telemetry.scrape_server import Render
+from baton.serving.telemetry.serving import PATH as METRICS_PATH
+from baton.serving.tenant import Caller, Tenants
+from baton.v1 import inference_pb2 as pb
+from baton.version import version
+from baton_router.apis.answers.exchange import Exchange
+from baton_router.apis.anthropic.errors import PATH as MESSAGES_PATH
+from baton_router.apis.anthropic.errors import error_body
+from baton_router.apis.anthropic.messages import Messages
+from baton_router.apis.anthropic.schemas import Conversation, MessagesRequest
+from baton_router.apis.edge.allowed_hosts import AllowedHosts
+from baton_router.apis.edge.bodies import Bodies
+from baton_router.apis.edge.caller import HttpCaller
+from baton_router.apis.edge.cors import cors
+from baton_router.apis.edge.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
+from baton_router.apis.edge.errors import limit_headers
+from baton_router.apis.edge.middleware import Failures, disconnected
+from baton_router.apis.edge.unknown_fields import IgnoredHeader
+from baton_router.apis.openai.embeddings import PooledExchange, PooledOutputs
+from baton_router.apis.openai.model_generations import ModelGenerations
+from baton_router.apis.openai.sampling import in_openai_terms
+from baton_router.apis.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    ScoreRequest,
+    ScoreResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+)
+from baton_router.apis.page.page import page_response
+from baton_router.apis.responses.responses import Responses
+from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.lifecycle.in_flight import Requests
+from baton_router.routing.admission.rate_limit import RateLimits
+from baton_router.routing.admission.readiness import RouterReadiness
+from baton_router.served.served_models import Models, ServedModel
+
+_INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+
+_Body = TypeVar("_Body", bound=Struct)
+_Made = TypeVar("_Made")
+_Make = Callable[[_Body, Caller], Awaitable[_Made]]
+
+
+class _Answer(Response):
+    """Response that writes an exchange and is cancelled when the client disconnects."""
+
+    def __init__(
+        self, exchange: Exchange | PooledExchange, more_headers: Callable[[], dict[str, str]]
+    ) -> None:
+        """Adds the result of `more_headers`, called when the answer begins, to its headers."""
+        super().__init__()
+        self._exchange = exchange
+        self._more_headers = more_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(k.encode(), v.encode()) for k, v in self._more_headers().items()]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        await run_until(self._exchange.write(send_with_headers), disconnected(receive))
+
+
+class Routes:
+    """Routes of the HTTP API; each method is one.
+
+    Args:
+        render_metrics: None if metrics are turned off.
+        bodies: reads the bodies of requests.
+        hosts: names in host headers that are served; see `AllowedHosts`.
+        origins: of web pages that may read answers; see `cors`.
+        access: checks client certificates; None: none are required.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        generations: ModelGenerations,
+        responses: Responses,
+        messages: Messages,
+        pooled: PooledOutputs,
+        requests: Requests,
+        readiness: RouterReadiness,
+        tenants: Tenants,
+        limits: RateLimits,
+        render_metrics: Render | None,
+        bodies: Bodies,
+        access: Access | None = None,
+        hosts: Collection[str] = ("*",),
+        origins: str | None = None,
+    ) -> None:
+        self._models = models
+        self._generations = generations
+        self._responses = responses
+        self._messages = messages
+        self._pooled = pooled
+        self._requests = requests
+        self._readiness = readiness
+        self._tenants = tenants
+        self._limits = limits
+        self._render_metrics = render_metrics
+        self._bodies = bodies
+        self._access = access
+        self._hosts = hosts
+        self._origins = origins
+        self._created = int(time.time())
+
+    def app(self) -> Starlette:
+        """Returns the ASGI application."""
+        endpoints = self._endpoints()
+        self._document = openapi(endpoints)
+        middleware = [
+            *cors(self._origins),
+            Middleware(IgnoredHeader),
+            Middleware(Failures, {MESSAGES_PATH: error_body}),
+            Middleware(AllowedHosts, self._hosts),
+        ]
+        return Starlette(
+            routes=[endpoint.route for endpoint in endpoints],
+            middleware=middleware,
+            exception_handlers={HTTPException: refusing(endpoints)},
+        )
+
+    def _endpoints(self) -> list[Endpoint]:
+        both, text = (JSON, EVENTS), ("text/plain",)
+        found = [
+            Endpoint(
+                "POST",
+                "/v1/completions",
+                self.completions,
+                "Continues texts",
+                CompletionRequest,
+                media_types=both,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/chat/completions",
+                self.chat_completions,
+                "Answers a conversation",
+                ChatRequest,
+                media_types=both,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/responses",
+                self.create_response,
+                "Creates a response",
+                ResponsesRequest,
+                media_types=both,
+            ),
+            Endpoint("GET", "/v1/responses/{id}", self.response, "Returns a stored response"),
+            Endpoint(
+                "DELETE", "/v1/responses/{id}", self.delete_response, "Deletes a stored response"
+            ),
+            Endpoint(
+                "POST",
+                "/v1/messages",
+                self.create_message,
+                "Answers a conversation, in Anthropic's format",
+                MessagesRequest,
+                media_types=both,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/messages/count_tokens",
+                self.count_tokens,
+                "Counts the tokens of a conversation in Anthropic's format",
+                Conversation,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/embeddings",
+                self.embeddings,
+                "Computes the embeddings of texts",
+                EmbeddingRequest,
+                EmbeddingResponse,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/score",
+                self.score,
+                "Scores pairs of texts",
+                ScoreRequest,
+                ScoreResponse,
+            ),
+            Endpoint("GET", "/v1/models", self.models, "Lists the models"),
+            Endpoint("GET", "/v1/models/{name:path}", self.model, "Describes a model"),
+            Endpoint(
+                "POST",
+                "/tokenize",
+                self.tokenize,
+                "Tokenizes a prompt or a conversation",
+                TokenizeRequest,
+                TokenizeResponse,
+            ),
+            Endpoint(
+                "POST",
+                "/detokenize",
+                self.detokenize,
+                "Returns the text of tokens",
+                DetokenizeRequest,
+                DetokenizeResponse,
+            ),
+            Endpoint(
+                "GET",
+                "/version",
+                self.version,
+                "Returns the version of the router",
+                answer=VersionResponse,
+            ),
+            Endpoint("GET", "/health", self.health, "Reports readiness"),
+            Endpoint("GET", "/ping", self.health, "Reports readiness"),
+            Endpoint("GET", "/openapi.json", self.openapi, "Returns this document"),
+            Endpoint(
+                "GET", "/", self.page, "Serves a page to try the model", media_types=("text/html",)
+            ),
+        ]
+        if self._render_metrics is not None:
+            found.append(
+                Endpoint("GET", METRICS_PATH, self.metrics, "Serves the metrics", media_types=text)
+            )
+        return found
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, CompletionRequest, _openai(self._generations.complete))
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, ChatRequest, _openai(self._generations.chat))
+
+    async def create_response(self, request: Request) -> Response:
+        return await self._generate(request, ResponsesRequest, self._responses.create)
+
+    async def response(self, request: Request) -> Response:
+        """Returns a stored response."""
+        content = await self._responses.get(request.path_params["id"], self._counted(request))
+        return Response(content, media_type="application/json")
+
+    async def delete_response(self, request: Request) -> Response:
+        """Deletes a stored response."""
+        answer = await self._responses.delete(request.path_params["id"], self._counted(request))
+        return JSONResponse(answer)
+
+    async def create_message(self, request: Request) -> Response:
+        return await self._generate(request, MessagesRequest, self._messages.create)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Counts the tokens of a prompt of the Messages API."""
+        make = self._messages.count_tokens
+        num_tokens, tenant = await self._parsed(request, Conversation, make)
+        self._limits.count_request(tenant)
+        headers = limit_headers(self._limits.statuses(tenant))
+        return JSONResponse({"input_tokens": num_tokens}, headers=headers)
+
+    async def embeddings(self, request: Request) -> Response:
+        return await self._generate(request, EmbeddingRequest, self._pooled.embed)
+
+    async def score(self, request: Request) -> Response:
+        return await self._generate(request, ScoreRequest, self._pooled.score)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._compute(request, TokenizeRequest, _openai(self._generations.tokenize))
+
+    async def detokenize(self, request: Request) -> Response:
+        make = _openai(self._generations.detokenize)
+        return await self._compute(request, DetokenizeRequest, make)
+
+    async def version(self, request: Request) -> Response:
+        self._caller(request)
+        return JSONResponse({"version": version()})
+
+    async def openapi(self, _request: Request) -> Response:
+        return JSONResponse(self._document)
+
+    async def models(self, request: Request) -> Response:
+        self._caller(request)
+        data = [self._model(served) for served in self._models]
+        data += [self._alias(name) for name in sorted(self._models.aliases)]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        self._caller(request)
+        name = request.path_params["name"]
+        served = self._models.of(name)
+        is_alias = name in self._models.aliases
+        return JSONResponse(self._alias(name) if is_alias else self._model(served))
+
+    async def health(self, _request: Request) -> Response:
+        """Reports readiness, as gRPC's health check named `readiness`."""
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve")
+        if reason := self._readiness.reason:
+            raise UnavailableError(reason)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Serves the metrics of `--metrics-port` to callers that may use this API."""
+        self._caller(request)
+        assert self._render_metrics is not None, "a route that is not there"
+        body, content_type = self._render_metrics(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def page(self, request: Request) -> Response:
+        return page_response(request)
+
+    async def _generate(
+        self,
+        request: Request,
+        schema: type[_Body],
+        make: "_Make[_Body, Exchange | PooledExchange]",
+    ) -> Response:
+        exchange, tenant = await self._parsed(request, schema, make)
+        return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
+
+    async def _parsed(
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]"
+    ) -> tuple[_Made, str]:
+        """Returns what `make` makes of the body, and the tenant."""
+        # Unknown callers and tenants over their limit are rejected before the body is read.
+        caller = self._caller(request)
+        tenant = self._tenants.of(caller).name
+        self._limits.check(tenant)
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve this")
+        try:
+            count_bytes = partial(self._limits.count_bytes, tenant)
+            async with self._bodies.read(request, schema, count_bytes) as parsed:
+                return await make(parsed, caller), tenant
+        except BatonError:
+            self._limits.count_request(tenant)  # an invalid request has cost work, too
+            raise
+
+    async def _compute(
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, Struct]"
+    ) -> Response:
+        """Answers with what the router itself computes of the body."""
+        answer, tenant = await self._parsed(request, schema, make)
+        self._limits.count_request(tenant)
+        headers = limit_headers(self._limits.statuses(tenant))
+        return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
+
+    def _counted(self, request: Request) -> Caller:
+        """Returns the caller, whose request counts towards its limits."""
+        caller = self._caller(request)
+        tenant = self._tenants.of(caller).name
+        self._limits.check(tenant)
+        self._limits.count_request(tenant)
+        return caller
+
+    def _caller(self, request: Request) -> Caller:
+        """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
+        caller = HttpCaller(request)
+        if self._access is not None:
+            self._access.check(caller, _INFERENCE)
+        self._tenants.of(caller)
+        return caller
+
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        card = served.services.card
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "baton",
+            "max_model_len": served.inference.max_model_len,
+            "has_chat_template": card.chat_template is not None,
+            "takes_images": served.services.intake.images.are_taken,
+            "has_workers": served.has_workers,
+            "pooled_output": None if card.pooling is None else card.pooling.kind,
+        }
+
+    def _alias(self, name: str) -> dict[str, Any]:
+        """Returns the entry of an alias: that of its model with the largest weight, under the
+        alias's name."""
+        weights = dict(self._models.aliases[name])
+        return {**self._model(self._models.of(name)), "id": name, "alias_of": weights}
+
+
+def _openai(make: "_Make[_Body, _Made]") -> "_Make[_Body, _Made]":
+    """Returns the function with OpenAI's names of fields in its errors."""
+
+    async def made(body: _Body, caller: Caller) -> _Made:
+        try:
+            return await make(body, caller)
+        except InvalidArgumentError as error:
+            raise in_openai_terms(error, body) from error
+
+    return made

@@ -1,0 +1,96 @@
+"""Output of one sequence as the client sees it: ordered tokens, text, parts, stop string, end.
+
+Knows nothing of workers or messages.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from baton_router.call.chunk import Chunk
+from baton_router.call.parts import Part, Reasoning
+from baton_router.call.request_parsing import RequestParsing
+from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
+from baton_router.text.detokenizer import Detokenizer, StopStrings
+
+
+class Output:
+    """Output of one sequence, whose tokens may arrive in any order.
+
+    Attributes:
+        has_ended: no token follows those that are known: a worker reported the end, or a stop
+            string was found.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], parsing: RequestParsing | None = None
+    ) -> None:
+        """`parsing` None: there are no parts."""
+        self.has_ended = False
+        self._is_plain = not stop and parsing is None
+        self._is_reasoning = False
+        self._assembly = ReorderBuffer()
+        self._detokenizer = Detokenizer(tokenizer, {} if parsing is None else parsing.kept_tokens)
+        self._stop = StopStrings(stop)
+        self._parser = None if parsing is None else parsing.parser()
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Tokens that were shown; with a stop string perhaps some after it."""
+        return self._assembly.token_ids
+
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that was found; no text is shown from there on."""
+        return self._stop.matched
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it has ended and no token before its end is missing."""
+        return self._stop.matched is not None or (self.has_ended and not self._assembly.has_gap)
+
+    def complete(self, chunk: Chunk) -> None:
+        """Replaces the tokens of a chunk by those that can be shown now, up to one that completes a
+        stop string; adds the text, which may lag behind them, and the parts, which may lag behind
+        the text. Raises `UnavailableError` as `ReorderBuffer.accept`."""
+        chunk.tokens = tokens = self._assembly.accept(chunk.tokens)
+        if self._is_plain:
+            chunk.text = "".join(map(self._detokenizer.push, tokens.token_ids))
+            return
+        text, parts = "", list[Part]()
+        for index, token_id in enumerate(tokens.token_ids):
+            if self._stop.matched is not None:
+                chunk.tokens = tokens.part(0, index)
+                break
+            new = self._stop.push(self._detokenizer.push(token_id))
+            text += new
+            # Token by token, so that parts do not depend on how tokens arrive: a client that
+            # resumes has received all that are made of its tokens.
+            if self._parser is not None:
+                made = self._parser.push(new) if new else []
+                chunk.num_reasoning_tokens += self._is_of_reasoning(made)
+                parts += made
+        chunk.text, chunk.parts = text, parts
+
+    def _is_of_reasoning(self, parts: Sequence[Part]) -> bool:
+        """Returns whether a token is of reasoning, without the marks before it: by the parts that
+        it completed; if none, by those before."""
+        is_counted = self._is_reasoning and not parts
+        for part in parts:
+            self._is_reasoning = isinstance(part, Reasoning)
+            is_counted = is_counted or self._is_reasoning
+        return is_counted
+
+    def restart(self) -> None:
+        """Prepares for other workers, which resume after the shown tokens or from the beginning."""
+        self.has_ended = False
+        self._assembly.forget_early()
+
+    def finish(self) -> tuple[str, list[Part]]:
+        """Returns the text and the parts that were held back; for a complete sequence, once. The
+        text may complete a stop string."""
+        rest = self._detokenizer.finish() if self._stop.matched is None else ""
+        text = self._stop.push(rest) + self._stop.finish()
+        if self._parser is None:
+            return text, []
+        return text, [*self._parser.push(text), *self._parser.finish()]

@@ -1,0 +1,53 @@
+"""Prefix lease: cached blocks of a prompt's beginning, kept for another worker by an open call."""
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+
+from baton.serving.telemetry.propagation import outgoing
+from baton.v1 import kv_sharing_pb2_grpc, prefill_pb2
+from baton_router.lifecycle import worker_wire
+from baton_router.routing.fleet.member import Member
+
+# Maximum seconds to wait for the holder's answer.
+PATIENCE = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class PrefixLease:
+    """Prefix lease, requested from `holder` on construction. Without it, the prompt is computed."""
+
+    def __init__(
+        self,
+        holder: Member,
+        channel: grpc.aio.Channel,
+        block_hashes: list[bytes],
+        claimant: str,
+        tenant: str,
+    ) -> None:
+        self._holder = holder
+        self._lease_id = worker_wire.new_lease_id()
+        request = worker_wire.share_request(self._lease_id, block_hashes, claimant, tenant)
+        self._call: Any = kv_sharing_pb2_grpc.KvSharingStub(channel).Share(
+            request, metadata=outgoing()
+        )
+
+    async def source(self) -> prefill_pb2.PrefixSource | None:
+        """Returns the source of the blocks; None if `holder` refuses or does not answer in time."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                response = await self._call.read()
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            logger.debug("%s grants no prefix lease: %s", self._holder.record.id, error)
+            return None
+        if response is grpc.aio.EOF:
+            logger.debug("%s grants no prefix lease, and no reason", self._holder.record.id)
+            return None
+        return worker_wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
+
+    def end(self) -> None:
+        """Ends the lease, which releases the blocks. Idempotent."""
+        self._call.cancel()

@@ -1,0 +1,88 @@
+"""Methods of workers by which attempts run requests, and what they are called with.
+
+The request of a text is its message. One with images has megabytes: it is serialized once, by a
+thread that releases the interpreter lock, and dropped once it is sent. A message would be copied
+five times in the event loop, and held by the call until its end.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from baton import encoder_input_wire
+from baton.encoder_input import EncoderInput
+from baton.v1 import decode_pb2, encode_pb2, prefill_pb2, prefill_pb2_grpc
+from baton_router.call.request import Work
+from baton_router.lifecycle import worker_wire
+
+_Unsent = list[bytes]
+"""A serialized request, until it is sent."""
+
+Method = tuple[Any, Any]
+"""Method of a worker, and the request that it is called with."""
+
+
+async def prefill(
+    channel: grpc.aio.Channel, request: prefill_pb2.PrefillRequest, work: Work
+) -> Method:
+    """Returns `Prefill.Prefill` for a request, to which the images of `work` are added."""
+    deserialize = prefill_pb2.PrefillResponse.FromString
+    inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
+    return await _method(channel, "/baton.v1.Prefill/Prefill", request, *inputs, deserialize)
+
+
+async def generate(
+    channel: grpc.aio.Channel, request: decode_pb2.DecodeGenerateRequest, work: Work
+) -> Method:
+    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Responses
+    are `worker_wire.Decoded`."""
+    has_logprobs = work.params.logprobs
+    deserialize: Callable[[bytes], worker_wire.Decoded] = (
+        decode_pb2.DecodeGenerateResponse.FromString if has_logprobs else worker_wire.decoded
+    )
+    inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
+    return await _method(channel, "/baton.v1.Decode/Generate", request, *inputs, deserialize)
+
+
+async def pool(channel: grpc.aio.Channel, request: prefill_pb2.PoolRequest) -> Method:
+    """Returns `Prefill.Pool` for a request."""
+    return prefill_pb2_grpc.PrefillStub(channel).Pool, request
+
+
+async def encode(
+    channel: grpc.aio.Channel, request: encode_pb2.EncodeRequest, encoder_input: EncoderInput
+) -> Method:
+    """Returns `Encode.Encode` for a request, to which `encoder_input` is added unless it is there:
+    a request for a cached output has it without tensors."""
+    unsent = () if request.HasField("encoder_input") else (encoder_input,)
+    inputs = request.ENCODER_INPUT_FIELD_NUMBER, unsent
+    deserialize = encode_pb2.EncodeResponse.FromString
+    return await _method(channel, "/baton.v1.Encode/Encode", request, *inputs, deserialize)
+
+
+async def _method(
+    channel: grpc.aio.Channel,
+    path: str,
+    request: Message,
+    field_number: int,
+    encoder_inputs: Sequence[EncoderInput],
+    deserialize: Callable[[bytes], Any],
+) -> Method:
+    """Returns the method at `path`, not through a stub, which makes all methods of a service.
+
+    Args:
+        field_number: field of `request` that `encoder_inputs` are added to.
+    """
+    serialize: Callable[[Any], bytes] = type(request).SerializeToString
+    called: Any = request
+    if encoder_inputs:
+        inputs = encoder_input_wire.serialized(encoder_inputs, field_number)
+        serialize = _Unsent.pop
+        called = [await asyncio.to_thread(b"".join, [request.SerializeToString(), *inputs])]
+    method = channel.unary_stream(
+        path, request_serializer=serialize, response_deserializer=deserialize
+    )
+    return method, called

@@ -1,0 +1,60 @@
+"""Candidate worker of a placement: a snapshot, the only input of the decision about it.
+
+Independent of the source of the snapshot and of the placement policy.
+"""
+
+from typing import NamedTuple
+
+from baton.worker_role import Role
+from baton_router.routing.fleet.cost_rates import PRIOR, Rates
+
+
+class Candidate(NamedTuple):
+    """Snapshot of one worker. A tuple, since many are made for each request.
+
+    Attributes:
+        pairing: workers exchange blocks only if their pairings are equal.
+        num_cached_tokens: leading prompt tokens whose KV it has cached.
+        num_queued_tokens: prompt tokens assigned to it and not computed yet.
+        num_recent_tokens: prompt tokens assigned to it for computing recently, decayed
+            (`baton_router.routing.fleet.decayed_counter`).
+        num_sequences: sequences assigned to it and not finished.
+        num_held_tokens: tokens whose KV those sequences hold or have reserved.
+        max_held_tokens: its KV capacity, in tokens; None: unknown.
+        last_turn: number of its last request; larger is more recent. 0 before the first.
+        rates: its learned cost rates; None: nothing was learned.
+        version: Baton version; part of `pairing`. Empty: not reported.
+        num_queued_encoder_tokens: tokens of encoder inputs assigned to it and not encoded yet.
+        cached_inputs: the prompt's encoder inputs, by index, whose outputs it has cached.
+        pending_inputs: those whose outputs it will have soon, for prompts assigned to it before.
+        source: worker that holds more of the prompt and could lend it to this one; empty if there
+            is none, or it was not looked up (`baton_router.routing.placement.prefix_source`).
+        num_source_tokens: leading prompt tokens whose KV the source has cached.
+        num_source_recent_tokens: `num_recent_tokens` of the source.
+        excluded: reason why it cannot be chosen; empty if it can.
+    """
+
+    worker: str
+    role: Role
+    pairing: bytes
+    num_cached_tokens: int = 0
+    num_queued_tokens: int = 0
+    num_recent_tokens: float = 0.0
+    num_sequences: int = 0
+    num_held_tokens: int = 0
+    max_held_tokens: int | None = None
+    last_turn: int = 0
+    excluded: str = ""
+    rates: Rates | None = None
+    version: str = ""
+    num_queued_encoder_tokens: int = 0
+    cached_inputs: tuple[int, ...] = ()
+    pending_inputs: tuple[int, ...] = ()
+    source: str = ""
+    num_source_tokens: int = 0
+    num_source_recent_tokens: float = 0.0
+
+    def queue_seconds(self, default: Rates = PRIOR) -> float:
+        """Returns the seconds to compute what is queued, at `default` rates if it has none."""
+        rates = self.rates or default
+        return rates.queue_seconds(self.num_queued_tokens, self.num_queued_encoder_tokens)

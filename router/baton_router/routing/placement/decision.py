@@ -1,0 +1,145 @@
+"""Placement decision: its complete inputs and its result.
+
+`Rules.decide` is a pure function of a question, so that the router, a dry run and the replay of a
+record decide equally. Independent of the source of the questions.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from baton.cluster.prefix import HashedInput
+from baton_router.call.failure import Pair
+from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.cost_rates import Rates
+from baton_router.routing.placement.encoder_sources import EncoderSources
+from baton_router.routing.placement.placement import (
+    Placement,
+    encoder_choices,
+    has_version_gap,
+    place,
+    place_again,
+    why_none,
+)
+from baton_router.routing.placement.policy import (
+    Policy,
+    PolicyName,
+    alone_policy_named,
+    encoder_sources,
+    policy_named,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementInputs:
+    """Request to be placed, with a snapshot of the cluster.
+
+    Attributes:
+        num_tokens: tokens of the prompt and of the output so far.
+        broken: pairs of workers that have recently failed to work together.
+        needs_prefill: the request needs a prefill worker, as prompt log-probabilities do.
+        prefill_alone: it needs no other, as pooled outputs do not.
+        images: its encoder inputs, in the order of their spans.
+    """
+
+    request_id: str
+    num_tokens: int
+    candidates: tuple[Candidate, ...]
+    broken: frozenset[Pair] = frozenset()
+    needs_prefill: bool = False
+    prefill_alone: bool = False
+    images: tuple[HashedInput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Placement rules: the router's settings that matter to a decision.
+
+    Attributes:
+        conditional_disaggregation: decode workers may compute prompts if the policy has a cost for
+            that; else they do so only while no two workers are of one version.
+        no_handoff: all workers compute prompts and answer alone, as the model servers of an
+            endpoint picker do.
+    """
+
+    policy: PolicyName = "baton"
+    conditional_disaggregation: bool = True
+    no_handoff: bool = False
+
+    def decision(self, inputs: PlacementInputs, earlier: "Decision | None" = None) -> "Decision":
+        """Returns the decision about a question: `earlier` itself if question and rules match."""
+        if earlier is not None and earlier.inputs == inputs and earlier.rules == self:
+            return earlier
+        return Decision(self, inputs, self.decide(inputs))
+
+    def decide(self, inputs: PlacementInputs) -> Placement | None:
+        """Returns the placement; None if no worker can take the request."""
+        encoders = encoder_sources(inputs.images, inputs.candidates)
+        placement = place(
+            inputs.request_id,
+            inputs.num_tokens,
+            inputs.candidates,
+            inputs.broken,
+            policy_named(self.policy, encoders),
+            self._alone(inputs, encoders),
+            prefill_alone=inputs.prefill_alone,
+        )
+        if placement is None or encoders is None:
+            return placement
+        return replace(placement, encoders=encoder_choices(placement, encoders))
+
+    def _alone(
+        self, inputs: PlacementInputs, encoders: EncoderSources | None = None
+    ) -> Policy | None:
+        """Returns the policy for decode workers that compute the prompt themselves; None: they may
+        not. While no prefill worker may pair with any decode worker they must, whatever the
+        settings, so that an upgrade loses no requests."""
+        if inputs.needs_prefill or inputs.prefill_alone:
+            return None
+        alone = alone_policy_named(self.policy, _prefill_rates(inputs.candidates), encoders)
+        if self.no_handoff:
+            return alone or policy_named(self.policy)
+        if alone is not None and self.conditional_disaggregation:
+            return alone
+        has_to = has_version_gap(inputs.candidates)
+        return alone or policy_named(self.policy) if has_to else None
+
+    def why_none(self, inputs: PlacementInputs) -> str:
+        """Returns the reason why no worker can take the request, as a sentence."""
+        return why_none(
+            inputs.candidates,
+            needs_prefill=self._alone(inputs) is None,
+            needs_decode=not inputs.prefill_alone,
+        )
+
+    def decide_again(self, inputs: PlacementInputs, decode: str) -> str | None:
+        """Returns the decode worker to continue a request that runs on `decode`, or None."""
+        return place_again(
+            inputs.request_id,
+            inputs.num_tokens,
+            inputs.candidates,
+            decode,
+            policy_named(self.policy),
+        )
+
+
+def _prefill_rates(candidates: Iterable[Candidate]) -> list[Rates]:
+    """Returns the rates of prefill workers that can take requests; workers often share them."""
+    ready = [c.rates for c in candidates if c.role == "prefill" and not c.excluded]
+    return list({id(rates): rates for rates in ready if rates is not None}.values())
+
+
+DEFAULT_RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Placement decision. `placement` is None if no workers can take the request."""
+
+    rules: Rules
+    inputs: PlacementInputs
+    placement: Placement | None
+
+    @property
+    def why_none(self) -> str:
+        """Reason why no worker can take the request, as a sentence, where `placement` is None."""
+        return self.rules.why_none(self.inputs)

@@ -1,0 +1,166 @@
+"""Chat tokenization: the chat template's control tokens, and users' texts as text.
+
+A template puts texts of users between control tokens. What users write must not become one, or a
+message could end early and another role seem to speak. So the positions at which texts of users
+must be cut are marked in them by a character before the template is rendered, and found again in
+what it rendered.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+from baton_router.text.control_tokens import ControlTokens
+from baton_router.text.model_card import ModelCard
+
+# Roles and other values that templates compare with, and that some make a control token of.
+_CONSTANTS = frozenset(
+    ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
+) | {"image", "text"}  # types of parts
+# Private-use characters, of which one that is in no text is the mark.
+_MARKS = range(0xE000, 0xF900)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """Conversation as text.
+
+    Attributes:
+        cuts: positions in the text at which it is cut before it is tokenized.
+    """
+
+    text: str
+    cuts: frozenset[int] = frozenset()
+
+
+class ChatTokenizer:
+    """Renders and tokenizes conversations for one model.
+
+    Args:
+        allow_special_tokens: leave control tokens in texts of users what they are.
+    """
+
+    def __init__(self, card: ModelCard, *, allow_special_tokens: bool = False) -> None:
+        self._card = card
+        self._tokens = None
+        if not allow_special_tokens:
+            self._tokens = ControlTokens(card.tokenizer, card.control_token_ids)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> RenderedChat:
+        """Renders a conversation; arguments and errors are those of `ModelCard.render`."""
+        given = list(messages), list(tools), dict(variables or {})
+        texts, keys = set(_texts(given)), set(_keys(given))
+        if self._tokens is None or not self._needs_marks(texts, keys):
+            return RenderedChat(self._card.render(*given))
+        inner, outer = _marks_for("\n".join((*texts, *keys)))
+        changed_texts = {text: self._marked(text, inner, outer) for text in texts}
+        changed_keys = {key: _with_marks(key, self._tokens.cuts(key), inner) for key in keys}
+        marked = _mapped(given, changed_texts, changed_keys)
+        text, found = _without(self._card.render(*marked), inner, outer)
+        formed = {at for at in found[outer] if self._tokens.is_within(text, at)}
+        return RenderedChat(text, frozenset(found[inner] | formed))
+
+    def encode(self, chat: RenderedChat) -> list[int]:
+        """Returns the tokens of a rendered conversation."""
+        if self._tokens is None or not chat.cuts:
+            return self._card.encode_rendered(chat.text)
+        return self._tokens.encode(chat.text, chat.cuts)
+
+    def _needs_marks(self, texts: Collection[str], keys: Collection[str]) -> bool:
+        """Returns whether one of the strings has a control token, or may be one together with what
+        a template puts beside it."""
+        assert self._tokens is not None
+        return bool(self._tokens.cuts("\n".join((*texts, *keys)))) or any(
+            map(self._may_complete, texts)
+        )
+
+    def _may_complete(self, text: str) -> bool:
+        assert self._tokens is not None
+        return text not in _CONSTANTS and self._tokens.may_complete(text)
+
+    def _marked(self, text: str, inner: str, outer: str) -> str:
+        """Returns `text` with `inner` where it must be cut, and `outer` around what a template
+        leaves of it when it trims, if that and what is beside it may be a control token."""
+        assert self._tokens is not None
+        marked = _with_marks(text, self._tokens.cuts(text), inner)
+        if not self._may_complete(text):
+            return marked
+        begin, end = len(marked) - len(marked.lstrip()), len(marked.rstrip())
+        return _with_marks(marked, (begin, end), outer)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields the strings in a JSON value, but for the keys of its objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """Yields the keys of all objects in a JSON value."""
+    if isinstance(value, dict):
+        yield from value
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for item in value:
+        yield from _keys(item)
+
+
+def _mapped(value: Any, texts: Mapping[str, str], keys: Mapping[str, str]) -> Any:
+    """Returns a JSON value with its strings and the keys of its objects replaced."""
+    if isinstance(value, str):
+        return texts[value]
+    if isinstance(value, dict):
+        return {keys[key]: _mapped(item, texts, keys) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, texts, keys) for item in value]
+    return value
+
+
+def _marks_for(text: str) -> tuple[str, str]:
+    """Returns two characters that are nowhere in `text`, nor as a template escapes them. Raises
+    `InvalidArgumentError`."""
+    free = (mark for mark in map(chr, _MARKS) if mark not in text and _escaped(mark) not in text)
+    try:
+        return next(free), next(free)
+    except StopIteration:
+        raise InvalidArgumentError(
+            "input.chat.messages", "have every character of Unicode's private use area"
+        ) from None
+
+
+def _escaped(mark: str) -> str:
+    """Returns a mark as a template writes it that turns values into ASCII JSON."""
+    return json.dumps(mark)[1:-1]
+
+
+def _with_marks(text: str, places: Iterable[int], mark: str) -> str:
+    return mark.join(text[start:end] for start, end in pairwise([0, *sorted(places), len(text)]))
+
+
+def _without(rendered: str, *marks: str) -> tuple[str, dict[str, set[int]]]:
+    """Returns a text without the marks in it, and their positions in what is returned."""
+    forms = {form: mark for mark in marks for form in (mark, _escaped(mark))}
+    kept, places = [], {mark: set[int]() for mark in marks}
+    length, start = 0, 0
+    for match in re.finditer("|".join(map(re.escape, forms)), rendered):
+        kept.append(rendered[start : match.start()])
+        length += len(kept[-1])
+        places[forms[match[0]]].add(length)
+        start = match.end()
+    return "".join([*kept, rendered[start:]]), places

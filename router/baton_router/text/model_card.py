@@ -1,0 +1,293 @@
+"""Model card: configuration, tokenizer and chat template of a served model.
+
+Reads only JSON files and the template of the checkpoint; loads neither torch nor weights.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
+from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
+from baton_router.call.output_format import OutputFormat
+from baton_router.text.output_parsing.formats import catalog as formats
+
+# Content that a template of a vision model tells from a list of parts.
+_TAKES_TEXT = re.compile(r"\bis\s+(not\s+)?string\b")
+_IMAGE_TOKENS = (
+    "image_token_id",
+    "image_token_index",
+    "boi_token_index",
+    "eoi_token_index",
+    "vision_start_token_id",
+    "vision_end_token_id",
+)
+
+# Of a sequence whose configuration tells no maximum.
+_MAX_POSITIONS = 2**20
+
+# Shorter texts are tokenized faster than a thread is dispatched.
+THREAD_FROM_CHARS = 4096
+AUTO = "auto"
+"""Name for the format that the chat template and the model type tell."""
+
+
+class ModelOutputError(FailedPreconditionError):
+    """Output that a model does not make: text, embeddings or scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Model card of a served model.
+
+    Attributes:
+        max_model_len: maximum tokens of one sequence by the checkpoint; workers may allow less.
+        tokenizer_hash: must equal the hash of each worker.
+        chat_template: None if the model has none.
+        special_tokens: by the names that chat templates use, such as "bos_token".
+        tool_format: name of the format of tool calls; None: unknown.
+        reasoning_format: name of the format of reasoning; None: none.
+        pooling: its pooled output; None: it generates.
+        image_token_ids: tokens that stand for images in prompts; empty: it takes no images.
+    """
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    tokenizer: Tokenizer
+    tokenizer_hash: bytes
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    pooling: Pooling | None = None
+    image_token_ids: frozenset[int] = frozenset()
+
+    def check_makes(self, output: PooledKind | None) -> None:
+        """Raises `ModelOutputError` unless the model makes this output. None: text."""
+        if reason := why_not(self.name, self.pooling, output):
+            raise ModelOutputError(reason)
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """Format of its outputs."""
+        return _output_format(self.tool_format, self.reasoning_format, self.tokenizer)
+
+    @property
+    def template_takes_tools(self) -> bool:
+        """True if the chat template describes tools to the model."""
+        return _takes_tools(self.chat_template)
+
+    @property
+    def takes_images(self) -> bool:
+        """True if the model is one of vision and language."""
+        return bool(self.image_token_ids)
+
+    @property
+    def template_needs_parts(self) -> bool:
+        """True if the chat template reads content as a list of parts, even of text alone."""
+        template = self.chat_template or ""
+        return self.takes_images and not _TAKES_TEXT.search(template)
+
+    @property
+    def control_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer, that stand for images, and those that chat templates have
+        names for."""
+        named = map(self.tokenizer.token_to_id, self.special_tokens.values())
+        named_ids = {token_id for token_id in named if token_id is not None}
+        return self.eos_token_ids | self.image_token_ids | named_ids
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the text's tokens, with the special tokens the tokenizer adds by default."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_all(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Returns the tokens of each text, or of each pair of texts as one prompt, as `encode`."""
+        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
+        return [encoding.ids for encoding in found]
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Returns the tokens of a rendered conversation, which includes its special tokens."""
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # As `encode`, without the tokens' offsets in the text, which take a quarter of the time and
+        # are not needed.
+        (encoding,) = self.tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoding.ids
+        return ids
+
+    def warm_up(self) -> None:
+        """Loads the template renderer, which would delay the first conversation by 0.5 s."""
+        if self.chat_template is not None:
+            with contextlib.suppress(InvalidArgumentError):
+                self.render([{"role": "user", "content": "hello"}])
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the conversation as text, with the generation prompt for the model's answer.
+
+        Args:
+            messages: fields that the template reads of each, `role` and `content` at least.
+            tools: JSON schemas that the template describes to the model.
+            variables: further template variables, such as `enable_thinking`.
+
+        Raises `InvalidArgumentError` if the template refuses it or the model has none.
+        """
+        if self.chat_template is None:
+            raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
+        try:
+            rendered, _ = _renderer()(
+                [list(messages)],
+                tools=list(tools) or None,
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                **{**self.special_tokens, **(variables or {})},
+            )
+        # A template is code of the checkpoint: odd values may make it raise anything.
+        except Exception as error:
+            raise InvalidArgumentError(
+                "input.chat.messages", f"the model's chat template refuses them: {error}"
+            ) from error
+        return str(rendered[0])
+
+
+_output_format = functools.cache(formats.output_format)
+_takes_tools = functools.cache(formats.takes_tools)
+
+
+@functools.cache
+def _renderer() -> Callable[..., tuple[list[str], Any]]:
+    """Returns transformers' renderer. Its log lines, of which it prints one without torch, are
+    formatted as all others."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.utils import logging
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    logging.disable_default_handler()
+    logging.enable_propagation()
+    renderer: Callable[..., tuple[list[str], Any]] = render_jinja_template
+    return renderer
+
+
+def read_model_card(
+    path: str,
+    name: str = "",
+    tool_format: str | None = AUTO,
+    reasoning_format: str | None = AUTO,
+) -> ModelCard:
+    """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`.
+
+    Args:
+        name: name under which the model is served; empty: the last part of the path.
+        tool_format, reasoning_format: names of formats; None: none.
+    """
+    folder = checkpoint_folder(path, DESCRIPTION)
+    config = read_json(folder / "config.json")
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise UnsupportedModelError(
+            f"{path!r} holds no tokenizer.json; save the tokenizer there with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        )
+    text = config.get("text_config", config)
+    tokenizer_config = _read(folder / "tokenizer_config.json")
+    generation = _read(folder / "generation_config.json")
+    tokenizer = _read_tokenizer(tokenizer_file)
+    chat_template = _chat_template(folder, tokenizer_config)
+    model_type = str(config.get("model_type", ""))
+    detected = formats.detect(chat_template, model_type, tokenizer)
+    described = text if text is config else {**_unwritten(tokenizer), **text}
+    return ModelCard(
+        name=name or Path(path).name,
+        architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
+        vocab_size=int(_required(described, "vocab_size", path)),
+        max_model_len=int(_required(described, "max_position_embeddings", path)),
+        eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
+        tokenizer=tokenizer,
+        tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
+        chat_template=chat_template,
+        special_tokens=_special_tokens(tokenizer_config),
+        tool_format=detected.tool_format if tool_format == AUTO else tool_format,
+        reasoning_format=(
+            detected.reasoning_format if reasoning_format == AUTO else reasoning_format
+        ),
+        pooling=read_pooling(folder),
+        image_token_ids=_image_token_ids(config) if "vision_config" in config else frozenset(),
+    )
+
+
+def _image_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
+    found = (config.get(name) for name in _IMAGE_TOKENS)
+    return frozenset(token_id for token_id in found if isinstance(token_id, int))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Returns the content of a file that a checkpoint may lack."""
+    return read_json(file) if file.is_file() else {}
+
+
+def _read_tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower type
+        raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
+
+
+def _unwritten(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns bounds for what a nested configuration leaves out where it is the default of its
+    class, as Gemma 3's do. Workers have the class, and their own limits."""
+    return {
+        "vocab_size": tokenizer.get_vocab_size(with_added_tokens=True),
+        "max_position_embeddings": _MAX_POSITIONS,
+    }
+
+
+def _required(config: dict[str, Any], key: str, path: str) -> Any:
+    names = (key, "n_positions") if key == "max_position_embeddings" else (key,)
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    raise UnsupportedModelError(f"the configuration of {path!r} has no {key!r}")
+
+
+def _eos(ids: int | list[int] | None) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = tokenizer_config.get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Reads special tokens, which are stored as strings or as objects with their content."""
+    tokens = {}
+    for name, value in tokenizer_config.items():
+        if name.endswith("_token"):
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                tokens[name] = content
+    return tokens

@@ -1,0 +1,133 @@
+"""Validation and tokenization of calls for pooled outputs, embeddings and scores.
+
+Every rejection is an `InvalidArgumentError` that names the field and the bound.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import SamplingParams, check_length, check_token_ids
+from baton.serving.tenant import Tenant
+from baton.v1 import inference_pb2 as pb
+from baton_router.call.request import ANONYMOUS, Request
+from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
+from baton_router.text.request_bounds import check_text, request_id_of
+
+# Texts above which a thread tokenizes them together.
+_THREAD_FROM_TEXTS = 16
+
+
+class PooledIntake:
+    """Validator and tokenizer of calls for pooled outputs of one model."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        max_prompt_bytes: int,
+        max_inputs: int,
+        max_input_tokens: int,
+    ) -> None:
+        """Limits texts to `max_prompt_bytes`, calls to `max_inputs` inputs or pairs of
+        `max_input_tokens` together."""
+        self._card = card
+        self._max_prompt_bytes = max_prompt_bytes
+        self._max_inputs = max_inputs
+        self._max_input_tokens = max_input_tokens
+
+    async def read_inputs(
+        self, message: pb.EmbedRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> list[Request]:
+        """Returns a request for the pooled output of each input. Arguments as of `Intake.read`."""
+        self._check_num("inputs", len(message.inputs))
+        texts: list[str] = []
+        for i, given in enumerate(message.inputs):
+            kind = given.WhichOneof("input")
+            if kind is None:
+                raise InvalidArgumentError(f"inputs[{i}]", "is missing; set text or token_ids")
+            if kind == "text":
+                check_text(f"inputs[{i}].text", given.text, self._max_prompt_bytes)
+                texts.append(given.text)
+        encoded = iter(await self._encode_all(texts))
+        prompts = [
+            tuple(given.token_ids.ids) if given.HasField("token_ids") else tuple(next(encoded))
+            for given in message.inputs
+        ]
+        return self._requests(message, "inputs", prompts, max_model_len, tenant)
+
+    async def read_pairs(
+        self, message: pb.ScoreRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> list[Request]:
+        """Returns a request for the score of each pair as one prompt. Arguments as of
+        `Intake.read`."""
+        self._check_pairs(message)
+        encoded = await self._encode_all([(pair.first, pair.second) for pair in message.pairs])
+        return self._requests(message, "pairs", list(map(tuple, encoded)), max_model_len, tenant)
+
+    async def read_texts_of_pairs(
+        self, message: pb.ScoreRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> tuple[list[Request], list[tuple[int, int]]]:
+        """Returns a request for the embedding of each text, once for all pairs that share it, and
+        the two indices of each pair. Arguments as of `Intake.read`."""
+        self._check_pairs(message)
+        texts = list(dict.fromkeys(t for pair in message.pairs for t in (pair.first, pair.second)))
+        prompts = list(map(tuple, await self._encode_all(texts)))
+        requests = self._requests(message, "pairs", prompts, max_model_len, tenant)
+        at = {text: i for i, text in enumerate(texts)}
+        return requests, [(at[pair.first], at[pair.second]) for pair in message.pairs]
+
+    def _check_pairs(self, message: pb.ScoreRequest) -> None:
+        self._check_num("pairs", len(message.pairs))
+        for i, pair in enumerate(message.pairs):
+            check_text(f"pairs[{i}].first", pair.first, self._max_prompt_bytes)
+            check_text(f"pairs[{i}].second", pair.second, self._max_prompt_bytes)
+
+    def _requests(
+        self,
+        message: pb.EmbedRequest | pb.ScoreRequest,
+        field: str,
+        prompts: Sequence[tuple[int, ...]],
+        max_model_len: int,
+        tenant: Tenant,
+    ) -> list[Request]:
+        pooling = self._card.pooling
+        assert pooling is not None, "a pooled output of a model without one"
+        limit = min(max_model_len, self._card.max_model_len)
+        for i, token_ids in enumerate(prompts):
+            check_token_ids(token_ids, self._card.vocab_size, f"{field}[{i}]")
+            check_length(len(token_ids), 1, limit, f"{field}[{i}]")
+        num_tokens = sum(map(len, prompts))
+        if num_tokens > self._max_input_tokens:
+            raise InvalidArgumentError(
+                field,
+                f"have {num_tokens} tokens together; at most {self._max_input_tokens} are taken: "
+                "send fewer at once",
+            )
+        # Prompt log-probabilities keep a placement from counting cached tokens that are computed.
+        scored = 0 if pooling.needs_all_tokens else None
+        params = SamplingParams(max_tokens=1, prompt_logprobs=scored)
+        own_id = request_id_of(message.request_id)
+        return [
+            Request(
+                own_id if len(prompts) == 1 else f"{own_id}-{i}",
+                token_ids,
+                params,
+                message.priority,
+                tenant=tenant,
+                model=self._card.name,
+            )
+            for i, token_ids in enumerate(prompts)
+        ]
+
+    def _check_num(self, field: str, num: int) -> None:
+        if not 1 <= num <= self._max_inputs:
+            raise InvalidArgumentError(
+                field, f"has {num} items; must have at least 1 and at most {self._max_inputs}"
+            )
+
+    async def _encode_all(self, texts: list[str] | list[tuple[str, str]]) -> list[list[int]]:
+        num_chars = sum(len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts)
+        is_long = len(texts) > _THREAD_FROM_TEXTS or num_chars >= THREAD_FROM_CHARS
+        encode = partial(self._card.encode_all, texts)
+        return await asyncio.to_thread(encode) if is_long else encode()

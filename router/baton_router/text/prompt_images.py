@@ -1,0 +1,154 @@
+"""Images of prompts for one model: read, and expanded where their placeholders are.
+
+Every rejection is a `NoImagesError`, or an `InvalidArgumentError` that names the field.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from baton.encoder_input import EncoderInput
+from baton.encoder_input_wire import tensors_from_proto
+from baton.errors import InvalidArgumentError
+from baton.serving.tenant import Tenant
+from baton.v1 import inference_pb2 as pb
+from baton_router.text.chat import RenderedChat
+from baton_router.text.images.expansion import (
+    PromptTokens,
+    ReadImage,
+    encoder_inputs,
+    expand_ids,
+    expand_text,
+    placeholders,
+)
+from baton_router.text.images.image_source import GivenImage, ImageError, NoImagesError
+from baton_router.text.model_card import ModelCard
+
+if TYPE_CHECKING:
+    from baton_router.text.images.image_cache import ImageCache
+    from baton_router.text.images.image_reader import ImageReader
+
+
+class PromptImages:
+    """Images of the prompts of one model.
+
+    Args:
+        why_none: reason why there is no reader; empty: the model takes no images.
+
+    Attributes:
+        reader: reader of images; None: prompts with images are refused.
+    """
+
+    def __init__(
+        self, card: ModelCard, reader: "ImageReader | None" = None, why_none: str = ""
+    ) -> None:
+        self.reader = reader
+        self._card = card
+        self._why_none = why_none
+
+    @property
+    def are_taken(self) -> bool:
+        """True if prompts may have images."""
+        return self.reader is not None
+
+    @property
+    def cache(self) -> "ImageCache | None":
+        """Preprocessed images of earlier requests; None: requests may have none."""
+        return None if self.reader is None else self.reader.cache
+
+    async def read(
+        self, images: Sequence[GivenImage], tenant: Tenant | None
+    ) -> list[list[ReadImage]]:
+        """Returns the frames of each image and clip. `tenant`: whose cached images are taken; None:
+        none are."""
+        if not images:
+            return []
+        read = await self._reader().read(images, None if tenant is None else tenant.salt)
+        num_tokens = sum(len(image.span) for frames in read for image in frames)
+        if num_tokens > self._card.max_model_len:  # before they are tokenized
+            raise ImageError(
+                images[-1].field,
+                f"makes the images of the request {num_tokens} tokens; the model's length is "
+                f"{self._card.max_model_len}",
+            )
+        return read
+
+    async def check(self, message: pb.GenerateRequest, ids: list[int]) -> PromptTokens:
+        """Returns the prompt of a client that has preprocessed its images."""
+        # The hash is computed here: the engine believes it.
+        given = [
+            EncoderInput(b"", item.start, item.length, tensors_from_proto(item))
+            for item in message.encoder_inputs
+        ]
+        return PromptTokens(ids, await self._reader().check(given, ids))
+
+    def expand_ids(self, ids: list[int], images: Sequence[ReadImage]) -> PromptTokens:
+        """Returns a prompt with a placeholder for each image, expanded."""
+        reader = self.reader
+        if reader is None or not images:
+            return PromptTokens(ids)
+        _check_placeholders(ids.count(reader.placeholder_id), images, reader, "input.token_ids")
+        texts = {image.replacement for image in images}
+        ids_of = {text: self._card.encode_rendered(text) for text in texts}
+        replacements = [ids_of[image.replacement] for image in images]
+        expanded = expand_ids(ids, reader.placeholder_id, replacements)
+        return PromptTokens(expanded, encoder_inputs(expanded, images))
+
+    def expand(self, given: RenderedChat, images: Sequence[ReadImage], field: str) -> RenderedChat:
+        """Returns a text with its placeholders expanded. Raises `InvalidArgumentError` unless it
+        has one for each image."""
+        reader = self.reader
+        if reader is None:
+            return given
+        places = placeholders(given.text, reader.placeholder, given.cuts)
+        _check_placeholders(len(places), images, reader, field)
+        replacements = [image.replacement for image in images]
+        return RenderedChat(
+            *expand_text(given.text, reader.placeholder, places, replacements, given.cuts)
+        )
+
+    def _reader(self) -> "ImageReader":
+        """Returns the reader of images. Raises `NoImagesError` if there is none."""
+        if self.reader is None:
+            raise NoImagesError(
+                self._why_none
+                or f"model {self._card.name!r} takes no images; expected a vision-language model, "
+                "such as LLaVA"
+            )
+        return self.reader
+
+
+def check_image_fields(message: pb.GenerateRequest) -> None:
+    """Refuses images in fields that exclude each other."""
+    kind = message.WhichOneof("input")
+    if message.images and kind == "chat":
+        raise ImageError("images", "is set beside chat; expected them in parts of its messages")
+    if message.encoder_inputs and (kind != "token_ids" or message.images):
+        raise ImageError(
+            "encoder_inputs", "is set; expected only with token_ids, and without images"
+        )
+
+
+def images_beside(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[GivenImage]:
+    """Returns the images beside an input, in order."""
+    return [given_image(image, f"images[{at}]") for at, image in enumerate(message.images)]
+
+
+def given_image(
+    image: pb.Image, field: str, kind: Callable[[bytes | str, str], GivenImage] = GivenImage
+) -> GivenImage:
+    """Returns an image or clip of a message. Raises `InvalidArgumentError` if it has no source."""
+    source = image.WhichOneof("source")
+    if source is None:
+        raise InvalidArgumentError(field, "is empty; set data or url")
+    return kind(image.data if source == "data" else image.url, f"{field}.{source}")
+
+
+def _check_placeholders(
+    num: int, images: Sequence[ReadImage], reader: "ImageReader", field: str
+) -> None:
+    if num != len(images):
+        raise InvalidArgumentError(
+            field,
+            f"has {num} times {reader.placeholder!r}; expected it once for each of the "
+            f"{len(images)} images",
+        )

@@ -1,0 +1,91 @@
+"""Bounds of what one request may hold, over gRPC and HTTP."""
+
+import secrets
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import (
+    MAX_BAD_TOKEN_SEQUENCE_LENGTH,
+    MAX_BAD_TOKEN_SEQUENCES,
+    MAX_SEQUENCES,
+)
+from baton.serving.channels import MAX_MESSAGE_BYTES
+from baton.serving.message_bounds import MessageBounds
+from baton_router.text.images.image_limits import ImageLimits
+
+_DEFAULT_IMAGES = ImageLimits()
+DEFAULT_MAX_MESSAGES = 4096
+# Of HTTP bodies.
+DEFAULT_MAX_ELEMENTS = 65_536
+DEFAULT_MAX_PROMPT_IDS = 262_144
+DEFAULT_MAX_TOOLS = 512
+# Of one call for embeddings or scores.
+DEFAULT_MAX_INPUTS = 2048
+DEFAULT_MAX_INPUT_TOKENS = 300_000
+_MAX_REQUEST_ID_BYTES = 128
+
+_MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "parts")
+
+
+def message_bounds(
+    max_model_len: int,
+    max_prompt_bytes: int,
+    max_messages: int,
+    max_tools: int = DEFAULT_MAX_TOOLS,
+    max_inputs: int = DEFAULT_MAX_INPUTS,
+    max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
+    images: ImageLimits = _DEFAULT_IMAGES,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> MessageBounds:
+    """Returns the bounds of messages for a model of this length in tokens."""
+    num_messages = min(max_messages, max_model_len)
+    counts = {
+        "TokenIds.ids": max_model_len,
+        "ReceivedTokens.ids": MAX_SEQUENCES * max_model_len,
+        "GenerateRequest.continue_from": MAX_SEQUENCES,
+        "Chat.messages": num_messages,
+        # Each call in a conversation has a message with its result.
+        **{f"ChatMessage.{name}": num_messages for name in _MESSAGE_FIELDS},
+        **{f"ToolCall.{name}": num_messages for name in ("id", "name", "arguments")},
+        **{f"ContentPart.{name}": num_messages for name in ("text", "image", "clip")},
+        "OutputParsing.tools": max_tools,
+        **{f"Tool.{name}": max_tools for name in ("name", "description", "strict")},
+        "Tool.parameters_json_schema": max_tools,
+        "EmbedRequest.inputs": max_inputs,
+        **{f"EmbedInput.{name}": max_inputs for name in ("text", "token_ids")},
+        "ScoreRequest.pairs": max_inputs,
+        **{f"TextPair.{name}": max_inputs for name in ("first", "second")},
+        "BadTokens.token_ids": MAX_BAD_TOKEN_SEQUENCES * MAX_BAD_TOKEN_SEQUENCE_LENGTH,
+    }
+    return MessageBounds(
+        {f"baton.v1.{name}": most for name, most in counts.items()},
+        {"baton.v1.EmbedRequest": {"baton.v1.TokenIds.ids": max_input_tokens}},
+        max_text_bytes=max_prompt_bytes,
+        max_bytes_of={
+            "baton.v1.Image.data": images.max_bytes,
+            # In base64.
+            "baton.v1.Image.url": max(max_prompt_bytes, images.max_bytes // 3 * 4 + 128),
+            "baton.v1.Tensor.data": max_message_bytes,
+        },
+    )
+
+
+def check_text(field: str, text: str, max_bytes: int) -> None:
+    """Refuses an empty text and one of more than `max_bytes`."""
+    if not text:
+        raise InvalidArgumentError(field, "is empty; at least 1 character is needed")
+    # A character has at least one byte, so most texts need not be encoded to be refused.
+    size = len(text) if len(text) > max_bytes else len(text.encode())
+    if size > max_bytes:
+        raise InvalidArgumentError(
+            field, f"has {size} bytes or more; at most {max_bytes} are taken"
+        )
+
+
+def request_id_of(given: str) -> str:
+    """Returns the request id that a client gave; a new one if it is empty."""
+    if len(given.encode()) > _MAX_REQUEST_ID_BYTES:
+        raise InvalidArgumentError(
+            "request_id",
+            f"has {len(given.encode())} bytes; at most {_MAX_REQUEST_ID_BYTES} are taken",
+        )
+    return given or secrets.token_hex(8)
