@@ -33,6 +33,7 @@ source <(baton completion bash)
 
 _PROCESSES = {
     "router": "settings.md#router",
+    "picker": "settings.md#endpoint-picker",
     "encode-worker": "settings.md#workers",
     "prefill-worker": "settings.md#workers",
     "decode-worker": "settings.md#workers",

@@ -14,6 +14,7 @@ from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.serving.errors import code_of, status_of
 from baton.serving.settings import ServingSettings
 from baton.worker.roles import settings_class
+from baton_picker.settings import PickerSettings
 from baton_router.settings import RouterSettings
 from docs.tables import code, first_paragraph, page, prose, table
 
@@ -70,6 +71,9 @@ def settings() -> str:
         "## Router",
         "A router has these besides, or with another default.",
         _settings(RouterSettings, _own(RouterSettings)),
+        "## Endpoint picker",
+        "An [endpoint picker](../guides/endpoint-picker.md) has these besides.",
+        _settings(PickerSettings, _own(PickerSettings)),
         "## Workers",
         "A worker has these besides, in any role.",
         _settings(worker, _own(worker)),

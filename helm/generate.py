@@ -24,9 +24,9 @@ _BY_CHART = {
     "redis_password", "redis_signing_key_file", "redis_url", "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
 _BY_CHART_OF_ROUTER = _BY_CHART | {
-    "quotas", "client_auth", "endpoint_picker", "picker_endpoints", "model_aliases",
-    "tenants_file",
+    "quotas", "client_auth", "model_aliases", "tenants_file",
 }  # fmt: skip
+_BY_CHART_OF_PICKER = _BY_CHART | {"endpoints"}
 _BY_CHART_OF_WORKER = _BY_CHART | {
     "block_size", "device", "dtype", "kv_cache_bytes", "kv_cache_dtype", "kv_connector", "kv_port",
     "lease_timeout_s", "num_blocks", "require_rdma", "socket_dir", "worker_id",
@@ -38,10 +38,12 @@ _TABLE = re.compile(r"(<!-- values -->\n).*(<!-- end of values -->)", re.DOTALL)
 def generate() -> dict[str, str]:
     """The contents of both files, by name."""
     from baton_decode_worker.settings import DecodeSettings
+    from baton_picker.settings import PickerSettings
     from baton_router.settings import RouterSettings
 
     schema = json.loads((CHART / SCHEMA).read_text())
     definitions = schema["definitions"]
+    definitions["pickerSettings"] = _settings(PickerSettings, _BY_CHART_OF_PICKER)
     definitions["routerSettings"] = _settings(RouterSettings, _BY_CHART_OF_ROUTER)
     definitions["workerSettings"] = _settings(DecodeSettings, _BY_CHART_OF_WORKER)
     defaults = yaml.safe_load((CHART / VALUES).read_text())

@@ -2,6 +2,5 @@
 
 A call arrives in `apis/`, over gRPC or HTTP, becomes a request in `text/`, is admitted and placed
 in `routing/`, and is served by `lifecycle/`; what these four hand on to each other is in `call/`.
-Each model that a router serves has these parts of its own (`served/`). `endpoint_picker/` is the
-router's other mode: placement for an Envoy-based gateway, on model servers of others (ADR 0034).
+Each model that a router serves has these parts of its own (`served/`).
 """

@@ -1,12 +1,10 @@
 """Router process: builds its components and serves until a signal."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
@@ -35,7 +33,6 @@ from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from baton_router.apis.grpc.admin import RouterAdmin
 from baton_router.apis.grpc.service import InferenceService
 from baton_router.call.request import Request, work_of
-from baton_router.endpoint_picker import process as endpoint_picker
 from baton_router.event_loop import EventLoop
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
@@ -55,8 +52,7 @@ from baton_router.routing.fleet.service_discovery import PATH as TARGETS_PATH
 from baton_router.routing.fleet.service_discovery import ServiceDiscovery
 from baton_router.routing.placement.decision import Rules
 from baton_router.routing.placement.placer import Placer
-from baton_router.routing.placement.record.record_file import RecordFile
-from baton_router.routing.placement.record.recorder import Recorder
+from baton_router.routing.placement.record.recorder import Recorder, recording
 from baton_router.routing.roles.rebalancer import Rebalancer
 from baton_router.served.served_models import Models, ServedModel
 from baton_router.settings import RouterSettings
@@ -74,14 +70,8 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL, unless it is to
-    be an endpoint picker."""
+    """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL."""
     check_role(settings.tls, ("router",), ROUTER_NAME)
-    if settings.endpoint_picker:
-        async with AsyncExitStack() as stack:
-            rules = Rules(settings.placement, no_handoff=True)
-            await endpoint_picker.serve(settings, rules, _recorder(settings, rules, stack), stack)
-        return
     if settings.redis_url is None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
@@ -141,7 +131,7 @@ async def serve(settings: RouterSettings) -> None:
         )
         stack.push_async_callback(fleets.stop)
         rules = Rules(settings.placement, settings.conditional_disaggregation)
-        recorder = _recorder(settings, rules, stack)
+        recorder = await stack.enter_async_context(recording(settings.record_file, rules))
         controllers: list[AdmissionController] = []  # filled once the models are made
         requests = Requests(controllers)
         images = ImageBudget(settings.max_encoder_input_bytes, settings.encoder_input_budget_bytes)
@@ -371,17 +361,6 @@ def _http_server(
     return HttpServer(
         routes.app(), settings.host, settings.tls, connections, asks_for_certificates=asks
     )
-
-
-def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:
-    """Returns the placement recorder, if one is configured. Closing the stack flushes it."""
-    if settings.record is None:
-        return None
-    file = RecordFile(Path(settings.record), settings.record_max_bytes, settings.record_files)
-    recorder = Recorder(file, rules)
-    recorder.start()
-    stack.push_async_callback(asyncio.to_thread, recorder.stop)
-    return recorder
 
 
 def run(arguments: Sequence[str], program: str) -> None:

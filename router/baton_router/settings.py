@@ -13,15 +13,16 @@ from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.coalescer import INTERVAL_SECONDS
 from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
+from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
-from baton_router.picker_settings import PickerSettings
 from baton_router.routing.admission.admission_queue import MAX_WAITING
 from baton_router.routing.admission.image_budget import MAX_HELD_BYTES
 from baton_router.routing.admission.policy import AdmissionName
 from baton_router.routing.admission.quotas import Quota, Quotas
 from baton_router.routing.admission.readiness import HOLD_SECONDS
 from baton_router.routing.placement.policy import PolicyName
+from baton_router.routing.placement.record.record_file import RecordFile
 from baton_router.routing.roles.pool_load import Objectives
 from baton_router.routing.roles.role_balance import Hysteresis
 from baton_router.served.aliases import Weights, no_aliases, watched_aliases
@@ -64,12 +65,57 @@ def _comma_separated(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
-class RouterSettings(PickerSettings):
+class PlacementSettings(ServingSettings):
+    """Settings of a process that places requests."""
+
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    default_timeout_s: float = Field(
+        600.0, gt=0, description="Timeout in seconds of requests whose client sets no deadline."
+    )
+    max_prompt_bytes: int = Field(
+        2**20, ge=1, description="Maximum bytes of a prompt's text, before it is tokenized."
+    )
+    placement: PolicyName = Field(
+        "baton",
+        description="Placement policy. baton: lowest expected cost, of cached prefixes, load and "
+        "transfers together. prefix-only: longest cached prefix. least-loaded: least load. "
+        "round-robin: in rotation.",
+    )
+    record: str | None = Field(
+        None,
+        description="File of each request's placement and its inputs, for `baton replay`: lengths, "
+        "chain hashes and the state of the workers, never texts or tokens.",
+    )
+    record_max_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        description="Maximum bytes of --record; a full file is rotated to FILE.1, FILE.2 and so "
+        "on.",
+    )
+    record_files: int = Field(
+        4, ge=1, description="Maximum files of --record, including the current one."
+    )
+    max_indexed_hashes: int = Field(
+        2_000_000,
+        ge=1,
+        description="Maximum hashes in the locality index, of the KV blocks and encoder outputs "
+        "that all workers together have cached: about 110 bytes each. Beyond it the least recently "
+        "used are evicted.",
+    )
+
+    @property
+    def record_file(self) -> RecordFile | None:
+        """File of the placements that are recorded; None: none are."""
+        if self.record is None:
+            return None
+        return RecordFile(Path(self.record), self.record_max_bytes, self.record_files)
+
+
+class RouterSettings(PlacementSettings):
     """Settings of a router."""
 
     OLD_NAMES: ClassVar[Mapping[str, str]] = {"allowances": "quotas"}
 
-    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
     admin_host: str | None = Field(
         "127.0.0.1",
         description="Address to listen on for administration. A client that reaches it can "
@@ -286,12 +332,6 @@ class RouterSettings(PickerSettings):
         f"{', '.join(formats.reasoning_format_names())}, {AUTO} or {_NONE}, as --tool-call-parser. "
         "none: reasoning is text.",
     )
-    default_timeout_s: float = Field(
-        600.0, gt=0, description="Timeout in seconds of requests whose client sets no deadline."
-    )
-    max_prompt_bytes: int = Field(
-        2**20, ge=1, description="Maximum bytes of a prompt's text, before it is tokenized."
-    )
     allow_special_tokens_in_chat: bool = Field(
         False,
         description="Let special tokens of the model that are written in messages of a chat, such "
@@ -339,12 +379,6 @@ class RouterSettings(PickerSettings):
         "signed by --tls-ca. token: one of --tenants-file, without a certificate.",
     )
     share_prefixes: bool = Field(False, description="Share cached prefixes between tenants.")
-    placement: PolicyName = Field(
-        "baton",
-        description="Placement policy. baton: lowest expected cost, of cached prefixes, load and "
-        "transfers together. prefix-only: longest cached prefix. least-loaded: least load. "
-        "round-robin: in rotation.",
-    )
 
     conditional_disaggregation: bool = Field(
         True,
@@ -432,27 +466,6 @@ class RouterSettings(PickerSettings):
         description="Encode workers that changes of roles leave. With 0 a pool without images is "
         "given up, and begins again once prefill workers are overloaded with images.",
     )
-    record: str | None = Field(
-        None,
-        description="File of each request's placement and its inputs, for `baton replay`: lengths, "
-        "chain hashes and the state of the workers, never texts or tokens.",
-    )
-    record_max_bytes: int = Field(
-        64 * 2**20,
-        ge=2**16,
-        description="Maximum bytes of --record; a full file is rotated to FILE.1, FILE.2 and so "
-        "on.",
-    )
-    record_files: int = Field(
-        4, ge=1, description="Maximum files of --record, including the current one."
-    )
-    max_indexed_hashes: int = Field(
-        2_000_000,
-        ge=1,
-        description="Maximum hashes in the locality index, of the KV blocks and encoder outputs "
-        "that all workers together have cached: about 110 bytes each. Beyond it the least recently "
-        "used are evicted.",
-    )
     max_workers: int = Field(
         1024,
         ge=1,
@@ -477,8 +490,6 @@ class RouterSettings(PickerSettings):
             raise ValueError(
                 f"--model names {', '.join(names)}; expected different names. Give NAME=CHECKPOINT"
             )
-        if self.endpoint_picker and len(names) > 1:
-            raise ValueError("--endpoint-picker takes one --model")
         return self
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ import re
 
 from baton.serving.settings import ServingSettings
 from baton_decode_worker.settings import DecodeSettings
+from baton_picker.settings import PickerSettings
 from baton_router.settings import RouterSettings
 from tests.support.repository import ROOT
 
@@ -30,6 +31,6 @@ def test_security_page_names_a_test_for_every_promise():
 
 def test_security_page_names_existing_settings():
     named = set(re.findall(r"`(--[a-z-]+)", DOCUMENT))
-    settings = (ServingSettings, RouterSettings, DecodeSettings)
+    settings = (ServingSettings, RouterSettings, PickerSettings, DecodeSettings)
     flags = {f"--{name.replace('_', '-')}" for one in settings for name in one.model_fields}
     assert named - flags - ELSEWHERE == set()

@@ -42,7 +42,7 @@ def urls(servers, tmp_path_factory) -> Iterator[dict[str, str]]:
     }
     with (
         picker_process(
-            *("--picker-endpoints", ",".join(addresses), "--picker-max-body-bytes", str(MAX_BODY))
+            *("--endpoints", ",".join(addresses), "--max-body-bytes", str(MAX_BODY))
         ) as picker,
         envoy(tmp_path_factory.mktemp("envoy"), picker, addresses, listeners) as urls,
     ):
@@ -153,7 +153,7 @@ def test_client_cannot_choose_the_endpoint_itself(urls):
 def picked(folder, servers, listeners, *arguments):
     addresses = [server.address for server in servers]
     with (
-        picker_process("--picker-endpoints", ",".join(addresses), *arguments) as picker,
+        picker_process("--endpoints", ",".join(addresses), *arguments) as picker,
         envoy(folder, picker, addresses, listeners) as urls,
     ):
         yield urls
@@ -182,16 +182,14 @@ def test_picker_avoids_a_model_server_that_went_down(tmp_path):
 
 def test_envoy_retries_on_the_next_endpoint_of_the_list(tmp_path):
     listeners = {"list": listener(cluster="by_list")}
-    slow = "--picker-probe-s=600"
+    slow = "--probe-interval-s=600"
     with ExitStack() as stack:
         run = stack.enter_context(ExitStack())
         servers = [
             run.enter_context(serving(ModelServer())),
             stack.enter_context(serving(ModelServer())),
         ]
-        urls = stack.enter_context(
-            picked(tmp_path, servers, listeners, slow, "--picker-max-endpoints=2")
-        )
+        urls = stack.enter_context(picked(tmp_path, servers, listeners, slow, "--max-endpoints=2"))
         prompts = [prompt_of(name) for name in range(8)]
         served = {p: completion(urls["list"], p).json()["address"] for p in prompts}
         assert len(set(served.values())) == 2
@@ -228,7 +226,7 @@ def test_envoy_uses_a_picker_that_comes_back(tmp_path):
     port = free_port(set())
     listeners = {"closed": listener()}
     with serving(ModelServer()) as server:
-        names = "--picker-endpoints", server.address
+        names = "--endpoints", server.address
         with envoy(tmp_path, f"127.0.0.1:{port}", [server.address], listeners) as urls:
             with picker_process(*names, port=port):
                 wait_until(lambda: completion(urls["closed"], "a").status_code == 200)

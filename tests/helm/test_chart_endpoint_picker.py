@@ -4,7 +4,7 @@ import pytest
 
 from baton.serving.network_topology import PORTS
 from baton.serving.settings import load
-from baton_router.settings import RouterSettings
+from baton_picker.settings import PickerSettings
 from tests.support.rendered_chart import (
     EVERYTHING,
     component,
@@ -31,16 +31,15 @@ def test_chart_makes_no_endpoint_picker_by_default():
 
 
 def test_endpoint_picker_gets_its_settings_and_no_redis(picker, monkeypatch):
-    command, router, *flags = container_of(picker)["command"]
-    assert (command, router) == ("baton", "router")
+    command, picks, *flags = container_of(picker)["command"]
+    assert (command, picks) == ("baton", "picker")
     told = env_of(picker)
     assert not {"BATON_REDIS_URL", "REDIS_PASSWORD"} & told.keys()
     for name, variable in told.items():
         monkeypatch.setenv(name, variable.get("value", "10.0.0.1"))
-    settings = load(RouterSettings, flags)
-    assert settings.endpoint_picker
-    assert settings.picker_endpoints == "models.serving.svc:8000,10.1.2.3:8001"
-    assert settings.picker_max_in_flight == 64
+    settings = load(PickerSettings, flags)
+    assert settings.endpoints == "models.serving.svc:8000,10.1.2.3:8001"
+    assert settings.max_in_flight == 64
     assert pod_of(picker)["terminationGracePeriodSeconds"] > settings.drain_timeout_s
 
 
@@ -66,7 +65,7 @@ def test_inference_pool_refers_to_the_service_of_the_picker():
          "failureMode"),
         ({"endpoints": ["models"]}, "endpoints"),
         ({"endpointPorts": []}, "endpointPorts"),
-        ({"settings": {"picker_endpoints": "a:1"}}, "picker_endpoints"),
+        ({"settings": {"endpoints": "a:1"}}, "endpoints"),
     ],
     ids=["pool of all pods", "failure mode", "no port", "no ports", "endpoints twice"],
 )  # fmt: skip

@@ -13,13 +13,13 @@ from baton.envoy import external_processor_pb2 as pb
 from baton.envoy import external_processor_pb2_grpc as pb_grpc
 from baton.envoy.processing_mode_pb2 import ProcessingMode
 from baton.models import locate
-from baton_router.endpoint_picker.metrics import PickerMetrics
-from baton_router.endpoint_picker.process import EndpointPickerServer
+from baton_picker.metrics import PickerMetrics
+from baton_picker.process import EndpointPickerServer
+from baton_picker.settings import PickerSettings
 from baton_router.routing.placement.decision import Rules
 from baton_router.routing.placement.record.record_file import RecordFile
 from baton_router.routing.placement.record.record_format import RecordReader
 from baton_router.routing.placement.record.recorder import Recorder
-from baton_router.settings import RouterSettings
 from baton_router.text.model_card import read_model_card
 from tests.support.cluster.scraped import documented_metrics
 from tests.support.gateway.model_servers import ModelServer, serving
@@ -47,7 +47,7 @@ def servers():
 @asynccontextmanager
 async def picking(rules=RULES, recorder=None, **settings):
     """An endpoint picker, and a stub of its service."""
-    given = RouterSettings(**{"port": 0, "picker_probe_s": 0.1, **settings})
+    given = PickerSettings(**{"port": 0, "probe_interval_s": 0.1, **settings})
     running = EndpointPickerServer(given, rules, card(), recorder)
     port = await running.start()
     try:
@@ -282,7 +282,7 @@ async def test_picker_ignores_an_unknown_endpoint_that_served(servers):
 
 
 async def test_picker_avoids_an_endpoint_after_three_failures(servers):
-    async with picking(picker_endpoints=",".join(servers), picker_probe_s=60) as (running, stub):
+    async with picking(endpoints=",".join(servers), probe_interval_s=60) as (running, stub):
         first = await picked_for(stub, LONG, None)
         for _ in range(3):
             await exchanged(
@@ -293,7 +293,7 @@ async def test_picker_avoids_an_endpoint_after_three_failures(servers):
 
 
 async def test_picker_names_fallbacks_in_order_of_cost(servers):
-    async with picking(picker_max_endpoints=5) as (_, stub):
+    async with picking(max_endpoints=5) as (_, stub):
         first = await picked_for(stub, LONG, servers)
         assert set(first.split(",")) == set(servers)
         assert await picked_for(stub, LONG, servers) == first
@@ -303,7 +303,7 @@ async def test_picker_sends_requests_away_from_queues():
     metrics = 'vllm:num_requests_waiting{engine="0"} 40.0\nvllm:num_requests_waiting_other 5\n'
     with serving(ModelServer(metrics=metrics)) as busy, serving(ModelServer()) as idle:
         names = f"{busy.address},{idle.address}"
-        async with picking(picker_endpoints=names) as (running, stub):
+        async with picking(endpoints=names) as (running, stub):
             assert running.endpoints.get(busy.address).num_waiting_elsewhere == 40
             for name in range(6):
                 assert await picked_for(stub, f"{name}" + LONG, None) == idle.address
@@ -312,7 +312,7 @@ async def test_picker_sends_requests_away_from_queues():
 async def test_picker_avoids_endpoints_with_a_full_kv_cache():
     with serving(ModelServer(metrics="full 1.0\n")) as full, serving(ModelServer()) as empty:
         names = f"{full.address},{empty.address}"
-        async with picking(picker_endpoints=names, picker_kv_metric="full") as (_, stub):
+        async with picking(endpoints=names, kv_metric="full") as (_, stub):
             for name in range(6):
                 assert await picked_for(stub, f"{name}" + LONG, None) == empty.address
 
@@ -321,7 +321,7 @@ async def test_picker_ignores_metrics_that_are_none():
     metrics = "vllm:num_requests_waiting NaN\nvllm:kv_cache_usage_perc +Inf\n"
     for text in (metrics, "vllm:num_requests_waiting {{{\n", "<html>"):
         with serving(ModelServer(metrics=text)) as server:
-            async with picking(picker_endpoints=server.address) as (_, stub):
+            async with picking(endpoints=server.address) as (_, stub):
                 assert await picked_for(stub, LONG, None) == server.address
 
 
@@ -372,7 +372,7 @@ async def refused(stub, *messages):
 
 
 async def test_picker_answers_408_if_a_body_stops(servers):
-    async with picking(picker_body_timeout_s=0.2) as (running, stub):
+    async with picking(body_timeout_s=0.2) as (running, stub):
         call = stub.Process()
         await call.write(request_headers(servers))
         for _ in range(3):
@@ -395,7 +395,7 @@ async def test_picker_closes_streams_that_are_silent(servers):
 
 
 async def test_picker_answers_429_beyond_its_streams(servers):
-    async with picking(picker_max_streams=1) as (_, stub):
+    async with picking(max_streams=1) as (_, stub):
         call = stub.Process()
         await call.write(request_headers(servers, is_end=True))
         await call.read()
@@ -404,7 +404,7 @@ async def test_picker_answers_429_beyond_its_streams(servers):
 
 
 async def test_picker_sheds_load_where_all_endpoints_are_at_the_limit(servers):
-    async with picking(picker_max_in_flight=1) as (_, stub):
+    async with picking(max_in_flight=1) as (_, stub):
         calls = [stub.Process() for _ in servers]
         picked = set()
         for call in calls:
@@ -422,7 +422,7 @@ async def test_picker_sheds_load_where_all_endpoints_are_at_the_limit(servers):
 
 
 async def test_picker_answers_429_beyond_its_held_bytes(servers):
-    async with picking(picker_max_held_bytes=1024, picker_max_body_bytes=2048) as (running, stub):
+    async with picking(max_held_bytes=1024, max_body_bytes=2048) as (running, stub):
         call = stub.Process()
         await call.write(request_headers(servers))
         await call.write(request_body(b" " * 1000, is_end=False))
@@ -434,13 +434,13 @@ async def test_picker_answers_429_beyond_its_held_bytes(servers):
 
 
 async def test_picker_refuses_an_announced_large_body_at_once(servers):
-    async with picking(picker_max_body_bytes=1024) as (_, stub):
+    async with picking(max_body_bytes=1024) as (_, stub):
         large = request_headers(servers, content_length="1025")
         assert await refused(stub, large) == (413, "body_too_large")
 
 
 async def test_picker_forgets_the_oldest_prefixes_of_an_endpoint(servers):
-    async with picking(picker_cache_tokens=160) as (running, stub):
+    async with picking(cache_tokens=160) as (running, stub):
         for name in range(5):
             await picked_for(stub, f"{name}" + LONG, servers[:1])
         endpoint = running.endpoints.get(servers[0])
@@ -536,6 +536,6 @@ async def test_picker_takes_ipv6_endpoints(servers):
 
 async def test_picker_resolves_names_of_model_servers(servers):
     port = servers[0].rpartition(":")[2]
-    async with picking(picker_endpoints=f"localhost:{port}") as (running, stub):
+    async with picking(endpoints=f"localhost:{port}") as (running, stub):
         assert servers[0] in {one.address for one in running.endpoints.all}
         assert await picked_for(stub, "a", None) == servers[0]

@@ -55,7 +55,7 @@ endpointPicker:
   enabled: true
   endpoints: ["models.serving.svc:8000", "10.1.2.3:8001"]
   endpointPorts: [8000, 8001]
-  settings: { picker_max_in_flight: 64 }
+  settings: { max_in_flight: 64 }
   inferencePool: { name: models, selector: { app: models } }
   nodeSelector: { pool: cpu }
   tolerations: [{ key: pool, operator: Exists, effect: NoSchedule }]

@@ -18,6 +18,8 @@ from baton.serving.first_line import log_first_line
 @command("Run", takes_rest=True)
 def router(context: typer.Context) -> None:
     """Run one router of a cluster."""
+    if "--endpoint-picker" in context.args:
+        raise InvalidArgumentError("--endpoint-picker", "is a command now; run `baton picker`")
     log_first_line("router", context.args)
     from baton_router.process import run
 

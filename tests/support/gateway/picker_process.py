@@ -20,8 +20,8 @@ def picker_process(*arguments: str, port: int | None = None) -> Iterator[str]:
     """The address of an endpoint picker that is ready."""
     address = f"{HOST}:{port or free_port(set())}"
     command = [
-        *(sys.executable, "-m", "baton", "router", "--endpoint-picker"),
-        *("--port", address.rpartition(":")[2], "--picker-probe-s", "0.2", *arguments),
+        *(sys.executable, "-m", "baton", "picker"),
+        *("--port", address.rpartition(":")[2], "--probe-interval-s", "0.2", *arguments),
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     with subprocess.Popen(command, env=environment) as process:

@@ -4,13 +4,15 @@ Entries that cannot be written, because the disk is full or slow, are dropped an
 record resumes in a new file once the disk accepts writes again.
 """
 
+import asyncio
 import contextlib
 import errno
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from baton.cluster.prefix import BlockHash
@@ -47,6 +49,20 @@ class _Ended:
     at: float
     request_id: str
     num_output_tokens: int
+
+
+@asynccontextmanager
+async def recording(file: RecordFile | None, rules: Rules) -> AsyncIterator["Recorder | None"]:
+    """Records decisions to `file` within the block, and flushes it after; None: records nothing."""
+    if file is None:
+        yield None
+        return
+    recorder = Recorder(file, rules)
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        await asyncio.to_thread(recorder.stop)
 
 
 class Recorder:

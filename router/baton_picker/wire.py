@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from baton.envoy import base_pb2, http_status_pb2
 from baton.envoy import external_processor_pb2 as pb
 from baton.errors import InvalidArgumentError
+from baton_picker.addresses import endpoint
+from baton_picker.picker import Pick
 from baton_router.apis.edge.errors import Failure
-from baton_router.endpoint_picker.addresses import endpoint
-from baton_router.endpoint_picker.picker import Pick
 
 DESTINATION = "x-gateway-destination-endpoint"
 _SUBSET = f"{DESTINATION}-subset"

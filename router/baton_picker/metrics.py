@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from baton.serving.telemetry.families import counter, gauge
-from baton_router.endpoint_picker.held_bytes import HeldBytes
-from baton_router.endpoint_picker.picker import RESULTS, EndpointPicker
-from baton_router.endpoint_picker.service import ExternalProcessorService
+from baton_picker.held_bytes import HeldBytes
+from baton_picker.picker import RESULTS, EndpointPicker
+from baton_picker.service import ExternalProcessorService
 
 
 class PickerMetrics:

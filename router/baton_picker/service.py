@@ -12,9 +12,9 @@ from typing import Any
 from baton.envoy import external_processor_pb2 as pb
 from baton.envoy import external_processor_pb2_grpc as pb_grpc
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
+from baton_picker import wire
+from baton_picker.exchange import Exchange
 from baton_router.apis.edge.errors import BodyTimeoutError, failure_of
-from baton_router.endpoint_picker import wire
-from baton_router.endpoint_picker.exchange import Exchange
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton.serving.listening import host_and_port
-from baton_router.endpoint_picker.addresses import host_port
-from baton_router.endpoint_picker.probe import Probe, Reading
+from baton_picker.addresses import host_port
+from baton_picker.probe import Probe, Reading
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.circuit_breaker import CircuitBreaker
 from baton_router.routing.fleet.decayed_counter import coarse

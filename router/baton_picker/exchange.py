@@ -16,11 +16,11 @@ from typing import Any
 from baton.envoy import external_processor_pb2 as pb
 from baton.envoy.processing_mode_pb2 import ProcessingMode
 from baton.errors import InvalidArgumentError, OverloadedError
+from baton_picker import wire
+from baton_picker.held_bytes import HeldBytes
+from baton_picker.picker import EndpointPicker, Pick
+from baton_picker.prompt import NO_PROMPT, Prompt, PromptReader
 from baton_router.apis.edge.errors import BodyTooLargeError
-from baton_router.endpoint_picker import wire
-from baton_router.endpoint_picker.held_bytes import HeldBytes
-from baton_router.endpoint_picker.picker import EndpointPicker, Pick
-from baton_router.endpoint_picker.prompt import NO_PROMPT, Prompt, PromptReader
 
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 _BUFFERED = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)

@@ -10,8 +10,8 @@ from functools import partial
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
 from baton.errors import OverloadedError, UnavailableError
-from baton_router.endpoint_picker.endpoints import AT_LIMIT, Endpoint, Endpoints
-from baton_router.endpoint_picker.prompt import Prompt
+from baton_picker.endpoints import AT_LIMIT, Endpoint, Endpoints
+from baton_picker.prompt import Prompt
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.load import Share
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
