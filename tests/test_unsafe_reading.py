@@ -38,7 +38,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def found_in(tree: ast.AST, path: str = "some/file.py") -> Iterator[str]:
-    """What is not to be there."""
+    """Yields the imports and calls that must not be there."""
     banned = MODULES if path in MULTIPROCESSING else {*MODULES, "multiprocessing"}
     for node in ast.walk(tree):
         imported = []

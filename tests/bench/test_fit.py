@@ -19,7 +19,7 @@ def milliseconds(steps: Linear, load: object) -> float:
 
 @pytest.fixture
 def measured() -> dict[str, float]:
-    """What a machine would be measured as that takes exactly what these say."""
+    """Returns measurements of a machine that takes exactly as long as these costs say."""
     found = {"pool: tokens": 4096.0}
     for behind in (0, 256, 896):
         for number in (16, 64, 128):

@@ -74,7 +74,7 @@ def benchmark(folder: Path, rows: list[Row], seconds: float = 0.0, **failures: s
         (DIES, ROW, {}, 1, ["died of SIGABRT", "left no report", "::test_it - assert 0"]),
     ],
 )  # fmt: skip
-def test_verdict_names_failed_stages_and_runs_all(
+def test_gpu_run_names_failed_stages_and_runs_all(
     tmp_path, capsys, content, row, failures, status, texts
 ):
     first = Stage("tests", ("/bin/true",), 60, Findings)
@@ -94,7 +94,7 @@ def test_verdict_names_failed_stages_and_runs_all(
     assert written["stages"][1]["figures"]["rows"][0]["case"] == "copy"
 
 
-def test_verdict_reports_clocks_while_the_gpu_is_busy(tmp_path, capsys):
+def test_gpu_run_reports_clocks_while_the_gpu_is_busy(tmp_path, capsys):
     program = tmp_path / "nvidia-smi"
     program.write_text(NVIDIA_SMI)
     program.chmod(0o755)
@@ -103,7 +103,7 @@ def test_verdict_reports_clocks_while_the_gpu_is_busy(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("has_xdist", [True, False])
-def test_verdict_runs_tests_side_by_side_also_without_xdist(monkeypatch, tmp_path, has_xdist):
+def test_gpu_stages_run_tests_side_by_side_also_without_xdist(monkeypatch, tmp_path, has_xdist):
     monkeypatch.setattr(gpu_stages, "find_spec", lambda name: has_xdist or None)
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     commands = {stage.name: stage.command for stage in stages(tmp_path)}
@@ -135,7 +135,7 @@ def test_shards_run_each_test_once_and_report_together(tmp_path):
     assert result.failures == ("exit status 1", "1 tests failed")
 
 
-def test_verdict_stages_of_tests_and_benchmark_have_their_time(tmp_path):
+def test_gpu_stages_of_tests_and_benchmark_have_their_time(tmp_path):
     *others, reference = stages(tmp_path)
     assert sum(stage.budget + 2 * GRACE_SECONDS for stage in others) <= SECONDS <= 9 * 60
     assert reference.name == "reference"
@@ -143,7 +143,7 @@ def test_verdict_stages_of_tests_and_benchmark_have_their_time(tmp_path):
     assert sum(stage.budget for stage in scaled(others, SECONDS / 2)) == 250
 
 
-def test_verdict_keeps_to_its_seconds_and_notes_stages_left_out(tmp_path, capsys):
+def test_gpu_run_keeps_to_its_seconds_and_notes_stages_left_out(tmp_path, capsys):
     todo = [
         Stage(name, ("/bin/sleep", "60"), budget=20, read=Findings) for name in ("first", "second")
     ]
@@ -164,7 +164,7 @@ def test_first_look_runs_engines_first_and_one_by_one(tmp_path):
     assert stage.budget == SMOKE_SECONDS
 
 
-def test_verdict_ends_in_aims_after_many_failures(tmp_path, capsys):
+def test_gpu_run_ends_in_aims_after_many_failures(tmp_path, capsys):
     content = (
         "import pytest\n@pytest.mark.parametrize('i', range(500))\ndef test_it(i): assert i < 0"
     )

@@ -100,7 +100,7 @@ def test_simulator_fast_forward_equals_single_steps(kind, data, rows):
     assert outcome(simulated(kind, fast, rows)) == outcome(simulated(kind, slow, rows))
 
 
-class _LooksAnew(Cluster):
+class _WithoutMemory(Cluster):
     """Takes nothing from what it has seen or decided before."""
 
     def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
@@ -114,8 +114,8 @@ class _LooksAnew(Cluster):
 @settings(max_examples=NUM_EXAMPLES)
 @given(setup=setups(), rows=traces())
 def test_simulator_reuse_of_decisions_equals_fresh_decisions(kind, setup, rows):
-    anew = type("Anew", (_LooksAnew, kind), {})
-    assert outcome(simulated(kind, setup, rows)) == outcome(simulated(anew, setup, rows))
+    fresh = type("Fresh", (_WithoutMemory, kind), {})
+    assert outcome(simulated(kind, setup, rows)) == outcome(simulated(fresh, setup, rows))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,7 +30,7 @@ def test_stage_fails_with_the_status_of_its_command(tmp_path, script, failures):
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
 def sigint(request):
-    """What this process does when it is interrupted: nothing, if a shell put it behind others."""
+    """Sets this process's handler of SIGINT: a shell has background processes ignore it."""
     before = signal.signal(signal.SIGINT, request.param)
     yield
     signal.signal(signal.SIGINT, before)

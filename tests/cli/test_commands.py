@@ -218,9 +218,9 @@ def test_explain_shows_placement_of_a_finished_request(cluster: LocalCluster):
     explained = json.loads(invoke(cluster, *arguments).stdout)
     assert explained["num_tokens"] == answer["usage"]["num_prompt_tokens"]
     assert explained["placement"]["decode_worker"] == answer["decode_worker"]
-    forgotten = invoke(cluster, "explain", "--request-id", "nobody's")
+    forgotten = invoke(cluster, "explain", "--request-id", "stranger's")
     assert (forgotten.exit_code, forgotten.stdout) == (1, "")
-    assert "nobody's" in forgotten.stderr
+    assert "stranger's" in forgotten.stderr
 
 
 def test_explain_takes_either_a_prompt_or_a_request_id(cluster: LocalCluster):

@@ -215,7 +215,7 @@ def test_compiler_named_by_cc_is_the_one_that_is_tried(
 
 @pytest.mark.system
 def test_compiler_of_the_system_builds_modules_for_python() -> None:
-    """Where this fails: apt-get install gcc libc6-dev python3-dev."""
+    """Needs a compiler: apt-get install gcc libc6-dev python3-dev."""
     found = compiler()
     assert found.level is Level.OK, found
     assert "compiles modules for Python" in found.text

@@ -101,7 +101,7 @@ def test_forked_process_can_be_inspected_and_signalled(start: Nursery) -> None:
     wait_until(lambda: seen.status() == psutil.STATUS_STOPPED)
     child.send_signal(signal.SIGKILL)
     assert child.wait(10.0) == -signal.SIGKILL
-    child.send_signal(signal.SIGKILL)  # to nobody
+    child.send_signal(signal.SIGKILL)  # to no process
 
 
 def test_forked_process_inherits_no_files_of_its_siblings(start: Nursery) -> None:

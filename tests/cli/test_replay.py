@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def record(pair_shape: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of some requests that share a prefix, on two workers of each role."""
+    """Returns the record of some requests that share a prefix, on two workers of each role."""
     path = tmp_path_factory.mktemp("records") / "placements.jsonl"
     with (
         second_router(pair_shape, record=str(path)) as router,

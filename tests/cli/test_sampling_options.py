@@ -21,7 +21,7 @@ SCHEMA = '{"type": "object"}'
 
 
 def said(*arguments: str) -> SamplingOptions:
-    """What a command is given for these arguments."""
+    """Returns the options that a command gets for these arguments."""
     given: list[SamplingOptions] = []
     command = typer.Typer()
 

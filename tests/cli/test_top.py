@@ -108,7 +108,7 @@ async def test_top_keeps_polling_a_router_that_does_not_answer() -> None:
 
 
 class LateReader(SnapshotReader):
-    """Hears that nobody answers only when it is told to."""
+    """Reader that fails for lack of an answer only when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1")
@@ -193,7 +193,7 @@ def test_bar_shows_the_used_share() -> None:
 
 
 def rows(app: Top, table: str) -> list[str]:
-    """What is in the first column."""
+    """Returns the first column of a table."""
     shown = app.query_one(f"#{table}", DataTable)
     return [str(shown.get_row_at(i)[0]) for i in range(shown.row_count)]
 

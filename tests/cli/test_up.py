@@ -177,7 +177,7 @@ def test_up_ends_with_the_last_error_of_a_worker_alone(tmp_path: Path) -> None:
     ended = baton(*ARGUMENTS, "--model", str(folder))
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    failed = "(prefill-0|decode-0|prefill-0 and decode-0)"  # whoever has ended when up looks
+    failed = "(prefill-0|decode-0|prefill-0 and decode-0)"  # those that have ended when up looks
     assert re.match(f"baton: {failed} failed: cannot read the weights at '.*damaged'", line)
 
 

@@ -317,9 +317,9 @@ def test_client_waits_for_a_starting_server_when_asked_to():
     port = free_port()
     name: list[str] = []
     with Client(f"127.0.0.1:{port}", timeout=10.0, wait_for_ready=True) as client:
-        asking = threading.Thread(target=lambda: name.append(client.get_model().name))
-        asking.start()
-        asking.join(0.2)
+        pending_call = threading.Thread(target=lambda: name.append(client.get_model().name))
+        pending_call.start()
+        pending_call.join(0.2)
         with running(FakeRouter(), port):
-            asking.join(10.0)
+            pending_call.join(10.0)
     assert name == ["tiny"]

@@ -81,7 +81,7 @@ def test_resumption_retries_silent_router_until_window_expires():
 
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_resumption_moves_on_when_a_router_shuts_down(is_begun):
-    """gRPC tells it as a cancellation, which nobody has asked for."""
+    """gRPC reports it as a cancellation that no client has asked for."""
     resumption, progress = begun(2)
     if is_begun:
         accept(progress)
@@ -317,11 +317,11 @@ async def test_closed_client_cancels_calls(address, call):
 
 async def test_close_cancels_an_async_call_in_progress():
     client = AsyncClient(f"127.0.0.1:{free_port()}", wait_for_ready=True)
-    asking = asyncio.create_task(client.get_model())
+    pending_call = asyncio.create_task(client.get_model())
     await asyncio.sleep(0.05)
     await client.close()
     with pytest.raises(errors.CancelledError):
-        await asking
+        await pending_call
 
 
 async def test_close_ends_a_generation_that_looks_for_a_router():

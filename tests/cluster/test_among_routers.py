@@ -19,10 +19,10 @@ KEY = "{baton}:turn"
 def speaking(redis: Redis, loops: Loops, *names: str, max_age: float = 5.0) -> list[Gossip]:
     """A router of each name."""
 
-    def notices(name: str) -> Gossip:
+    def gossip_of(name: str) -> Gossip:
         return Gossip(redis, name, lambda: f"I am {name}".encode(), interval=0.02, max_age=max_age)
 
-    return [loops.start(notices(name)) for name in names]
+    return [loops.start(gossip_of(name)) for name in names]
 
 
 async def test_gossip_reaches_all_other_routers(redis: Redis, loops: Loops) -> None:

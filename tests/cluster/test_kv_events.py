@@ -40,7 +40,7 @@ def apply(held: set[bytes], events: KvEvents) -> set[bytes]:
 
 
 class Held:
-    """What Redis would hold: a snapshot, and the stream after it."""
+    """Content of Redis: a snapshot, and the stream after it."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -59,8 +59,8 @@ class Held:
         self.entries += [batch] if batch is not None else []
 
     def read(self, first_parts: "Held | None" = None, cut: int = 0) -> set[bytes] | None:
-        """What a reader makes of it, who has read the slots before `cut` earlier; None where there
-        is no complete snapshot, or the events since that earlier look are not there any more."""
+        """Returns the blocks found by a reader that read the slots before `cut` earlier; None where
+        there is no complete snapshot, or the events since the earlier read are gone."""
         before = first_parts or self
         position = decode_sequence(before.data[:8])
         if not 0 < position <= decode_sequence(self.data[:8]):
@@ -198,13 +198,13 @@ class Events:
         return subscriber
 
     async def append(self, first: int, last: int, *stored: bytes, epoch: int = EPOCH) -> None:
-        """What a publisher sends as one batch."""
+        """Appends what a publisher sends as one batch."""
         fields = EventBatch(first, last, KvEvents(stored)).to_fields()
         line = [part for pair in fields.items() for part in pair]
         await transact(self.redis, ("XADD", stream_key("w", epoch), entry_id(last), *line))
 
     async def write_snapshot(self, sequence: int, *blocks: bytes, key: str = SNAPSHOT) -> None:
-        """What a publisher has there after a complete round."""
+        """Writes what a publisher leaves there after a complete round."""
         await transact(self.redis, ("SET", key, encode_sequence(sequence) + b"".join(blocks)))
 
     async def snapshot(self) -> tuple[int, set[bytes]]:
@@ -330,7 +330,7 @@ async def test_publisher_refills_a_flushed_redis_with_the_next_event(kv: Events)
     await until(lambda: newcomer.index.match(BLOCKS) == {"w": 4}, within=5.0)
 
 
-async def test_publisher_notices_a_stream_restored_from_a_backup(kv: Events) -> None:
+async def test_publisher_detects_a_stream_restored_from_a_backup(kv: Events) -> None:
     publisher = kv.publisher(refresh_interval=0.1)
     await until(lambda: publisher.published == 1, within=5.0)
     (copy,) = await transact(kv.redis, ("DUMP", STREAM))

@@ -73,7 +73,7 @@ async def test_loops_resume_with_promoted_replica_after_failover(
             await until(lambda: pair.knows(6) and not pair.is_stale, within=15.0)
             members = ("SMEMBERS", "{baton}:workers")
             async with connect(replicated.url) as newcomer, asyncio.timeout(10.0):
-                # A replica may be promoted that has not received them; the worker adds itself anew.
+                # A replica may be promoted that lacks them; the worker adds itself again.
                 while await transact(newcomer, members) != [{b"w"}]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert replicated.replica.info("keyspace")["db0"]["keys"] >= 4
@@ -174,7 +174,7 @@ async def test_loops_need_only_the_documented_rights(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("user", ["baton:wr0ng", ":wr0ng", "nobody:wr0ng"])
+@pytest.mark.parametrize("user", ["baton:wr0ng", ":wr0ng", "stranger:wr0ng"])
 async def test_wrong_password_is_named_in_no_error_or_log(
     server_with_users: RedisServer, caplog: pytest.LogCaptureFixture, user: str
 ) -> None:

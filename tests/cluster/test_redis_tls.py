@@ -73,7 +73,7 @@ def test_url_with_key_of_another_certificate_is_rejected(certificates) -> None:
 
 
 async def eventually_done(redis: Redis, *command: str | int) -> None:
-    """Shaking hands may take longer than a client waits where everybody computes."""
+    """Repeats a command: on a busy machine a TLS handshake may outlast the client's timeout."""
     for _ in range(10):
         with contextlib.suppress(RedisError, OSError):
             await redis.execute_command(*command)

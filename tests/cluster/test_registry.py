@@ -36,7 +36,7 @@ class Cluster:
         return self.loops.start(RegistryWatcher(self.redis, on_change, interval=0.03, grace=grace))
 
     async def write(self, record: WorkerRecord) -> None:
-        """What a worker writes once, without a heartbeat."""
+        """Writes a worker's record once, without a heartbeat."""
         fields = [part for pair in record.to_fields().items() for part in pair]
         await transact(
             self.redis,

@@ -32,7 +32,7 @@ async def test_batons_with_own_prefixes_on_one_redis_are_isolated(server: Embedd
         assert all(pair.knows(number) for number, pair in enumerate(pairs, 1))
         (keys,) = await transact(pairs[0].client, ("KEYS", "*"))
     of_each = [{key for key in keys if key.startswith(_start(name))} for name in NAMES]
-    assert sum(map(len, of_each)) == len(keys), "some begin with nobody's prefix"
+    assert sum(map(len, of_each)) == len(keys), "some begin with an unknown prefix"
     assert {len(of) for of in of_each} == {6}
 
 

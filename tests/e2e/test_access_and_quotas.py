@@ -46,7 +46,7 @@ class TenantFiles:
         self.flags = {"tenants_file": self._file, "quotas": folder / "quotas"}
 
     def write_tokens(self, *tenants: str) -> None:
-        """These, and nobody else."""
+        """Writes the tokens of these tenants alone."""
         new = self._file.with_suffix(".new")
         new.write_text("".join(f"{self._lines[tenant]}\n" for tenant in tenants))
         new.replace(self._file)

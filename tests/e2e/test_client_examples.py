@@ -58,8 +58,8 @@ def program(name: str) -> str:
 async def said_by(
     cluster: LocalCluster, *command: str | Path, cwd: Path, **environment: str
 ) -> list[dict[str, object]]:
-    """What a program says that has HOST:PORT and PROMPT behind its command line, and that it has
-    behaved."""
+    """Returns the output of a program that gets HOST:PORT and PROMPT after its command line, and
+    asserts that its calls are those of a well-behaved client."""
     faults: list[Fault] = [
         OverloadedError("too much to do", RETRY_AFTER),
         UnavailableError("no worker is there"),
@@ -178,7 +178,7 @@ async def test_go_example_runs(cluster, tmp_path):
 
 
 def commands_of_buf() -> list[str]:
-    """What the page says to type, in its order."""
+    """Returns the commands that the page says to type, in its order."""
     section = (EXAMPLES / "README.md").read_text().split("\n## buf curl\n")[1].split("\n## ")[0]
     return re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
 

@@ -39,9 +39,9 @@ async def test_long_prompts_use_prefill_workers_while_there_are_any(usual, clust
         other = client.generate(prompt_of(300, seed=81), params)
         assert is_greedy(TINY, prompt_of(300, seed=81), await other.token_ids())
         assert (await other.wait_accepted()).placement.prefill_worker == ""
-        asking = client.generate("import os", SamplingParams(max_tokens=2, prompt_logprobs=0))
+        rejected = client.generate("import os", SamplingParams(max_tokens=2, prompt_logprobs=0))
         with pytest.raises(UnavailableError, match="no prefill worker"):
-            await asking.text()
+            await rejected.text()
     await until_nothing_is_held(usual)
     cluster.restart("prefill-0")
 
@@ -85,8 +85,8 @@ async def test_next_turn_hits_the_prefix_cache_of_the_decode_worker(alone):
         answer = await first.token_ids()
 
         def is_known() -> bool:
-            with Client(alone.admin_address) as asking:
-                candidates = asking.explain([*prompt, *answer]).placement.candidates
+            with Client(alone.admin_address) as admin:
+                candidates = admin.explain([*prompt, *answer]).placement.candidates
             return max(c.num_cached_tokens for c in candidates) > 300
 
         await until_observed(is_known, what="the decode worker's blocks in the index")

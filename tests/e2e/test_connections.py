@@ -43,7 +43,7 @@ def connections(cluster: LocalCluster, kv_ports: dict[int, str]) -> Found:
 
 
 async def kv_ports_of(cluster: LocalCluster) -> dict[int, str]:
-    """Where each worker serves its blocks, and its role."""
+    """Returns the port at which each worker serves its blocks, with the worker's role."""
     async with connect(cluster.redis_url) as redis:
         ports = {}
         for process in cluster.processes:

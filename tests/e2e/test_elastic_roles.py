@@ -1,4 +1,4 @@
-"""Workers change their roles under load, and nobody who is being served notices."""
+"""Workers change their roles under load, and no client that is being served notices."""
 
 import asyncio
 import itertools
@@ -57,7 +57,7 @@ def elastic() -> Iterator[Pools]:
 
 
 def roles(cluster: LocalCluster) -> dict[str, str]:
-    """Of the workers that take work, by name."""
+    """Returns the roles of the workers that take work, by name."""
     return {name: w.role for name, w in listed(cluster).items() if w.state == "ready"}
 
 
@@ -213,7 +213,7 @@ async def test_set_role_moves_workers_except_the_last_of_a_role(pair):
             assert num_of(cluster, role) == 3
             assert await client.generate(prompt, params).token_ids() == undisturbed
         with pytest.raises(NotFoundError):
-            await client.set_role("nobody", "decode")
+            await client.set_role("unknown", "decode")
         with pytest.raises(InvalidArgumentError):
             await client.set_role(ids["prefill-0"], "neither")
         balance = await client.role_balance()

@@ -23,8 +23,8 @@ from tests.support.cluster.image_requests import (
     Model,
     Router,
     Running,
-    asking,
     prompts_of,
+    requests_of,
     router_of,
 )
 from tests.support.cluster.named_clusters import Traced
@@ -68,8 +68,8 @@ def ids_of(cluster: LocalCluster, *names: str) -> list[str]:
 
 
 def ways(running: list[Running]) -> list[str]:
-    """Where the inputs of all requests were encoded. A failure that the router has not noticed when
-    the prompt is computed is not among them."""
+    """Returns where the inputs of all requests were encoded. A failure that the router has not
+    noticed when the prompt is computed is not among them."""
     accounts = [each.lifecycle.account for each in running]
     return [encoded.source for account in accounts for encoded in account.encoded_inputs]
 
@@ -96,7 +96,7 @@ async def drain(cluster: LocalCluster, name: str) -> None:
 TEXTS: list[Given] = [(words(50, seed), ()) for seed in (1, 2)]
 
 
-@asking(prompts_of(1) + TEXTS)
+@requests_of(prompts_of(1) + TEXTS)
 async def test_encode_workers_encode_images_of_prompts(cluster, llava, asked):
     before = num_fetched(cluster, "prefill")
     async with router_of(cluster, llava) as router:
@@ -110,7 +110,7 @@ async def test_encode_workers_encode_images_of_prompts(cluster, llava, asked):
 SHOWN_TWICE: list[Given] = [(f"{words(9, seed)} {IMAGE_TOKEN}", (image(311),)) for seed in (1, 2)]
 
 
-@asking(SHOWN_TWICE)
+@requests_of(SHOWN_TWICE)
 async def test_workers_share_cached_outputs(cluster, llava, asked):
     first, second = asked.requests
     (encode,) = ids_of(cluster, "encode-0")
@@ -128,7 +128,7 @@ async def test_workers_share_cached_outputs(cluster, llava, asked):
     assert ways(running) == ["encode", "cached_remote", "cached_remote"]
 
 
-@asking(prompts_of(10))
+@requests_of(prompts_of(10))
 async def test_decode_worker_alone_fetches_outputs_of_encode_workers(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         before = await asyncio.to_thread(num_fetched, cluster, "decode")
@@ -139,7 +139,7 @@ async def test_decode_worker_alone_fetches_outputs_of_encode_workers(cluster, ll
     assert ways(running) == ["encode"] * 8
 
 
-@asking(prompts_of(2))
+@requests_of(prompts_of(2))
 async def test_dead_encode_worker_costs_no_request(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         ids = ids_of(cluster, *ENCODERS)
@@ -151,7 +151,7 @@ async def test_dead_encode_worker_costs_no_request(cluster, llava, asked):
     assert set(ways(running)) == {"encode", "failed"}
 
 
-@asking(prompts_of(3))
+@requests_of(prompts_of(3))
 async def test_encode_worker_killed_in_its_calls_costs_no_request(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         with stopped(cluster, "encode-0"):
@@ -163,7 +163,7 @@ async def test_encode_worker_killed_in_its_calls_costs_no_request(cluster, llava
     assert set(ways(running)) == {"failed"}
 
 
-@asking(prompts_of(4))
+@requests_of(prompts_of(4))
 async def test_silent_encode_worker_costs_no_request(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         with stopped(cluster, "encode-0"):
@@ -172,7 +172,7 @@ async def test_silent_encode_worker_costs_no_request(cluster, llava, asked):
     assert set(ways(running)) <= {"failed"}
 
 
-@asking(prompts_of(5))
+@requests_of(prompts_of(5))
 async def test_encode_worker_killed_after_encoding_costs_no_request(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         running = asked.begin(router, ids_of(cluster, "encode-0"))
@@ -182,7 +182,7 @@ async def test_encode_worker_killed_after_encoding_costs_no_request(cluster, lla
         await until_nothing_is_held(cluster)
 
 
-@asking(prompts_of(6))
+@requests_of(prompts_of(6))
 async def test_draining_encode_worker_costs_no_request(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         ids = ids_of(cluster, *ENCODERS)
@@ -193,7 +193,7 @@ async def test_draining_encode_worker_costs_no_request(cluster, llava, asked):
         await until_nothing_is_held(cluster)
 
 
-@asking(prompts_of(7))
+@requests_of(prompts_of(7))
 async def test_encode_worker_that_changes_its_role_costs_no_request(cluster, llava, asked):
     (worker,) = ids_of(cluster, "encode-0")
     early, late = asked.requests[:2], asked.requests[2:]
@@ -208,7 +208,7 @@ async def test_encode_worker_that_changes_its_role_costs_no_request(cluster, lla
     assert set(ways(running[2:])) == {"failed"}
 
 
-@asking(prompts_of(8))
+@requests_of(prompts_of(8))
 async def test_prefill_worker_encodes_without_encode_workers(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         for name in ENCODERS:
@@ -218,7 +218,7 @@ async def test_prefill_worker_encodes_without_encode_workers(cluster, llava, ask
         await until_nothing_is_held(cluster)
 
 
-@asking(prompts_of(9))
+@requests_of(prompts_of(9))
 async def test_flushed_redis_costs_no_request(cluster, llava, asked):
     redis = connect(cluster.redis_url)
     async with router_of(cluster, llava) as router:
@@ -238,7 +238,7 @@ def shown_again(seed: int) -> list[Given]:
     ]
 
 
-@asking(prompts_of(14) + shown_again(430)[:1])
+@requests_of(prompts_of(14) + shown_again(430)[:1])
 async def test_lost_redis_costs_no_request_and_no_output(cluster, llava, asked):
     assert cluster.redis is not None
     *requests, late = asked.requests
@@ -266,12 +266,12 @@ def holds_outputs(router: Router, prompt: Prompt, role: str) -> bool:
     return {index for inputs in found for index in inputs} == set(range(len(prompt.images)))
 
 
-@asking(shown_again(410))
+@requests_of(shown_again(410))
 async def test_drained_decode_worker_hands_over_encoded_images(cluster, llava, asked):
     await check_decode_worker_leaving(cluster, llava, asked, signal.SIGTERM)
 
 
-@asking(shown_again(420))
+@requests_of(shown_again(420))
 async def test_encoded_images_survive_killed_decode_worker(cluster, llava, asked):
     await check_decode_worker_leaving(cluster, llava, asked, signal.SIGKILL)
 

@@ -36,7 +36,7 @@ def cluster(pictured: LocalCluster) -> LocalCluster:
 
 
 def roles(cluster: LocalCluster) -> dict[str, str]:
-    """Of the workers that take work, by name."""
+    """Returns the roles of the workers that take work, by name."""
     return {name: w.role for name, w in listed(cluster).items() if w.state == "ready"}
 
 
@@ -87,13 +87,13 @@ async def test_idle_encode_worker_becomes_prefill_worker_by_load(elastic):
             await client.generate(words(200, seed), PARAMS).text()
 
     async with AsyncClient(elastic.address) as client:
-        asking = [asyncio.create_task(ask(client, number)) for number in range(8)]
+        tasks = [asyncio.create_task(ask(client, number)) for number in range(8)]
         try:
             await until_observed(lambda: roles(elastic).get("encode-0") == "prefill", TIMEOUT)
         finally:
-            for task in asking:
+            for task in tasks:
                 task.cancel()
-            ended = await asyncio.gather(*asking, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
         assert set(roles(elastic).values()) == {"prefill", "decode"}
         seed = next(_seeds)

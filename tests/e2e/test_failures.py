@@ -102,7 +102,7 @@ async def test_router_restarted_under_load_rejects_no_request(pair):
                 served += 1
 
     async with AsyncClient(pair.address, wait_for_ready=True, resume=False) as client:
-        asking = [asyncio.create_task(ask_again(client, 700 + i)) for i in range(8)]
+        tasks = [asyncio.create_task(ask_again(client, 700 + i)) for i in range(8)]
         await until_observed(lambda: served > 8, within=10.0, what="service")
         pair.kill("router")
         assert pair.redis is not None
@@ -117,7 +117,7 @@ async def test_router_restarted_under_load_rejects_no_request(pair):
         served = 0
         await until_observed(lambda: served > 8, within=10.0, what="service")
         over.set()
-        await asyncio.gather(*asking)
+        await asyncio.gather(*tasks)
     # What was on its way when the router was killed is lost; what reached the next one is not.
     assert [text for text in refusals if "worker" in text] == []
     await until_nothing_is_held(pair)
@@ -212,10 +212,10 @@ async def test_requests_survive_loss_and_empty_restart_of_redis(client, pair):
     # A router that starts now knows only what the living workers have said since.
     await asyncio.to_thread(pair.kill, "router")
     await asyncio.to_thread(pair.restart, "router")
-    async with AsyncClient(pair.address, admin_address=pair.admin_address) as anew:
-        assert {w.state for w in await anew.list_workers()} == {"ready"}
-        assert len(await anew.list_workers()) == 4
-        await answers(anew)
+    async with AsyncClient(pair.address, admin_address=pair.admin_address) as newcomer:
+        assert {w.state for w in await newcomer.list_workers()} == {"ready"}
+        assert len(await newcomer.list_workers()) == 4
+        await answers(newcomer)
     # And one that starts late is seen.
     pair.kill("decode-1")
     await asyncio.to_thread(pair.restart, "decode-1")

@@ -13,8 +13,8 @@ from tests.support.cluster.image_requests import (
     Asked,
     Model,
     Running,
-    asking,
     prompts_of,
+    requests_of,
     router_of,
 )
 from tests.support.cluster.named_clusters import Traced
@@ -47,7 +47,7 @@ _TEXT = f"{words(20, 1)} {IMAGE_TOKEN} {words(30, 2)}"
 _CACHED = (50 + TOKENS_PER_IMAGE) // 16 * 16
 
 
-@asking([(_TEXT, (image(91),)), (_TEXT, (image(91),)), (_TEXT, (image(92),))])
+@requests_of([(_TEXT, (image(91),)), (_TEXT, (image(91),)), (_TEXT, (image(92),))])
 async def test_router_finds_equal_images_cached_after_restart(cluster, llava, asked):
     first, again, other = asked.requests
     running = []
@@ -66,7 +66,7 @@ async def test_router_finds_equal_images_cached_after_restart(cluster, llava, as
     await until_nothing_is_held(cluster)
 
 
-@asking(prompts_of(61))
+@requests_of(prompts_of(61))
 async def test_images_survive_killed_prefill_worker(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         running = asked.begin(router, PREFILL_ENCODES)
@@ -77,7 +77,7 @@ async def test_images_survive_killed_prefill_worker(cluster, llava, asked):
     assert accepted.usage.num_migrations > 0, "it was killed after the prompt"
 
 
-@asking(prompts_of(62))
+@requests_of(prompts_of(62))
 async def test_images_survive_killed_decode_worker(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         running = asked.begin(router, PREFILL_ENCODES)
@@ -87,7 +87,7 @@ async def test_images_survive_killed_decode_worker(cluster, llava, asked):
     assert running[0].usage.num_migrations > 0
 
 
-@asking(prompts_of(63))
+@requests_of(prompts_of(63))
 async def test_draining_decode_worker_hands_over_images(cluster, llava, asked):
     async with router_of(cluster, llava) as router:
         running = asked.begin(router, PREFILL_ENCODES)

@@ -48,8 +48,8 @@ _undisturbed: dict[tuple[int, ...], list[int]] = {}
 
 
 async def undisturbed_tokens(client: AsyncClient, prompt: list[int]) -> list[int]:
-    """What follows a prompt in `LONG`, generated when first asked for: it is the same for all tests
-    and clusters."""
+    """Returns the tokens that follow a prompt in `LONG`, generated at the first call: they are the
+    same for all tests and clusters."""
     key = tuple(prompt)
     if key not in _undisturbed:
         _undisturbed[key] = await client.generate(prompt, LONG).token_ids()
@@ -129,7 +129,7 @@ async def test_migration_survives_a_kill_of_either_worker(client, pair, victim):
     await drain(pair, running.leaving)
     name = getattr(running, victim)
     pair.kill(name)
-    if victim == "other":  # nobody is left to go on but one that comes back, perhaps in time
+    if victim == "other":  # no worker is left to go on but one that comes back, perhaps in time
         pair.restart(name)
     reading = (g.token_ids() for g in running.generations.values())
     ends = await asyncio.gather(*reading, return_exceptions=True)

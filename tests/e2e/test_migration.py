@@ -28,7 +28,7 @@ from tests.support.waiting import until_none_is_left, until_observed
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
-# What is noticed within the silence bound, placed anew and computed again.
+# A loss is noticed within the silence bound; the request is placed and computed again.
 GOES_ON_WITHIN = 3.0
 
 
@@ -40,7 +40,7 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
 
 @dataclass
 class Told:
-    """What a client was told of one request."""
+    """Messages to a client about one request."""
 
     placement: Placement
     chunks: list[Chunk] = field(default_factory=list)
@@ -187,7 +187,7 @@ async def computed(
     ],
 )
 async def test_request_survives_loss_of_a_worker_during_prefill(client, pair, role, signum):
-    prompt = prompt_of(1900, seed=10 * len(role) + signum)  # one that nobody has cached
+    prompt = prompt_of(1900, seed=10 * len(role) + signum)  # one that no worker has cached
     generation = await computed(client, pair, prompt)
     seen = Told((await generation.wait_accepted()).placement)
     lost = name_of(pair, getattr(seen.placement, f"{role}_worker"))
@@ -213,7 +213,7 @@ async def test_prefill_worker_may_die_once_its_blocks_are_transferred(client, pa
 
 @pytest.mark.slow
 async def test_silent_decode_worker_is_replaced_and_recovers(client, pair):
-    """Whatever it still had to say of the request is heard by nobody, and it takes work again."""
+    """Late answers of the worker reach no client, and it takes work again."""
     long = replace(PLAIN, max_tokens=1000)
     prompt = prompt_of(60, seed=6)
     undisturbed = await client.generate(prompt, long).token_ids()

@@ -41,7 +41,7 @@ asyncio.run(main())
 """
 
 
-class Asking:
+class Outcomes:
     """Ends of the requests of a client, in order."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Asking:
 
 
 @asynccontextmanager
-async def asking(dns: DnsServer, port: int) -> AsyncIterator[Asking]:
+async def running_client(dns: DnsServer, port: int) -> AsyncIterator[Outcomes]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CLIENT, f"dns://127.0.0.1:{dns.port}/routers.test:{port}"),
         env={**os.environ, "GRPC_DNS_RESOLVER": "ares"},
         stdout=asyncio.subprocess.PIPE,
     )
-    told = Asking()
+    told = Outcomes()
 
     async def read() -> None:
         assert process.stdout is not None
@@ -125,7 +125,7 @@ async def routers(cluster, tmp_path):
 
 async def test_client_of_name_loses_no_request_as_routers_roll(routers):
     await routers.start("127.0.0.2")
-    async with dns_server("127.0.0.2") as dns, asking(dns, routers.port) as told:
+    async with dns_server("127.0.0.2") as dns, running_client(dns, routers.port) as told:
         await told.more(3)
         for former, host in (("127.0.0.2", "127.0.0.3"), ("127.0.0.3", "127.0.0.4")):
             await routers.start(host)
@@ -142,7 +142,7 @@ async def test_client_of_name_leaves_router_that_drains(routers):
     await routers.start("127.0.0.2")
     async with (
         dns_server("127.0.0.2") as dns,
-        asking(dns, routers.port) as told,
+        running_client(dns, routers.port) as told,
         AsyncClient(routers.address("127.0.0.2")) as client,
     ):
         long = SamplingParams(max_tokens=1900, ignore_eos=True)

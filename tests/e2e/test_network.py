@@ -72,7 +72,7 @@ def no_more(now: dict[str, int], before: dict[str, int]) -> bool:
 
 
 async def placed(cluster: LocalCluster, generation: AsyncGeneration) -> dict[str, str]:
-    """Who computes it, by role."""
+    """Returns the workers that compute it, by role."""
     placement = (await generation.wait_accepted()).placement
     return {
         "prefill": name_of(cluster, placement.prefill_worker),

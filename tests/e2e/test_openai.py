@@ -371,7 +371,7 @@ async def test_chat_accepts_parameters_without_effect(ai):
     await ai.chat.completions.create(
         messages=MESSAGES,
         max_tokens=1,
-        user="somebody",
+        user="a user",
         metadata={"kind": "test"},
         store=False,
         service_tier="auto",

@@ -97,10 +97,10 @@ async def test_oversized_body_is_rejected_without_buffering_it(cluster, num_mib)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_cancelled_request_ends_at_once(cluster, ai, stream):
     await until_nothing_is_held(cluster)
-    asking = asyncio.create_task(_read_all(ai, stream))
+    call = asyncio.create_task(_read_all(ai, stream))
     await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the decoding")
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
     await until_nothing_is_held(cluster)
 
 
@@ -300,7 +300,7 @@ def test_router_names_the_http_port_that_is_taken(cluster):
 
 @pytest.mark.slow
 def test_router_names_the_extra_that_http_port_needs(tmp_path):
-    """Where `starlette` is not found, which is what an absent package looks like."""
+    """Runs a router that does not find `starlette`, as if the package were absent."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, importlib.util as u\n"
         "find = u.find_spec\n"
@@ -312,7 +312,7 @@ def test_router_names_the_extra_that_http_port_needs(tmp_path):
 
 
 def router(*flags: str, **variables: str) -> str:
-    """What a router that cannot start says."""
+    """Returns the errors of a router that cannot start."""
     paths = [variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [

@@ -64,7 +64,7 @@ async def conversation(
 
 
 def totals(cluster: LocalCluster) -> tuple[int, int]:
-    """Of all prefill workers: tokens computed and pulled."""
+    """Returns the tokens computed and pulled by all prefill workers."""
     found = [load for name, load in loads(cluster).items() if name.startswith("prefill")]
     return sum(x.num_computed_tokens for x in found), sum(x.num_pulled_tokens for x in found)
 

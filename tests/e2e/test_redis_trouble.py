@@ -1,4 +1,4 @@
-"""Redis flushed, slow, or set back to an earlier day, while requests run: nobody notices."""
+"""Redis flushed, slow, or set back to an earlier day, while requests run: no client notices."""
 
 import asyncio
 import os
@@ -43,10 +43,10 @@ async def under_load(cluster: LocalCluster) -> AsyncIterator[None]:
 
     async with AsyncClient(cluster.address, timeout=20.0, wait_for_ready=True) as client:
         long = asyncio.create_task(client.generate(prompt_of(9), LONG).token_ids())
-        asking = [asyncio.create_task(ask_again(client, seed)) for seed in range(4)]
+        tasks = [asyncio.create_task(ask_again(client, seed)) for seed in range(4)]
         yield
         over.set()
-        await asyncio.gather(*asking)
+        await asyncio.gather(*tasks)
         assert len(await long) == LONG.max_tokens
     assert served > 20
     await until_nothing_is_held(cluster)

@@ -27,7 +27,7 @@ MAX_ROUTER_BYTES = 300 * 2**20
 
 
 async def refusal_of(address: str, request: bytes) -> Exception:
-    """What the router says to these bytes as a `GenerateRequest`, as the client's type."""
+    """Returns the router's error for these bytes as a `GenerateRequest`, as the client's type."""
     options = [("grpc.max_send_message_length", 64 * 2**20)]
     async with grpc.aio.insecure_channel(address, options) as channel:
         generate = channel.unary_stream("/baton.v1.Inference/Generate")
@@ -114,8 +114,8 @@ def long_generation(client: AsyncClient, name: str = ""):
 
 
 async def test_abort_of_an_unknown_request_is_not_found(client):
-    with pytest.raises(NotFoundError, match="nobody"):
-        await client.abort("nobody")
+    with pytest.raises(NotFoundError, match="absent"):
+        await client.abort("absent")
 
 
 async def test_request_id_is_unique_in_flight_and_reusable_after(client, cluster):
@@ -195,8 +195,8 @@ async def test_locality_index_learns_blocks_of_all_workers(client, cluster):
     await client.generate(prompt_of(64, seed=99), SamplingParams(max_tokens=2)).text()
 
     def is_indexed() -> bool:
-        with Client(cluster.admin_address) as asking:
-            return all(worker.num_indexed_hashes > 0 for worker in asking.list_workers())
+        with Client(cluster.admin_address) as admin:
+            return all(worker.num_indexed_hashes > 0 for worker in admin.list_workers())
 
     await until_observed(is_indexed, within=3.0, what="an event of every worker")
 

@@ -137,13 +137,13 @@ async def test_stored_response_is_returned_and_deleted(ai):
     made = await ai.responses.create(input=QUESTION, max_output_tokens=4, **GREEDY)
     assert await ai.responses.retrieve(made.id) == made
     await ai.responses.delete(made.id)
-    for asking in (
+    for call in (
         ai.responses.retrieve(made.id),
         ai.responses.delete(made.id),
         ai.responses.create(input="x", previous_response_id=made.id, **GREEDY),
     ):
         with pytest.raises(openai.NotFoundError, match="Send the whole conversation"):
-            await asking
+            await call
 
 
 async def test_response_follows_a_json_schema(ai):
@@ -166,7 +166,7 @@ async def test_response_accepts_hints_without_effect(ai):
         truncation="disabled",
         prompt_cache_key="x",
         safety_identifier="y",
-        user="somebody",
+        user="a user",
         parallel_tool_calls=True,
         **GREEDY,
     )
@@ -215,13 +215,13 @@ def connected(router: SecondRouter, token: str) -> openai.AsyncOpenAI:
 async def test_stored_responses_belong_to_their_tenant(shared):
     async with connected(shared, "a") as owner, connected(shared, "g") as other:
         made = await owner.responses.create(input="x", max_output_tokens=1, **GREEDY)
-        for asking in (
+        for call in (
             other.responses.retrieve(made.id),
             other.responses.delete(made.id),
             other.responses.create(input="x", previous_response_id=made.id, **GREEDY),
         ):
             with pytest.raises(openai.NotFoundError):
-                await asking
+                await call
         assert (await owner.responses.retrieve(made.id)).id == made.id
 
 

@@ -60,7 +60,7 @@ class Router:
             )
 
     def fleet_view(self) -> Any:
-        """What it says of itself when asked."""
+        """Returns the view that the router writes when it gets SIGUSR1."""
         self._probe.unlink(missing_ok=True)
         self._process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + 10.0
@@ -112,7 +112,7 @@ async def random_load(routers: list[Router], chance: random.Random) -> AsyncIter
                 await asyncio.sleep(0.2)
 
     clients = [AsyncClient(r.endpoint, wait_for_ready=True) for r in routers]
-    asking = [
+    tasks = [
         asyncio.create_task(ask_again(clients[number % len(clients)]))
         for number in range(NUM_CLIENTS)
     ]
@@ -120,7 +120,7 @@ async def random_load(routers: list[Router], chance: random.Random) -> AsyncIter
         yield answered
     finally:
         is_over.set()
-        await asyncio.gather(*asking)
+        await asyncio.gather(*tasks)
         for client in clients:
             await client.close()
 

@@ -18,7 +18,7 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 async def answers_until(stop: asyncio.Event, address: str) -> list[str]:
-    """Of one client after the other, without a second try."""
+    """Returns the answers to one client after the other, without a second try."""
     answers = []
     while not stop.is_set():
         async with AsyncClient(address, resume=False) as client:

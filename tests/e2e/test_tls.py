@@ -157,7 +157,7 @@ async def test_certificate_rotation_under_load_loses_no_request(secured, authori
                 assert token_ids == expected[index]
                 num_done += 1
 
-        asking = [asyncio.create_task(ask(index)) for index in range(len(PROMPTS))]
+        tasks = [asyncio.create_task(ask(index)) for index in range(len(PROMPTS))]
         lifetime = timedelta(seconds=6)
         short = issued(authority, lifetime=lifetime)
         await asyncio.to_thread(replace, folder.path, **short)
@@ -168,8 +168,8 @@ async def test_certificate_rotation_under_load_loses_no_request(secured, authori
         before = num_done
         await until(lambda: num_done > before + 2 * len(PROMPTS), what="answers")
         is_over = True
-        await asyncio.gather(*asking)
-    # Every process has the new ones, and believes them of the others: also where all begins anew.
+        await asyncio.gather(*tasks)
+    # Every process has the new ones, and believes them of the others: also after a restart.
     secured.kill("decode-1")
     secured.restart("decode-1")
     secured.kill("prefill-1")

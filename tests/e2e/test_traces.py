@@ -163,7 +163,7 @@ def test_grpc_trace_context_is_continued(traced, collector):
     spans = collector.trace_of("asked", *HANDED_OVER)
     assert {span.trace_id for span in spans} == {trace_id}
     assert [span.name for span in spans if span.parent_id == caller] == ["generate"]
-    # Whoever began it decides for all: the other one was over before this one began.
+    # The caller that began it decides for all: the other one was over before this one began.
     assert "not asked" not in {span.get("baton.request.id") for span in collector.spans}
 
 
@@ -296,7 +296,7 @@ def test_rejected_request_traces_the_reason(alone, collector):
     assert root["baton.tenant"] == "poor"
 
 
-# Whoever collects spans holds nobody up.
+# The collector of spans delays no request.
 
 
 @pytest.mark.slow

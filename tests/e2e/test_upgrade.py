@@ -40,7 +40,7 @@ OLD, NEW = version(), release.VERSION
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where another version is installed."""
+    """Returns the folder in which another version is installed."""
     packages = release.install(tmp_path_factory.mktemp("release"))
     assert release.version_in(packages) == f"baton {NEW}"
     assert OLD != NEW
@@ -85,7 +85,7 @@ async def test_rolling_upgrade_under_load_loses_no_request(
                 before = len(collector.spans)
                 await tally.more(2 * NUM_READERS)
                 check_gap(running)
-                assert not named(collector.spans[before:], "kv.send"), "nobody is of one version"
+                assert not named(collector.spans[before:], "kv.send"), "no pair has one version"
                 await upgrade(running, late, newer, tally)
             if first == "prefill":
                 await upgrade(running, running.routers, newer, tally)
@@ -144,8 +144,8 @@ async def going_on(running: Pools, question: Question) -> AsyncIterator[list[tup
 
 
 def listed(running: Pools):
-    with Client(running.routers[0].admin_endpoint) as asking:
-        return asking.list_workers()
+    with Client(running.routers[0].admin_endpoint) as admin:
+        return admin.list_workers()
 
 
 def check_gap(running: Pools) -> None:
@@ -154,8 +154,8 @@ def check_gap(running: Pools) -> None:
                 ("prefill", "decode")}  # fmt: skip
     assert sorted(map(sorted, versions.values())) == [[OLD], [NEW]]
     for router in running.routers:
-        with Client(router.admin_endpoint) as asking:
-            explained = asking.explain(prompt_of(200))
+        with Client(router.admin_endpoint) as admin:
+            explained = admin.explain(prompt_of(200))
         assert explained.placement.prefill_worker == ""
         (prefills,), (decodes,) = versions["prefill"], versions["decode"]
         said = f"Prefill workers are of version {prefills}, decode workers of {decodes}"

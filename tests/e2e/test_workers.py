@@ -116,7 +116,7 @@ async def test_prefill_lease_is_released_when_its_caller_cancels(workers, cluste
 
 
 async def prefill_record(cluster: LocalCluster) -> WorkerRecord:
-    """What the prefill worker has told of itself."""
+    """Returns the record that the prefill worker has written."""
     redis = connect(cluster.redis_url)
     fields = await redis.hgetall(record_key(cluster.process("prefill-0").worker_id))
     await redis.aclose()
@@ -185,7 +185,7 @@ async def test_abort_ends_a_request_that_awaits_its_blocks(workers, cluster):
     assert isinstance(await failure_of(call), CancelledError)
 
 
-async def test_abort_ends_a_request_whose_blocks_nobody_fetched(workers):
+async def test_abort_ends_a_request_whose_blocks_are_unfetched(workers):
     wanted = to_prefill(prompt_of(50), decode_worker="d")
     call = workers.prefill.Prefill(wanted, timeout=10.0)
     while (await call.read()).WhichOneof("event") != "result":

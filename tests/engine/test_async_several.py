@@ -143,7 +143,7 @@ PROMPTS = {name: random_prompt(20 + 7 * i, seed=i) for i, name in enumerate(ALL_
 
 @pytest.fixture(scope="module")
 def alone(checkpoints: Checkpoints) -> dict[str, list[tuple[int, ...]]]:
-    """What each of `ALL_SHAPES` says in an engine of its own."""
+    """Returns what each of `ALL_SHAPES` says in an engine of its own."""
     outputs = {
         name: load(checkpoints["llama"]).generate([PROMPTS[name]], params)[0]
         for name, params in ALL_SHAPES.items()
@@ -259,7 +259,7 @@ async def test_fail_external_recomputes_the_prompt(serve, checkpoints, name):
             said = output_of(await read(stream))
         assert {c.token_ids for c in expected.completions} <= set(said.values())
         await assert_empty(serving)
-        serving.submit(FailExternal("nobody"))
+        serving.submit(FailExternal("unknown"))
         await assert_empty(serving)
 
 
@@ -308,7 +308,7 @@ async def test_prefill_of_several_sequences_yields_one_token(serve, checkpoints)
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_streams_in_a_small_pool_never_stall(checkpoints, mode):
-    """Steps in which somebody only makes room are followed by another without being asked."""
+    """The engine follows a step in which a sequence only makes room by another, unasked."""
     names = [*SHAPES, *SHAPES]
     prompts = [random_prompt(40, seed=i) for i in range(len(names))]
     plain = load(checkpoints["llama"])

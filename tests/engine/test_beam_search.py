@@ -46,7 +46,7 @@ class Beam:
 
 
 class BeamOracle:
-    """What transformers finds, remembered."""
+    """Beams that transformers finds, remembered."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -209,7 +209,7 @@ CROWDS = {
 
 
 def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[list[Beam]]:
-    """What each search finds behind some greedy requests, which are checked here."""
+    """Returns what each search finds after some greedy requests, which are checked here."""
     for i, prompt in enumerate(BEFORE):
         engine.add_request(request(f"before {i}", prompt, LONG_GREEDY))
     for i, prompt in enumerate(CROWDS[crowd]):

@@ -54,7 +54,7 @@ def regex(pattern: str, **changes: Any) -> SamplingParams:
 
 
 GRAMMARS = {
-    "words": regex(r"(yes|no|maybe|once upon a time|nobody)"),
+    "words": regex(r"(yes|no|maybe|once upon a time|nothing)"),
     "digits": regex(r"[0-9]{2,4}"),
     "sentence": regex(r"The (dog|cat|bird) (ran|sat|sang)( and (ran|sat|sang)){0,3}\."),
     "json": SamplingParams(
@@ -69,7 +69,7 @@ GRAMMARS = {
 }
 VERBS = ("ran", "sat", "sang")
 FINITE: dict[str, Iterable[str]] = {
-    "words": ("yes", "no", "maybe", "once upon a time", "nobody"),
+    "words": ("yes", "no", "maybe", "once upon a time", "nothing"),
     "digits": ["".join(d) for n in (2, 3, 4) for d in itertools.product("0123456789", repeat=n)],
     "sentence": [
         f"The {who} {first}{''.join(f' and {verb}' for verb in more)}."
@@ -146,7 +146,7 @@ def plain(checkpoints: Checkpoints) -> Engine:
 
 @pytest.fixture(scope="module")
 def expected(plain: Engine) -> dict[str, tuple[int, ...]]:
-    """What each prompt gets under each grammar by itself."""
+    """Returns what each prompt gets under each grammar by itself."""
     return {
         key: plain.generate([prompt], params_of(key))[0].token_ids
         for key, prompt in prompts_of(plain).items()

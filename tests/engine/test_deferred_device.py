@@ -35,7 +35,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("_is_deferred")
-def test_deferred_engines_of_a_process_draw_modes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_engines_of_a_process_draw_own_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("-P", "-c", _MODES.format(8))
     modes = done.stdout.split()
     assert done.returncode == 0, done.stderr

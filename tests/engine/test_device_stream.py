@@ -1,5 +1,5 @@
 """Order of a step's work on a device that runs behind the host: what is announced is written, and
-tokens do not wait for the step behind theirs. The device computes only when somebody waits."""
+tokens do not wait for the step behind theirs. The device computes only when the host waits."""
 
 import itertools
 from collections.abc import Callable, Sequence

@@ -122,7 +122,8 @@ def choose(
 
 
 def p_value(chain: Chain, chosen: Chosen) -> float:
-    """Of the chi-square test that each token follows the one before it as the chain says."""
+    """Returns the p-value of the chi-square test that each token follows the one before it as the
+    chain says."""
     counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
     for tokens in chosen.values():
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1)

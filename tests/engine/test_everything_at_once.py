@@ -61,7 +61,7 @@ def numbers(updates: list[SequenceUpdate]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoints: Checkpoints) -> dict[str, dict[str, list[SequenceUpdate]]]:
-    """What each kind gets by itself, for each family that was asked for."""
+    """Returns what each kind gets by itself, by family; `expected_of` adds the families."""
     return {}
 
 

@@ -71,8 +71,8 @@ def undisturbed(engine: Engine, prompt: tuple[int, ...], params: SamplingParams)
 
 
 def cut(whole: Whole, places: Sequence[int | None]) -> Outputs:
-    """What the sequences had come to at these places, as far as they are so long; None for those
-    that had ended."""
+    """Returns the outputs of the sequences up to these places, as far as they are so long; None
+    for those that had ended."""
     outputs: list[tuple[int, ...] | None] = []
     for index, place in enumerate(places):
         token_ids = tuple(u.token_id for u in whole[index] if u.token_id is not None)

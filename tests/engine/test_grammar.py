@@ -743,7 +743,7 @@ def test_compile_stops_at_its_time_limit(new_compiler, rng):
 
 
 def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
-    """What compiles in a moment, though a busy machine may take longer than the limit now."""
+    """Returns the compiled grammar; on a busy machine it may take several tries."""
     for _ in range(20):
         with contextlib.suppress(InvalidArgumentError):
             return compiler.compile(grammar)

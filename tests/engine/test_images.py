@@ -303,7 +303,7 @@ def test_several_samples_fork_after_images(checkpoint, name):
 
 
 def test_recorded_steps_fill_no_placeholder(checkpoint):
-    """Of the prompt that ends in an image, one token is left for a step of its own."""
+    """One token of the prompt that ends in an image is left for a step of its own."""
     path = checkpoint("llava_clip")
     engine = load(
         path, max_num_batched_tokens=TOKENS_PER_IMAGE + 2, max_num_seqs=6, prefix_caching=False

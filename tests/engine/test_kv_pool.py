@@ -49,7 +49,7 @@ def test_plan_layout_gives_aligned_bytes_to_each_head(shapes, dtype, block_size)
 
 @given(SHAPES, st.sampled_from(DTYPES), st.integers(1, 16))
 def test_plan_layout_makes_each_range_of_heads_contiguous(shapes, dtype, block_size):
-    """Of the layers with one number of KV heads, which are all of them in most models."""
+    """A range is of the layers with one number of KV heads, in most models all of them."""
     layout = plan_layout(shapes, dtype, block_size)
     for num_kv_heads in {shape.num_kv_heads for shape in shapes}:
         members = {i for i, shape in enumerate(shapes) if shape.num_kv_heads == num_kv_heads}

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class ProcessedOracle:
-    """What transformers says under its own processors, remembered."""
+    """Output of transformers under its own processors, remembered."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle

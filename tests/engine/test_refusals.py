@@ -329,7 +329,7 @@ def test_engine_rejects_a_cache_beyond_the_memory(
         {"max_num_tokens_with_decodes": 3, "max_num_seqs": 4},
         {"max_num_tokens_with_decodes": 9, "max_num_batched_tokens": 8, "max_num_seqs": 4},
         {"kv_cache_bytes": 0},
-        {"policy": "whoever shouts"},
+        {"policy": "loudest first"},
         {"preemption": "never"},
         {"swap_bytes": -1},
         {"max_drafts": -1},

@@ -341,7 +341,7 @@ def test_sampler_row_without_filters_draws_from_all_tokens():
 
 
 def p_value(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of Pearson's chi-square test."""
+    """Returns the p-value of Pearson's chi-square test."""
     assert counts[expected == 0].sum() == 0
     counts, expected = counts[expected > 0].double(), expected[expected > 0]
     chi_square = ((counts - expected) ** 2 / expected).sum()
@@ -544,7 +544,7 @@ def test_score_takes_memory_for_few_rows_at_once():
 @pytest.mark.parametrize("k", [0, 1, 5, 99])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_score_returns_log_probabilities(k, dtype):
-    """Of more rows than are scored at once, too."""
+    """Covers more rows than are scored at once, too."""
     logits = logits_of(150, 30).to(dtype)
     targets = np.arange(150) * 4 % 30
     scores = score(logits, targets, k).fetch()

@@ -74,7 +74,7 @@ def test_concurrent_forking_requests_equal_single_ones(checkpoints, caching, bud
 
 @grid(num_blocks=mostly_slow([11, 13, 16, 20], 11, 16), mode=MODES, caching=[True, False])
 def test_sequences_that_do_not_fit_together_finish(checkpoints, num_blocks, mode, caching):
-    """Nobody else runs, so that its sequences can only make room for each other."""
+    """No other request runs, so that its sequences can only make room for each other."""
     path, prompt = checkpoints["llama"], random_prompt(30)
     expected = alone(load(path), prompt, RANDOM, 6)
     engine = load(

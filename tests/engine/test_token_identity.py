@@ -239,7 +239,7 @@ def test_decodes_of_very_unequal_lengths_equal_transformers(checkpoints, oracle)
 
 
 def test_generate_raises_overloaded_when_kept_blocks_fill_pool(checkpoints, oracle):
-    """Blocks that are kept for somebody are in its way, until they are released."""
+    """Blocks that are kept for a claimant are in its way, until they are released."""
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=4)
     engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))

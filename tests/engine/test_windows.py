@@ -117,7 +117,7 @@ def test_windowed_prefix_is_hit_without_its_beginning(checkpoints, oracle, famil
 
 @pytest.mark.parametrize("family", ["gemma3", "mistral_short", *nightly(["gpt_oss"])])
 def test_windowed_prefix_hit_shrinks_when_blocks_are_evicted(checkpoints, oracle, family):
-    """What is found is never more than every group can go on from."""
+    """The engine finds no more than every group can continue from."""
     path, prompt = checkpoints[family], random_prompt(75)
     for victim in range(1, 30, 3):
         engine = load(

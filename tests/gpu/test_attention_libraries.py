@@ -196,7 +196,7 @@ def parameters(function: Any) -> set[str]:
 
 
 def test_stand_in_has_the_parameters_of_flashinfer() -> None:
-    """Which can be imported without a GPU."""
+    """FlashInfer can be imported without a GPU."""
     real = pytest.importorskip("flashinfer")
     stand_in = STAND_INS["flashinfer"]()
     for wrapper in ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):

@@ -64,7 +64,7 @@ def announced_content(engine: Engine, onlooker: Onlooker) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_engine_announces_blocks_after_the_gpu_wrote_them(load_delayed, asynchronous):
-    """Of chunks that sample nothing as well. The first run compiles, and says what is written."""
+    """Covers chunks that sample nothing, too. The first run compiles, and says what is written."""
     engine, model = load_delayed(
         max_num_batched_tokens=BLOCK_SIZE, prefix_caching=False, async_scheduling=asynchronous
     )

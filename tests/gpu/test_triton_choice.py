@@ -29,7 +29,7 @@ CASES = pairwise(
     logprobs=(False, True),
     has_grammar=(False, True),
 )
-NUM_SEATS = len(CASES) + 2
+NUM_SLOTS = len(CASES) + 2
 
 
 def params_of(case: dict[str, Any], seed: int) -> SamplingParams:
@@ -43,13 +43,13 @@ class Pair:
     def __init__(self, device: str, seed: int) -> None:
         self.device = torch.device(device)
         self.dice = np.random.default_rng(seed)
-        sizes = (NUM_SEATS, VOCAB_SIZE)
+        sizes = (NUM_SLOTS, VOCAB_SIZE)
         self.on_cpu = Sampler(*sizes, torch.device("cpu"), EOS)
         self.chooser = TritonChooser(*sizes, self.device)
         self.on_kernels = Sampler(*sizes, self.device, EOS, self.chooser)
-        self.tokens = np.zeros((NUM_SEATS, CAPACITY), np.int32)
-        self.lengths = np.zeros(NUM_SEATS, np.int64)
-        self.has_grammar = np.zeros(NUM_SEATS, np.bool_)
+        self.tokens = np.zeros((NUM_SLOTS, CAPACITY), np.int32)
+        self.lengths = np.zeros(NUM_SLOTS, np.int64)
+        self.has_grammar = np.zeros(NUM_SLOTS, np.bool_)
         for i, case in enumerate(CASES):
             self.batch_slot(i, case)
 

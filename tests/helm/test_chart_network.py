@@ -25,7 +25,7 @@ REDIS_PORT = 6379
 
 
 class Policies:
-    """What the network policies of some objects allow."""
+    """Connections that the network policies of some objects allow."""
 
     def __init__(self, objects, values):
         self.values = values
@@ -37,7 +37,7 @@ class Policies:
             assert spec["policyTypes"] == ["Ingress", "Egress"]
 
     def edges(self) -> set[tuple[str, str, object]]:
-        """(who, to whom, port) of whatever is let through at both ends."""
+        """Returns (source, target, port) of what is let through at both ends."""
         out, into = set(self._egress()), set(self._ingress())
         ours = {edge for edge in out | into if {edge[0], edge[1]} <= self.pods.keys()}
         assert ours <= out, f"may not leave: {ours - out}"
@@ -75,7 +75,7 @@ def _ports(rule) -> list[object]:
 
 
 def may_be_nixl(values) -> bool:
-    """Where TLS is spoken, it has to be asked for."""
+    """Returns whether NIXL may be used; where TLS is on, values have to ask for it."""
     connector = values["kv"]["connector"]
     return connector == "nixl" or (connector == "auto" and not values["tls"]["enabled"])
 

@@ -180,7 +180,7 @@ def issue(objects, folder: Path) -> Tls:
 
 
 def context_of(tls: Tls | None) -> ssl.SSLContext | None:
-    """What a program has that asks by HTTP."""
+    """Returns the TLS context of a program that asks by HTTP."""
     if tls is None:
         return None
     context = ssl.create_default_context(cafile=tls.ca)

@@ -25,7 +25,7 @@ from tests.support.router.front import front_of
 from tests.support.router.scripted import decode, prefill
 
 README = (CHART / "README.md").read_text()
-# Values that name what somebody else has made.
+# Values that name objects made outside the chart.
 GIVEN = (
     ("redis", "existingSecret"),
     ("redis", "signingSecret"),

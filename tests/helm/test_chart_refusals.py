@@ -42,7 +42,7 @@ WRONG = {
         "/tls/existingSecrets/router",
     ),
     "an ingress without a host": ({"ingress": {"http": {"enabled": True}}}, "/ingress/http/host"),
-    "an ingress for nobody": (
+    "an ingress without a port": (
         {"ingress": {"http": {"enabled": True, "host": "http.example"}}},
         "router.http",
     ),
@@ -68,7 +68,7 @@ WRONG = {
         {"router": {"autoscaling": {"minReplicas": 7}}},
         "router.autoscaling.maxReplicas",
     ),
-    "scaling by nobody's metrics": (
+    "scaling without metrics": (
         {"decode": {"autoscaling": {"enabled": True}}},
         "autoscaling.prometheus",
     ),

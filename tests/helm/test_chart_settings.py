@@ -120,7 +120,7 @@ def test_pod_grace_period_covers_drain_and_drain_covers_lease(name, monkeypatch)
 
 
 def asked_by(probe):
-    """How a probe asks, and after what. The kubelet speaks no gRPC over TLS."""
+    """Returns a probe's protocol, and what it asks for. The kubelet speaks no gRPC over TLS."""
     if "grpc" in probe:
         return "grpc", probe["grpc"]["service"]
     assert probe["httpGet"].keys() == {"port", "path"}
@@ -188,7 +188,8 @@ def queries():
 
 @pytest.mark.system
 def test_autoscaler_queries_return_load_of_own_release(tmp_path):
-    """Of the series of this release and its model: the times prompts wait, and the blocks held."""
+    """Queries read the series of this release and its model: the times prompts wait, and the blocks
+    held."""
     series = []
 
     def has(name, values, **labels):

@@ -13,7 +13,7 @@ from tests.support.cluster.fixtures import *  # noqa: F403
 
 @pytest.fixture(scope="session")
 def scratch():
-    """Where the steps of the Dockerfile have been run as far as the wheel."""
+    """Yields the folder in which the steps of the Dockerfile have been run as far as the wheel."""
     with tempfile.TemporaryDirectory(prefix="baton-image-") as folder:
         container_file.build("dist", Path(folder))
         yield Path(folder)

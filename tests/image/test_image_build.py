@@ -40,7 +40,7 @@ def files_of(root):
 
 @contextmanager
 def running(root, image, folder, command, **settings):
-    """What a pod has an image run, with the variables that the image sets."""
+    """Runs an image's command as a pod does, with the variables that the image sets."""
     said = container_file.environment(image)
     said["PATH"] = said["PATH"].replace("/opt/baton", str(root))
     for name, value in said.items():

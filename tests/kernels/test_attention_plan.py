@@ -175,5 +175,5 @@ def test_packed_plan_is_aligned_and_empty_beyond_its_members(
     slots = arrays.first_slots[: capacity.members + 1].numpy()
     assert np.array_equal(slots[: num_members + 1], plan.first_slots)
     assert (slots[num_members:] == plan.num_slots).all()
-    nobody = np.arange(num_members, capacity.members)
-    assert np.array_equal(arrays.members[num_members : capacity.members].numpy(), nobody)
+    unused = np.arange(num_members, capacity.members)
+    assert np.array_equal(arrays.members[num_members : capacity.members].numpy(), unused)

@@ -181,7 +181,7 @@ async def test_connector_fetch_can_be_cancelled_at_every_step(way):
                     await asyncio.sleep(0)
                 fetching.cancel()
                 (outcome,) = await asyncio.gather(fetching, return_exceptions=True)
-                # From here on the blocks are somebody else's.
+                # From here on the blocks are another sequence's.
                 ends.target.content.fill_(7)
                 if isinstance(outcome, asyncio.CancelledError):
                     num_finished = 0

@@ -132,7 +132,7 @@ async def test_cuda_ipc_opens_pools_of_one_allocation(sources, targets):
 
 
 async def test_cuda_ipc_source_offers_places_of_mapped_pools(sources):
-    """Which are another process's: this one could not export them."""
+    """The pools are another process's: this one could not export them."""
     memory = Memory(sources)
     content = memory.allocations[bytes(64)][OFFSET:]
     memory.export = None
@@ -154,7 +154,7 @@ async def test_cuda_ipc_opens_memory_in_own_context(sources, targets):
 
 
 def test_cuda_driver_closes_memory_once_for_each_receiver():
-    """Which the driver maps at one address for both."""
+    """The driver maps the memory at one address for both."""
     closed = []
 
     def open_at_one_address(address, _handle, _flags) -> int:

@@ -26,7 +26,7 @@ def sources_of(pools, connector: str) -> Sources:
 
 
 async def said_by(pools, connector: str, caplog) -> list[str]:
-    """What is said at the start, and of two sources whose blocks come by grpc."""
+    """Returns what is logged at the start, and of two sources whose blocks come by gRPC."""
     sources = sources_of(pools, connector)
     said = [r.getMessage() for r in caplog.records if r.name == gpu_notice.__name__]
     assert bool(said) == (connector == "grpc" and pools is ON_GPU), "said at start"

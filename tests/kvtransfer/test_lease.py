@@ -21,19 +21,19 @@ from tests.support.waiting import settled
 ID, OTHER_ID = b"a" * 16, b"b" * 16
 CLAIM = Claim(ID, "d", "acme")
 TOKEN = FirstToken(0, 42)
-EXTENT = BlockRange(num_tokens=11, block_size=4)
+BLOCK_RANGE = BlockRange(num_tokens=11, block_size=4)
 TABLES = ((1, 2, 3),)
 
 
 def nothing() -> None:
-    """What a lease calls to free its blocks, where that does not matter."""
+    """Stands for the call by which a lease frees its blocks, where that does not matter."""
 
 
 async def test_lease_refuses_confirmation_of_other_generation():
     table = LeaseTable()
-    with table.open(replace(CLAIM, lease_id=OTHER_ID), EXTENT):
+    with table.open(replace(CLAIM, lease_id=OTHER_ID), BLOCK_RANGE):
         pass
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.complete(TOKEN, nothing)
         async with table.claim(CLAIM, timeout=0.01):
             with pytest.raises(FailedPreconditionError, match=r"generation is 2, .* is 1"):
@@ -63,7 +63,7 @@ async def test_lease_table_tells_forged_claim_nothing(forged):
         return f"{refused.value} {denied.value}"
 
     made_up = await told(replace(CLAIM, lease_id=b"x" * 16))
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.complete(TOKEN, nothing)
         assert await told(forged) == made_up
         async with table.claim(CLAIM, timeout=0.01):
@@ -81,7 +81,7 @@ async def test_claim_may_precede_its_lease():
 
     claiming = asyncio.create_task(claim())
     await settled()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         assert await claiming is lease
 
 
@@ -90,7 +90,7 @@ async def test_claim_times_out_when_lease_never_opens():
     with pytest.raises(LeaseNotOpenedError, match=r"within 0\.01 s"):
         async with table.claim(CLAIM, timeout=0.01):
             pass
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         assert not lease.is_claimed
 
 
@@ -105,7 +105,7 @@ async def test_cancelled_claim_leaves_lease_to_next_claimant():
     await settled()
     claiming.cancel()
     await asyncio.gather(claiming, return_exceptions=True)
-    with table.open(CLAIM, EXTENT):
+    with table.open(CLAIM, BLOCK_RANGE):
         async with table.claim(CLAIM, timeout=0.01) as lease:
             assert lease.is_claimed
 
@@ -122,7 +122,7 @@ async def test_early_claim_of_other_worker_does_not_block_owner(other):
     await settled()
     owner = asyncio.create_task(claim(CLAIM))
     await settled()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         assert await owner is lease
     thief.cancel()
     with pytest.raises((NotFoundError, asyncio.CancelledError)):
@@ -131,7 +131,7 @@ async def test_early_claim_of_other_worker_does_not_block_owner(other):
 
 async def test_lease_refuses_second_claim():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         async with table.claim(CLAIM, timeout=0.01):
             with pytest.raises(NotFoundError):
                 async with table.claim(CLAIM, timeout=0.01):
@@ -141,7 +141,7 @@ async def test_lease_refuses_second_claim():
 
 async def test_claim_fails_at_once_when_lease_is_over():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT):
+    with table.open(CLAIM, BLOCK_RANGE):
         pass
     with pytest.raises(NotFoundError):
         async with asyncio.timeout(1.0), table.claim(CLAIM, timeout=60.0):
@@ -152,7 +152,7 @@ async def test_lease_table_forgets_oldest_ids():
     table = LeaseTable(num_remembered=2)
     claims = [replace(CLAIM, lease_id=bytes([i]) * 16) for i in range(5)]
     for claim in claims:
-        with table.open(claim, EXTENT):
+        with table.open(claim, BLOCK_RANGE):
             pass
     for claim in claims[3:]:
         with pytest.raises(AlreadyExistsError):
@@ -162,7 +162,7 @@ async def test_lease_table_forgets_oldest_ids():
 
 
 async def test_waits_that_time_out_leave_nothing():
-    with LeaseTable().open(CLAIM, EXTENT) as lease:
+    with LeaseTable().open(CLAIM, BLOCK_RANGE) as lease:
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
@@ -172,7 +172,7 @@ async def test_waits_that_time_out_leave_nothing():
 
 async def test_lease_never_counts_fewer_filled_blocks():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.advance(TABLES, 2)
         lease.advance(((1, 2),), 1)
         assert (lease.num_filled, lease.block_ids) == (2, TABLES)
@@ -180,7 +180,7 @@ async def test_lease_never_counts_fewer_filled_blocks():
 
 async def test_lease_block_tables_grow_and_drop_blocks_before_window():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         assert lease.blocks.num_blocks == 3
         lease.advance(((1,), (4,)), 1)
         assert lease.state is LeaseState.COMPUTING
@@ -194,7 +194,7 @@ async def test_lease_block_tables_grow_and_drop_blocks_before_window():
 @pytest.mark.parametrize("wait", [lambda x: x.filled_beyond(0), lambda x: x.claimed()])
 async def test_waiters_get_reason_for_which_lease_broke(wait):
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         waiting = asyncio.create_task(wait(lease))
         await settled()
         lease.end(UnavailableError("the cat"))
@@ -204,7 +204,7 @@ async def test_waiters_get_reason_for_which_lease_broke(wait):
 
 async def test_retracted_lease_is_computed_again_for_claimant():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.advance(TABLES, 2)
         lease.complete(TOKEN, nothing)
         lease.retract()
@@ -224,7 +224,7 @@ async def test_retracted_lease_is_computed_again_for_claimant():
 
 async def test_claimant_counts_as_waiting_until_blocks_are_computed():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         assert not table.has_awaited
         async with table.claim(CLAIM, timeout=0.01):
             assert table.has_awaited
@@ -234,7 +234,7 @@ async def test_claimant_counts_as_waiting_until_blocks_are_computed():
 
 async def test_lease_fails_when_claimed_blocks_are_taken_back():
     table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.advance(((1, 2), (5, 6)), 2)
         async with table.claim(CLAIM, timeout=0.01):
             lease.advance(((1, 2, 3), (0, 6, 7)), 2)  # a window has passed the first
@@ -249,7 +249,7 @@ async def test_lease_fails_when_claimed_blocks_are_taken_back():
 
 async def test_lease_frees_blocks_once_when_it_ends():
     table, freed = LeaseTable(), []
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.advance(TABLES, 2)
         lease.complete(TOKEN, lambda: freed.append(lease.state))
         async with table.claim(CLAIM, timeout=0.01):
@@ -262,7 +262,7 @@ async def test_lease_frees_blocks_once_when_it_ends():
 
 async def test_lease_frees_blocks_completed_after_its_end_at_once():
     table, freed = LeaseTable(), []
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.end(UnavailableError("the cat"))
         lease.complete(TOKEN, lambda: freed.append(True))
         assert freed == [True]

@@ -18,7 +18,7 @@ from tests.support.waiting import settled
 
 IDS = [b"a" * 16, b"b" * 16]
 TOKEN = FirstToken(0, 42)
-EXTENT = BlockRange(num_tokens=11, block_size=4)
+BLOCK_RANGE = BlockRange(num_tokens=11, block_size=4)
 TIME_LIMIT = 10.0
 ENDINGS = {LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.FAILED}
 
@@ -58,7 +58,7 @@ class Leases(RuleBasedStateMachine):
         claim = Claim(lease_id, "d", tenant)
 
         async def enter() -> None:
-            context = self.table.open(claim, EXTENT)
+            context = self.table.open(claim, BLOCK_RANGE)
             lease = context.__enter__()
             self.contexts[claim], self.open_leases[claim] = context, lease
             self.every.append(lease)
@@ -177,7 +177,7 @@ class Leases(RuleBasedStateMachine):
         assert len(set(generations)) == len(generations)
 
     @invariant()
-    def what_is_over_holds_nothing_and_nobody_waits_for_it(self) -> None:
+    def what_is_over_holds_nothing_and_no_claim_waits_for_it(self) -> None:
         for lease in self.every:
             if lease.is_over:
                 assert lease.state in ENDINGS
@@ -229,7 +229,7 @@ def table_of(clock: HeldClock) -> LeaseTable:
 async def test_expired_lease_cannot_be_claimed(is_late):
     clock, freed = HeldClock(), []
     table = table_of(clock)
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         clock.advance(5 * TIME_LIMIT)  # computing takes as long as it takes
         lease.complete(TOKEN, lambda: freed.append(True))
         clock.is_late = is_late
@@ -244,7 +244,7 @@ async def test_expired_lease_cannot_be_claimed(is_late):
 async def test_lease_cannot_be_confirmed_when_it_expires_during_fetch(is_late):
     clock = HeldClock()
     table = table_of(clock)
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.complete(TOKEN, lambda: None)
         clock.advance(TIME_LIMIT - 0.001)
         async with table.claim(CLAIM, timeout=0.01):
@@ -260,7 +260,7 @@ async def test_lease_cannot_be_confirmed_when_it_expires_during_fetch(is_late):
 async def test_confirmed_lease_does_not_expire():
     clock = HeldClock()
     table = table_of(clock)
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.complete(TOKEN, lambda: None)
         async with table.claim(CLAIM, timeout=0.01):
             clock.advance(TIME_LIMIT - 0.001)
@@ -273,7 +273,7 @@ async def test_confirmed_lease_does_not_expire():
 async def test_retracted_lease_keeps_first_deadline():
     clock = HeldClock()
     table = table_of(clock)
-    with table.open(CLAIM, EXTENT) as lease:
+    with table.open(CLAIM, BLOCK_RANGE) as lease:
         lease.complete(TOKEN, lambda: None)
         clock.advance(TIME_LIMIT / 2)
         lease.retract()

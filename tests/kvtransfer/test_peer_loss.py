@@ -89,8 +89,8 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePeers]:
 
 
 async def failure_of_one_heard(call: Callable[[], Any]) -> BatonError:
-    """Of the first call that its peer has heard: one that stood still closes, as it goes on, the
-    connection whose pings it has not answered."""
+    """Returns the failure of the first call that its peer has heard: a peer that stood still
+    closes, as it resumes, the connection whose pings it has not answered."""
     async with asyncio.timeout(TIMEOUT):
         while isinstance(failure := await failure_of(call()), UnavailableError):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -166,7 +166,7 @@ async def source_is_gone(peers: RemotePeers, connector: Any, stage: str, signum:
         if signum == signal.SIGSTOP:
             source.signal(signal.SIGKILL)
         await source.end()
-        # Its memory is let go of by itself, not because somebody asks.
+        # Its memory is let go of by itself, not because a peer asks.
         await until(lambda: num_mapped() == own, BOUND)
         assert not any(address in name for name in abstract_sockets())
 
@@ -258,7 +258,7 @@ async def test_nixl_read_writes_nothing_when_stopped_source_resumes(peers, stage
             "written behind the end"
         )
         assert not agent.is_open
-        # The same source is read again, by a new agent, once its old answers have reached nobody.
+        # The same source is read again, by a new agent, once its old answers have reached no agent.
         assert source.is_running
         for target in targets:
             target.content.zero_()

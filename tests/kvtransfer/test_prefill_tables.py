@@ -50,7 +50,7 @@ class Pools:
         return StepResult(np.ones(len(plan.sample_rows), np.int64))
 
     def tokens_in(self, group: int, block_id: int, count: int) -> Iterator[tuple[int, int]]:
-        """Of the first `count` slots of a block."""
+        """Returns the tokens in the first `count` slots of a block."""
         assert block_id != NULL_BLOCK, "given back, or never there"
         return (self._slots[group, block_id, offset] for offset in range(count))
 

@@ -142,7 +142,7 @@ async def test_shm_attach_refuses_pools_of_wrong_number_or_size():
         assert num_mapped() == mapped
 
 
-@pytest.mark.parametrize("greeting", [b"", b"somebody", GREETING])
+@pytest.mark.parametrize("greeting", [b"", b"stranger", GREETING])
 async def test_shm_attach_refuses_stranger_at_endpoint(greeting):
     name = f"baton-kv-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stranger:
@@ -425,12 +425,12 @@ async def test_shm_is_tried_again_after_a_source_was_slow(fallback):
 
 
 async def test_shm_is_not_tried_again_in_another_namespace():
-    """Where pods have no folder in common: not every ten seconds."""
+    """Pods without a common folder do not try again every ten seconds."""
     described = []
 
     async def describe(_endpoint, wanted):
         described.append(wanted)
-        return Description(7, HandleEndpoint("baton-kv-nobody", host_id(), (8, 8)))
+        return Description(7, HandleEndpoint("baton-kv-absent", host_id(), (8, 8)))
 
     times = TransportTimes(retry=0.0)
     ways = Sources(two_pools(), "auto", describe, ReaderStub(), times=times)
@@ -470,7 +470,7 @@ async def test_sources_ask_again_after_failed_description():
     ways = Sources(two_pools(), "auto", describe, ReaderStub(), nixl_problem="none")
     first = asyncio.create_task(ways.transport("source", 7))
     await asyncio.sleep(0)
-    first.cancel()  # whoever asked is gone before the answer
+    first.cancel()  # the caller is gone before the answer
     await asyncio.gather(first, return_exceptions=True)
     await asyncio.sleep(0.01)
     way = await ways.transport("source", 7)
@@ -495,12 +495,12 @@ async def test_sources_unmap_pools_attached_after_close():
         mapped = num_mapped()
         loop.set_default_executor(thread)
         busy = loop.run_in_executor(None, going_on.wait, TIMEOUT)
-        asking = asyncio.create_task(ways.transport("source", 7))
+        choosing = asyncio.create_task(ways.transport("source", 7))
         await described.wait()
         ways.close()
         going_on.set()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await choosing
         await busy
         await loop.run_in_executor(None, time.sleep, 0)  # it has attached by then
         await until(lambda: not server.num_readers, within=TIMEOUT)
@@ -522,7 +522,7 @@ async def test_handle_server_can_listen_in_folder(short_path):
         receiver = await asyncio.to_thread(attach, server.endpoint, HYBRID, folder)
         assert server.num_readers == 1
         receiver.close()
-        assert "cannot be read" in await refusal(server.endpoint)  # who has no folder finds nobody
+        assert "cannot be read" in await refusal(server.endpoint)  # without the folder
     assert list(short_path.iterdir()) == []
 
 

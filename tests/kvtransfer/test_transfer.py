@@ -102,7 +102,7 @@ async def test_fetch_refuses_handle_of_earlier_epoch():
 
 
 async def refusal_before_anything_moves(ends) -> FailedPreconditionError:
-    """Of the source, where the claimant has not checked."""
+    """Returns the source's refusal, where the claimant has not checked."""
     with ends.lease(1) as lease:
         lease.advance(((1,),), 1)
         failure = await failure_of(ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT))

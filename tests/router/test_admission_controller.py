@@ -289,7 +289,7 @@ async def test_admission_raises_abort_of_queued_request():
     await until(lambda: cluster.admission_controller.num_waiting == 1, within=2.0)
     cluster.admission_controller.abandon(asked, CancelledError("the request was aborted"))
     cluster.admission_controller.abandon(asked, CancelledError("and again"))
-    cluster.admission_controller.abandon(request("nobody"), CancelledError("unknown"))
+    cluster.admission_controller.abandon(request("unknown"), CancelledError("unknown"))
     with pytest.raises(CancelledError, match="the request was aborted"):
         await second
     full.set()

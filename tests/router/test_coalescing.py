@@ -50,7 +50,7 @@ async def test_coalescer_sends_each_message_alone_without_window():
 
 
 async def test_coalescer_sends_tokens_gathered_before_failure():
-    """What was booked counts as shown: were it not sent, it would be lost."""
+    """Tokens booked count as shown: were they not sent, they would be lost."""
     shown = Cue()
     dying = decode(READY, shown, tokens(1, 1), tokens(2, 2), InternalError("it broke"))
     heir = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
@@ -124,7 +124,7 @@ def test_coalescing_changes_only_number_of_messages(events):
 
 
 def _streams(events: list[ClientEvent]) -> list[tuple[object, ...]]:
-    """What each sequence's reader gets: positions in order, text, and nothing behind the end."""
+    """Returns what each sequence's reader gets: positions in order, text, nothing after the end."""
     streams = []
     for index in range(3):
         token_ids: list[int] = []

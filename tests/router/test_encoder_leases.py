@@ -88,7 +88,7 @@ def lifecycle(
 
 
 def ways(running: RequestLifecycle) -> dict[str, int]:
-    """Where inputs were encoded, as often."""
+    """Returns how many inputs were encoded at each source."""
     told = [encoded.source for encoded in running.account.encoded_inputs]
     return {source: told.count(source) for source in ENCODED_BY if source in told}
 

@@ -214,7 +214,7 @@ def test_encoder_sources_are_ready_and_depend_on_snapshot_alone(
 
 @given(request_ids, cluster, images(NUM_TOKENS))
 def test_text_placement_is_same_with_images_cached_and_queued(request_id, drawn, inputs):
-    """What concerns images changes no other decision."""
+    """Images change no other decision."""
     drawn = [c._replace(num_queued_encoder_tokens=0) for c in drawn]
     asked = PlacementInputs(request_id, NUM_TOKENS, tuple(drawn))
     without = [c._replace(cached_inputs=(), pending_inputs=()) for c in drawn if c.role != "encode"]

@@ -1,4 +1,4 @@
-"""Classes in order, shares by weight, nobody starved or paid twice."""
+"""Classes in order, shares by weight, no tenant starved or paid twice."""
 
 from collections import Counter
 

@@ -88,7 +88,7 @@ async def at_work(
 
 
 def reason(fleet: Fleet) -> str | None:
-    """Why the one worker cannot take work; None while it is unknown."""
+    """Returns why the one worker cannot take work; None while it is unknown."""
     candidates = fleet.candidates()
     return candidates[0].excluded if candidates else None
 
@@ -145,7 +145,7 @@ async def test_fleet_uses_worker_only_while_it_reports_ready():
 
 
 def accepted(port: int) -> set[int]:
-    """The ports of whoever has a connection to this one."""
+    """Returns the ports of the peers that are connected to this one."""
     connections = psutil.Process().net_connections("tcp")
     return {c.raddr.port for c in connections if c.raddr and c.laddr.port == port}
 

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 
 def forged(number: int) -> WorkerRecord:
-    """A record with an endpoint of its own, where nobody listens."""
+    """Returns a record with an endpoint of its own, where no server listens."""
     endpoint = f"127.1.{number // 250}.{number % 250 + 1}:1"
     return replace(RECORD, id=f"forged-{number}", endpoint=endpoint, epoch=10**12 + number)
 

@@ -196,7 +196,7 @@ def lender(*script: Any, name: str = "d0") -> Worker:
     return worker
 
 
-def lent(num_blocks: int) -> kv_sharing_pb2.ShareResponse:
+def blocks_shared(num_blocks: int) -> kv_sharing_pb2.ShareResponse:
     return kv_sharing_pb2.ShareResponse(shared=kv_sharing_pb2.BlocksShared(num_blocks=num_blocks))
 
 
@@ -209,7 +209,7 @@ LONG = tuple(range(5, 105))
 
 
 async def test_prefix_lease_lasts_until_prompt_is_begun():
-    computing, holder = prefill_of_long(), lender(lent(5), Forever())
+    computing, holder = prefill_of_long(), lender(blocks_shared(5), Forever())
     async with fleet_of(computing, holder) as fleet:
         running = asyncio.create_task(seen_of(lifecycle_of(fleet, prompt=LONG)))
         # Admitted, begun, and the loan is over: what runs at the holder is the answer.
@@ -237,7 +237,7 @@ async def test_lifecycle_prefills_without_lease_when_holder_refuses(script):
 
 
 async def test_lifecycle_takes_no_prefix_lease_for_prompt_logprobs():
-    holder = lender(lent(6), Forever())
+    holder = lender(blocks_shared(6), Forever())
     scores = prefill_pb2.PrefillResponse(
         prompt_logprobs=pb.PromptLogprobs(position=1, logprobs=[-1.0] * 99)
     )

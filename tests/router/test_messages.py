@@ -251,7 +251,7 @@ async def test_message_accepts_hints_without_effect(model):
     message = await ask(
         model,
         "Hello.",
-        metadata={"user_id": "somebody"},
+        metadata={"user_id": "a user"},
         service_tier="auto",
         tools=[{**WEATHER, "type": "custom", "cache_control": {"type": "ephemeral"}}],
         extra_body={"cache_control": {"type": "ephemeral"}, "context_management": {"edits": []}},

@@ -65,7 +65,7 @@ async def test_lifecycle_resumes_after_sent_tokens_on_other_worker():
 
 async def test_lifecycle_ignores_late_events_of_earlier_attempt():
     cue = Cue()
-    # It says so at a time when another attempt has begun, if anybody lets it.
+    # It says so at a time when another attempt has begun, if the router lets it.
     silent = decode(READY, tokens(1, 1), DataLossError("bad"))
     results = Scripts([[PREFILL_ADMITTED, cue, first()], [PREFILL_ADMITTED, first(), RELEASED]])
     second = decode(Go(cue), READY, tokens(1, 2), finished(), name="d1")
@@ -80,7 +80,7 @@ async def test_lifecycle_needs_no_worker_when_only_ending_was_lost():
 
 
 async def test_lifecycle_sends_finish_reason_with_last_token():
-    """Of a matched grammar nothing but the reason tells that its last token was the last."""
+    """Nothing but a matched grammar's reason tells that its last token was the last."""
     reason = pb.FINISH_REASON_END_OF_SEQUENCE
     script = [READY, tokens(0, 0, 1, reason=reason), UnavailableError("gone before `finished`")]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:

@@ -122,4 +122,4 @@ def test_place_again_chooses_other_decode_worker_of_pairing(cluster, request_id)
             if c.role == "decode" and not c.excluded and c.pairing == here.pairing
         } - {here.worker}
         assert chosen in able if able else chosen is None
-    assert place_again(request_id, NUM_TOKENS, cluster, "nobody") is None
+    assert place_again(request_id, NUM_TOKENS, cluster, "unknown") is None

@@ -75,9 +75,9 @@ def test_rate_limit_rejects_excess_request_with_retry_after():
         limited.count_request("acme")
     assert isinstance(caught.value, OverloadedError)
     assert caught.value.retry_after == pytest.approx(20.0)
-    standing = caught.value.statuses["requests"]
-    assert (standing.limit, standing.remaining) == (3, 0)
-    assert standing.reset_seconds == pytest.approx(60.0)
+    status = caught.value.statuses["requests"]
+    assert (status.limit, status.remaining) == (3, 0)
+    assert status.reset_seconds == pytest.approx(60.0)
     clock.now += 20.0
     limited.count_request("acme")
     limited.count_request("globex")
@@ -94,7 +94,7 @@ def test_rate_limit_check_counts_nothing():
 
 
 def outcome(num_tokens: int) -> RequestOutcome:
-    """Of a request that used so many tokens."""
+    """Returns the outcome of a request that used `num_tokens` tokens."""
     account = Account(Timings(0.0, admitted=0.0), 0, num_output_tokens=num_tokens)
     return RequestOutcome(Request("r", (), SamplingParams()), account)
 

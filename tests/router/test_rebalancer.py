@@ -35,7 +35,7 @@ NOTHING_PLACED = cast("Forecasts", SimpleNamespace(num_in_flight=0, num_tokens_i
 
 @dataclass
 class World:
-    """The workers, whose roles are changed as soon as somebody asks, or never."""
+    """Workers whose roles change as soon as the rebalancer asks, or never."""
 
     roles: dict[str, Role] = field(
         default_factory=lambda: {"p0": "prefill", "d0": "decode", "d1": "decode"}

@@ -306,7 +306,7 @@ async def test_lifecycle_reports_uncompilable_grammar_without_retry():
 
 
 async def test_failed_attempts_are_freed_without_garbage_collection():
-    """What holds an ended call holds its connection, to a worker that may be gone."""
+    """An object that holds an ended call holds its connection, to a worker that may be gone."""
     failing = decode(READY, tokens(1, 1), UnavailableError("gone"))
     second = decode(READY, tokens(2, 2), finished(), name="d1")
     async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:

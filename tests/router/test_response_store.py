@@ -44,9 +44,9 @@ async def test_store_returns_what_was_put_until_it_is_deleted(redis):
     assert await store.put(TENANT, id_of(1), b"content")
     assert await store.get(TENANT, id_of(1)) == b"content"
     await store.delete(TENANT, id_of(1))
-    for asking in (store.get(TENANT, id_of(1)), store.delete(TENANT, id_of(1))):
+    for call in (store.get(TENANT, id_of(1)), store.delete(TENANT, id_of(1))):
         with pytest.raises(NotFoundError, match="was deleted, has expired"):
-            await asking
+            await call
     assert await redis.keys("*") == []
 
 
@@ -62,9 +62,9 @@ async def test_stored_response_expires_after_its_ttl(redis):
 async def test_stored_response_is_unknown_to_another_tenant(redis):
     store = store_on(redis)
     assert await store.put(TENANT, id_of(1), b"content")
-    for asking in (store.get("team-b", id_of(1)), store.delete("team-b", id_of(1))):
+    for call in (store.get("team-b", id_of(1)), store.delete("team-b", id_of(1))):
         with pytest.raises(NotFoundError):
-            await asking
+            await call
     assert await store.get(TENANT, id_of(1)) == b"content"
 
 
@@ -121,9 +121,9 @@ async def test_store_without_redis_stores_nothing_and_says_so(tmp_path):
         assert await store.put(TENANT, id_of(1), b"content")
         running.kill()
         assert not await store.put(TENANT, id_of(2), b"content")
-        for asking in (store.get(TENANT, id_of(1)), store.delete(TENANT, id_of(1))):
+        for call in (store.get(TENANT, id_of(1)), store.delete(TENANT, id_of(1))):
             with pytest.raises(UnavailableError, match="Redis does not answer"):
-                await asking
+                await call
         await redis.aclose()
 
 

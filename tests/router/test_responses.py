@@ -221,12 +221,12 @@ async def test_front_without_store_says_so(model):
     assert answer.store is False
     async with front_of(prefill(), decode(), model=model) as front:
         client = openai_client_of(front)
-        for asking in (
+        for call in (
             client.responses.retrieve(answer.id),
             client.responses.create(model=model.name, input="x", previous_response_id=answer.id),
         ):
             with pytest.raises(openai.NotFoundError, match="--responses-ttl-s 0"):
-                await asking
+                await call
 
 
 async def test_response_is_answered_where_redis_does_not_answer(model):
@@ -234,11 +234,11 @@ async def test_response_is_answered_where_redis_does_not_answer(model):
         client = openai_client_of(front)
         answer = await client.responses.create(model=model.name, input=QUESTION)
         assert (answer.output_text, answer.store) == ("Hello.", False)
-        for asking in (
+        for call in (
             client.responses.retrieve(answer.id),
             client.responses.delete(answer.id),
             client.responses.create(model=model.name, input="x", previous_response_id=answer.id),
         ):
             with pytest.raises(openai.InternalServerError, match="Redis does not answer") as error:
-                await asking
+                await call
             assert error.value.status_code == 503

@@ -1,5 +1,4 @@
-"""A request that its decode worker gives back is placed anew, and the client sees nothing but a
-pause."""
+"""Requests that their decode worker gives back are placed again: the client sees only a pause."""
 
 import asyncio
 
@@ -147,7 +146,7 @@ async def test_lifecycle_fails_when_worker_returns_unoffered_request():
     async with fleet_of(prefill(), alone) as fleet:
         with pytest.raises(InternalError, match="d0 gave up the request"):
             await run(fleet)
-    # Without a token it may give it back twice; then each time nobody is left for a moment.
+    # Without a token it may give it back twice; then each time no worker is left for a moment.
     assert len(alone.requests) == 2 + MAX_FAILURES // 2 + 1
 
 

@@ -221,8 +221,8 @@ def flips_under(
     *,
     is_shared: bool = False,
 ) -> Iterator[Flip]:
-    """What is proposed, and done, while work of this much a second arrives and is shared evenly.
-    `is_shared`: prefill workers encode as many images as encode workers."""
+    """Yields the flips proposed, and done, while work of this much a second arrives and is shared
+    evenly. `is_shared`: prefill workers encode as many images as encode workers."""
     roles = RoleBalance(limits)
     for moment in range(1600):  # a change takes 46 of them at most
         num_encode, num_prefill = num_of("encode", workers), num_of("prefill", workers)

@@ -87,4 +87,4 @@ async def test_role_changer_refuses_encode_role_without_images():
         with pytest.raises(FailedPreconditionError, match="model 'tiny' takes no images"):
             await changer.set_role("d0", "encode", 0, 5.0)
         with pytest.raises(NotFoundError):
-            await changer.set_role("nobody", "encode", 0, 5.0)
+            await changer.set_role("unknown", "encode", 0, 5.0)

@@ -57,7 +57,7 @@ async def test_lifecycle_replaces_cut_off_worker_within_silence_bound(directions
                 cut_at = time.monotonic()
         assert time.monotonic() - cut_at < SILENCE_BOUND + 0.5
         assert seen == letter_ids()[:3]
-        # It learns of nothing, and must find out by itself that nobody listens.
+        # It learns of nothing, and must find out by itself that no worker listens.
         await until(lambda: not cut_off.num_running, within=SILENCE_BOUND + 0.5)
     assert (cut_off.num_losses, other.num_losses) == (1, 0)
 
@@ -65,7 +65,7 @@ async def test_lifecycle_replaces_cut_off_worker_within_silence_bound(directions
 async def test_lifecycle_pairs_unreachable_workers_with_others():
     cannot = UnavailableError("cannot fetch from p0")
     apart = decode(cannot)
-    # It is not its fault, and nobody else's: with another prefill worker it goes on.
+    # It is no worker's fault: with another prefill worker the request goes on.
     together = Scripts([apart.script, decode(READY, tokens(1, 1), finished()).script])
     workers = [
         Worker("p0", "prefill", [PREFILL_ADMITTED, first(), Forever()]),

@@ -145,7 +145,7 @@ async def test_roles_reach_their_services_and_no_others(tmp_path):
 
 
 async def test_server_ignores_claimed_role(tmp_path):
-    """What a caller says of itself counts for nothing, nor does a name or another domain's path."""
+    """A caller's own claims count for nothing, nor does a name or another domain's path."""
     other = Authority()
     folder = files(
         tmp_path, server=CA.issue("worker"), client=CA.issue("client", "router", hosts=["router"])
@@ -163,10 +163,10 @@ async def test_server_ignores_claimed_role(tmp_path):
 
 
 async def test_server_names_missing_role_of_certificate(tmp_path, roleless):
-    folder = files(tmp_path, server=CA.issue("worker"), nobody=roleless)
+    folder = files(tmp_path, server=CA.issue("worker"), roleless=roleless)
     async with (
         server_of_everything(folder) as server,
-        channel_of(server, tls_of(folder, "nobody")) as channel,
+        channel_of(server, tls_of(folder, "roleless")) as channel,
     ):
         code, said = await code_of(channel, "baton.v1.Inference")
         assert code == "UNAUTHENTICATED"
@@ -274,7 +274,7 @@ def test_check_role_refuses_unfit_own_certificate(tmp_path, roleless):
         client=CA.issue("client"),
         expired=CA.issue("router", **PAST),
         stranger=Authority().issue("router"),
-        nobody=roleless,
+        roleless=roleless,
     )
     check_role(tls_of(folder, "router"), ("router",), ROUTER_NAME)
     check_role(tls_of(folder, "worker"), ("decode", "worker"), WORKER_NAME)
@@ -292,7 +292,7 @@ def test_check_role_refuses_unfit_own_certificate(tmp_path, roleless):
     assert "spiffe://example.org/baton/decode or /baton/worker" in sentence
     assert "not for the DNS name baton-worker" in refusal(tls_of(folder, "router"), "router")
     assert "certificate purpose" in refusal(tls_of(folder, "client"), "router")
-    assert "is for no role" in refusal(tls_of(folder, "nobody"), "router")
+    assert "is for no role" in refusal(tls_of(folder, "roleless"), "router")
     mixed = Tls(folder / "ca.pem", folder / "router.pem", folder / "worker.key")
     assert "key values mismatch" in refusal(mixed, "router")
     missing = Tls(folder / "ca.pem", folder / "nowhere.pem", folder / "worker.key")

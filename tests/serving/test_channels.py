@@ -36,13 +36,13 @@ async def test_channels_close_those_unused_but_not_their_calls():
     async with serving(get_model=slow) as running:
         channels = Channels(idle_seconds=0.0)
         stub = InferenceStub(channels.get(running.server.endpoint))
-        asking = asyncio.ensure_future(stub.GetModel(pb.GetModelRequest()))
+        pending_call = asyncio.ensure_future(stub.GetModel(pb.GetModelRequest()))
         await began.wait()
         for port in range(1, 30):
             channels.get(f"127.0.0.1:{port}")
         assert list(channels._channels) == list(channels._last_used) == ["127.0.0.1:29"]
         going_on.set()
-        assert (await asking).name
+        assert (await pending_call).name
         await channels.close()
 
 

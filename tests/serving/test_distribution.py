@@ -29,7 +29,7 @@ class Known:
 
 
 def told(*families, accept: str = OPENMETRICS) -> dict[str, object]:
-    """What a monitoring system reads of them, by name."""
+    """Returns what a monitoring system reads of these families, by name."""
     exposition = Exposition()
     exposition.add(Known(*families))
     body, content_type = exposition.render(accept)

@@ -77,10 +77,10 @@ async def test_budget_forgets_share_that_is_cancelled():
             with requests.share() as share:
                 await share.grow(100 * KIB)
 
-        asking = asyncio.create_task(ask())
-        assert await waits(asking)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        task = asyncio.create_task(ask())
+        assert await waits(task)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     with requests.share() as whole, requests.share() as other:
         await whole.grow(300 * KIB)
         await other.grow(100 * KIB)

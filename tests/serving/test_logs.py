@@ -74,7 +74,7 @@ def test_attempt_id_yields_its_request_id(request_id):
 
 
 def test_request_id_of_plain_name_is_that_name():
-    assert request_id_of("somebody.else") == "somebody.else"
+    assert request_id_of("another.client") == "another.client"
 
 
 @pytest.mark.usefixtures("_restored_logging")

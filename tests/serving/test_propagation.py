@@ -26,7 +26,7 @@ def _tracing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def seen(request: pb.GenerateRequest, _context: Any) -> AsyncIterator[pb.GenerateResponse]:
-    """What the call would say to the next one, message for message."""
+    """Yields what the call would say to the next one, message for message."""
     for _ in range(2):
         yield chunk(json.dumps([dict(outgoing() or ()), is_sampled()]))
 

@@ -84,7 +84,7 @@ async def serving_with(folder, name: str = "router"):
 
 
 def expiry_shown(server: Server, tls: Tls) -> datetime:
-    """Of the certificate that it shows to a new connection."""
+    """Returns the expiry of the certificate that a server shows to a new connection."""
     context = ssl.create_default_context(cafile=tls.ca)
     context.load_cert_chain(tls.cert, tls.key)
     context.set_alpn_protocols(["h2"])

@@ -251,7 +251,7 @@ def test_server_stops_at_once_after_second_signal():
 
 @pytest.mark.e2e
 @pytest.mark.alone
-def test_client_notices_silent_server_within_bound():
+def test_client_detects_silent_server_within_bound():
     with Process(seconds=60.0) as process:
         process.signal(signal.SIGSTOP)
         began = time.monotonic()
@@ -275,7 +275,7 @@ CALLER = textwrap.dedent("""
 
 @pytest.mark.e2e
 @pytest.mark.alone
-async def test_server_notices_silent_client_within_bound():
+async def test_server_detects_silent_client_within_bound():
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def generate(request, context):

@@ -61,7 +61,7 @@ def test_tenants_refuse_token_removed_from_file(tmp_path):
 def test_tenants_refuse_every_call_when_last_token_is_removed(tmp_path):
     token, line = new_token("acme")
     watch = Watch(tmp_path / "tokens", line)
-    watch.write("# nobody")
+    watch.write("# no tenant")
     watch.later()
     for call in (bearing(token), bearing("any"), Call()):
         with pytest.raises(UnauthenticatedError):

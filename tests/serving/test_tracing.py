@@ -1,4 +1,4 @@
-"""Traces are made where the standard variables say so, and their collector holds nobody up."""
+"""Traces are made where the standard variables say so, and their collector delays no request."""
 
 import os
 import subprocess

@@ -63,7 +63,7 @@ def lineage(name: str) -> list[Stage]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """What ENV says, in a stage or those under it."""
+    """Returns what ENV sets, in a stage or those under it."""
     said: dict[str, str] = {}
     for stage in lineage(name):
         for line in stage.all("ENV"):

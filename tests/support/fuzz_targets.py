@@ -207,13 +207,13 @@ def record(data: bytes) -> None:
         fields[rest[4 : 4 + name]] = rest[4 + name : 4 + name + value]
         rest = rest[4 + name + value :]
     for reader in (WorkerRecord.from_fields, EventBatch.from_fields):
-        with contextlib.suppress(ValueError):  # what whoever reads it expects
+        with contextlib.suppress(ValueError):  # what its readers expect
             reader(fields)
 
 
 def snapshot(data: bytes) -> None:
     decode_sequence(data[:SEQUENCE_BYTES])
-    with contextlib.suppress(ValueError):  # what whoever reads it expects
+    with contextlib.suppress(ValueError):  # what its readers expect
         decode_slots(data[SEQUENCE_BYTES:])
 
 

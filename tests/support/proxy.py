@@ -43,7 +43,7 @@ class Pipe:
 
 @dataclass
 class Link:
-    """Between whoever connects (`there`) and whoever is connected to (`back` again)."""
+    """Connection from a client to its server (`there`), and `back` again."""
 
     there: Pipe = field(default_factory=Pipe)
     back: Pipe = field(default_factory=Pipe)

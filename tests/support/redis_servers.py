@@ -251,7 +251,7 @@ class Certificates:
         )
 
     def query(self) -> str:
-        """What a URL says for a client that shows its certificate."""
+        """Returns the query of a URL for a client that shows its certificate."""
         key = self.key(self.client)
         return f"?ssl_ca_certs={self.ca}&ssl_certfile={self.client}&ssl_keyfile={key}"
 

@@ -78,7 +78,7 @@ def chart() -> helm.Chart:
 
 
 def values_of(preset: str) -> Object:
-    """What is given on top of `values.yaml`."""
+    """Returns the values that a preset sets on top of `values.yaml`."""
     if preset == "values":
         return {}
     text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()

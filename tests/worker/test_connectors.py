@@ -164,6 +164,6 @@ async def test_lease_is_found_only_under_its_tenant(checkpoint):
                 await rest_of(prefilling)
                 assert (await rest_of(decoding))[-1].HasField("finished")
                 continue
-            with pytest.raises(grpc.aio.AioRpcError):  # nobody comes for it
+            with pytest.raises(grpc.aio.AioRpcError):  # no decode worker comes for it
                 await rest_of(prefilling)
             decoding.cancel()

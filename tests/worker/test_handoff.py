@@ -135,7 +135,7 @@ async def test_handoff_moves_fp8_cache_byte_for_byte(checkpoint, family, connect
 
 
 def _cached_blocks(engine, prompt):
-    """What the cache group that sees furthest back holds of a prompt's full blocks."""
+    """Returns what the cache group that sees furthest back holds of a prompt's full blocks."""
     namespace = engine.info.namespace
     hashes = hash_chain(namespace.root(), prompt, namespace.block_size)
     block_ids = engine._scheduler._kv.groups[0].pool.lookup_chain(hashes)

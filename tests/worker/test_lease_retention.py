@@ -127,7 +127,7 @@ async def test_unclaimed_lease_keeps_blocks_when_no_claimant_waits(checkpoint):
         )
         await waiting.read()
         await until_idle(pair, num_waiting=1)
-        await asyncio.sleep(0.5)  # nobody has claimed either, so neither is worth more
+        await asyncio.sleep(0.5)  # no worker has claimed either, so neither is worth more
         load = await pair.prefill_admin.GetLoad(admin_pb2.GetLoadRequest())
         assert (load.num_held_blocks, load.num_waiting) == (7, 1)
         call.cancel()

@@ -53,7 +53,7 @@ async def stopped(call: Any, events: list[Any]) -> int:
 async def moved(
     crew: Crew, prompt: list[int], params: SamplingParams, *, at: int = 5
 ) -> tuple[list[int], list[int]]:
-    """What the first worker says to a prompt until it is told to leave, and the second then."""
+    """Returns what the first worker says to a prompt until its hand-over, then the second."""
     giver, taker = crew.members
     call, name = giver.to_decode(prompt, params)
     events = await read_tokens(call, at)
@@ -173,7 +173,7 @@ async def test_decode_worker_refuses_invalid_migration_and_continues(checkpoint)
     model, prompt = checkpoint("llama"), prompt_of(20)
     async with crew_of(model, "decode", "decode") as crew:
         giver, taker = crew.members
-        assert isinstance(await refusal(giver, order("nobody", taker.id)), NotFoundError)
+        assert isinstance(await refusal(giver, order("unknown", taker.id)), NotFoundError)
         call, name = giver.to_decode(prompt, GREEDY)
         events = await read_tokens(call, 2)
         for changes in ({"lease_id": b"short"}, {"claimant": ""}):
@@ -216,7 +216,7 @@ async def check_refuses(crew: Crew, wrong: str) -> None:
     prompt = prompt_of(20)
     call, name = giver.to_decode(prompt, GREEDY)
     events = await read_tokens(call, 2)
-    claimant = "somebody else" if wrong == "claimant" else taker.id
+    claimant = "another worker" if wrong == "claimant" else taker.id
     tenant = "acme" if wrong == "tenant" else ""
     request = order(name, claimant, tenant=tenant)
     await giver.decode.HandOver(request, timeout=TIMEOUT)

@@ -61,7 +61,7 @@ def messages(pair: Pair) -> dict[str, Message]:
 async def answered(
     pair: Pair, call: str, request: bytes, timeout: float = TIMEOUT
 ) -> grpc.StatusCode:
-    """How a call ends that is given these bytes."""
+    """Returns the status in which a call ends that is given these bytes."""
     worker = pair.decode if call.startswith("Decode") else pair.prefill
     async with grpc.aio.insecure_channel(worker.server.endpoint) as channel:
         streaming = channel.unary_stream(f"/baton.v1.{call}")(request, timeout=timeout)

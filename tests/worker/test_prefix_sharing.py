@@ -102,7 +102,7 @@ async def test_prefix_fetch_moves_nothing_already_cached(checkpoint):
         assert puller.num_pulled_tokens == 0
 
 
-async def test_prefix_lease_pins_blocks_and_covers_only_cached_ones(checkpoint):
+async def test_prefix_lease_keeps_blocks_and_covers_only_cached_ones(checkpoint):
     model, whole = checkpoint("llama"), prompt_of(240)
     async with crew_of(model, "prefill", "prefill", num_blocks=30) as crew:
         holder, puller = crew.members
@@ -112,7 +112,7 @@ async def test_prefix_lease_pins_blocks_and_covers_only_cached_ones(checkpoint):
                 await holder.first_token(prompt_of(240, seed=seed))
             async with shared(holder, whole, puller.id) as (_, num_left):
                 assert num_left == num_blocks == 10
-            await flush(holder)  # nobody finds them any more, and they are what they were
+            await flush(holder)  # no request finds them any more, and they are what they were
             result = await puller.first_token(whole, holder.source(lease_id, num_blocks))
         assert result.num_cached_tokens == puller.num_pulled_tokens == 160
         assert [[t.token_id for t in result.first_tokens]] == alone(model, [whole], ONE)[0]
@@ -206,7 +206,7 @@ async def served_apart(holder: Member) -> AsyncIterator[tuple[Server, LeaseTable
 
 @pytest.mark.parametrize("ending", ["the lease breaks", "the source is gone"])
 async def test_prefill_worker_computes_when_prefix_source_is_lost(checkpoint, ending):
-    """Half of the blocks have come by then; nobody finds them."""
+    """Half of the blocks have come by then; no request finds them."""
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill", kv_connector="grpc") as crew:
         holder, puller = crew.members
@@ -298,7 +298,7 @@ async def test_prefix_lease_is_refused_for_invalid_request(checkpoint):
 
 
 async def test_unclaimed_prefix_lease_is_reclaimed_for_waiting_prompt(checkpoint):
-    """Its claimant may itself be waiting for blocks that somebody here has."""
+    """Its claimant may itself be waiting for blocks that a request here has."""
     prompt = prompt_of(150)
     async with crew_of(checkpoint("llama"), "prefill", "decode", num_blocks=12) as crew:
         holder, other = crew.members

@@ -28,7 +28,7 @@ Outputs = list[list[int] | None]
 
 
 def cut(sequences: list[list[int]], places: tuple[int | None, ...] = PLACES) -> Outputs:
-    """What they had come to; None for one that is complete."""
+    """Returns the sequences up to their places; None for one that is complete."""
     return [None if at is None else whole[:at] for whole, at in zip(sequences, places, strict=True)]
 
 
@@ -48,7 +48,8 @@ def asked(
 async def continued(
     pair: Pair, prompt: list[int], params: SamplingParams, outputs: Outputs, *, handed: bool
 ) -> list[Any]:
-    """What the decode worker says, with the prompt's KV from the prefill worker or without."""
+    """Returns the decode worker's messages, with the prompt's KV from the prefill worker or
+    without."""
     to_prefill = pair.prefill_request(prompt, params)
     lease_id = to_prefill.lease_id if handed else None
     call = pair.to_decode.Generate(asked(pair, prompt, params, outputs, lease_id), timeout=TIMEOUT)

@@ -37,7 +37,7 @@ async def state_of(member: Member) -> int:
 
 
 async def handed_over(crew: Crew, giver: Member, taker: Member, prompt: list[int]) -> list[int]:
-    """What the taker says to a prompt that the giver computes."""
+    """Returns what the taker says to a prompt that the giver computes."""
     wanted = giver.prefill_request(prompt, decode_worker=taker.id)
     decoding, _ = taker.to_decode(prompt, GREEDY, handle=giver.handle(wanted.lease_id, len(prompt)))
     prefilling = giver.prefill.Prefill(wanted, timeout=TIMEOUT)
@@ -184,7 +184,7 @@ async def test_role_change_is_bound_to_epoch_and_made_once(checkpoint):
         stale = await failure_of(member.set_role(PREFILL, epoch=first))
         assert isinstance(stale, FailedPreconditionError)
         assert isinstance(await failure_of(member.set_role(0)), InvalidArgumentError)
-        other = await failure_of(member.set_role(PREFILL, worker="somebody"))
+        other = await failure_of(member.set_role(PREFILL, worker="unknown"))
         assert isinstance(other, NotFoundError)
         assert (member.worker.role, member.worker.epoch) == ("decode", epoch)
 

@@ -115,7 +115,7 @@ async def test_sampling_modes_survive_loss_of_prefill_worker(checkpoint, undistu
 
 
 async def test_sampling_modes_migrate_when_decode_worker_drains(checkpoint, undisturbed):
-    """What can be handed over computes no prompt again; the others end where they are."""
+    """Requests that can migrate compute no prompt again; the others end where they are."""
     ways, expected = undisturbed
     roles = "prefill", "decode", "decode"
     async with fleet_of_workers(checkpoint("tiny"), *roles, **CROWD) as fleet:

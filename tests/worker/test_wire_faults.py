@@ -61,7 +61,7 @@ async def handed_over(pair: Pair, prompt: list[int]) -> list[list[int]]:
 
 
 async def handoff_failure(pair: Pair, prompt: list[int], after: Any) -> BatonError:
-    """What the decode worker says of a handoff; the router then ends the other call."""
+    """Returns the decode worker's error in a handoff; the router then ends the other call."""
     prefilling, decoding = await begun(pair, prompt)
     await prefilling.read()
     await after()

@@ -25,7 +25,7 @@ from baton_simulator.study import Study
 from baton_simulator.table import COLUMNS, row_of
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceError, TraceRow, read_trace
 
-_LINE_SECONDS = 10.0  # between lines where nobody watches
+_LINE_SECONDS = 10.0  # between lines where stderr is no terminal
 
 
 def study_of(

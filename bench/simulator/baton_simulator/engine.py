@@ -190,7 +190,7 @@ class SimulatedEngine:
         if len(ends) > 1:
             plan = self._skip(plan, len(ends) - 1)
         self.num_steps += len(ends)
-        self._is_planning = True  # nobody who is told may start a step
+        self._is_planning = True  # no callback may start a step
         result = StepResult(self._token_of[plan.sample_slots])
         self._report_progress(self.scheduler.apply(plan, result), ends)
         self._report_held(plan)

@@ -17,7 +17,7 @@ LARGEST_PAUSE = 5.0  # seconds between two tries
 
 def main(addresses: list[str], prompt: str) -> None:
     # Of several routers the first that answers is asked. A generation whose router is lost goes on
-    # with another one, behind the tokens that are here, and whoever reads it does not notice.
+    # with another one, behind the tokens that are here, and its reader does not notice.
     with Client(addresses, token=os.environ.get("BATON_TOKEN")) as client:
         two = SamplingParams(max_tokens=24, n=2, temperature=0.8, seed=7, ignore_eos=True)
         generation = ask(client, prompt, two, timeout=30.0)

@@ -65,7 +65,7 @@ def drive(search: BeamSearch, prompt: tuple[int, ...], logprobs: Logprobs) -> Dr
 
 
 class Theirs:
-    """What `generate` returns, and the model's own log-probabilities from full forwards."""
+    """Output of `generate`, and the model's own log-probabilities from full forwards."""
 
     def __init__(self, model: PreTrainedModel, *, uses_cache: bool) -> None:
         self._model = model

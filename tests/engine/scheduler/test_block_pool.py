@@ -14,7 +14,7 @@ HASHES = [bytes([i]) * 16 for i in range(6)]
 class PoolModel(RuleBasedStateMachine):
     """Holders keep lists of blocks; the model keeps counts, hashes and the order of eviction.
 
-    `cached_free` is the model's LRU: findable blocks nobody holds, next victim first. Blocks
+    `cached_free` is the model's LRU: findable blocks without a holder, next victim first. Blocks
     without content come before them in any order.
     """
 

@@ -174,7 +174,7 @@ def test_free_block_margin_is_kept_for_running_sequences():
 
 @pytest.mark.parametrize("policy", ["decode-first", "prefill-first", "fcfs"])
 def test_free_block_margin_is_left_by_begun_prompts(policy):
-    """Which wait for what runs, but for nothing else."""
+    """Prompts that have begun wait for what runs, but for nothing else."""
     harness = Harness(20, free_block_margin=0.25, max_num_batched_tokens=8, policy=policy)
     harness.add(request("runs", [1] * 4, max_tokens=12), request("long", [2] * 60, max_tokens=1))
     while "runs" in harness.live:

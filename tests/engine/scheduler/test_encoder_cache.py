@@ -362,7 +362,7 @@ def test_encoder_cache_lets_every_prompt_and_job_finish(
             if plan_chunk(stream, jobs, budget, max_chunk):
                 planned.append(stream)
             if num_disturbances < 5 and data.draw(st.integers(0, 9)) == 0:
-                # Somebody loses its blocks while the step is being planned, or was planned in vain.
+                # A stream loses its blocks while the step is being planned, or was planned in vain.
                 num_disturbances += 1
                 victim = data.draw(st.sampled_from(waiting))
                 cache.release_all(victim.name)
@@ -384,7 +384,7 @@ def test_encoder_cache_lets_every_prompt_and_job_finish(
         waiting = [s for s in waiting if s.num_computed < s.num_tokens]
         has_jobs = has_answers or caller.open or caller.waiting
         num_idle += bool(waiting) and not (planned or has_jobs)
-        assert num_idle <= num_disturbances, "nobody can go on"
+        assert num_idle <= num_disturbances, "no stream can go on"
         assert step < 200, "a job never ends"
         step += 1
     assert cache.num_held_blocks == 0

@@ -184,7 +184,7 @@ def test_suspend_keeps_the_kv_of_all_but_the_last_token(drafts):
 def test_suspend_ignores_waiting_and_forking_requests():
     harness = Harness(20, max_num_batched_tokens=6)
     harness.add(request("several", PROMPT, n=2, temperature=1.0), request("r", PROMPT))
-    assert harness.scheduler.suspend("nobody") is None
+    assert harness.scheduler.suspend("unknown") is None
     assert harness.scheduler.suspend("r") is None  # waits
     harness.step()
     assert harness.scheduler.suspend("several") is None  # is to fork

@@ -49,7 +49,7 @@ def _compute_beyond(_: Scheduler, sequence: Sequence) -> None:
     sequence.num_computed_tokens = 60
 
 
-def _reserve_for_nobody(scheduler: Scheduler, _: Sequence) -> None:
+def _reserve_without_owner(scheduler: Scheduler, _: Sequence) -> None:
     scheduler._kv.reservations._num_reserved[0] += 1
 
 
@@ -95,7 +95,7 @@ def _leave_a_host_block_behind(scheduler: Scheduler, _: Sequence) -> None:
         _shorten_a_table,
         _cover_more,
         _compute_beyond,
-        _reserve_for_nobody,
+        _reserve_without_owner,
         _lose_a_slot,
         _release_slot,
         _be_in_two_places,

@@ -163,7 +163,7 @@ def apply(scheduler: Scheduler, plan: StepPlan) -> None:
 
 
 def shared_step(policy: str, **ranks: Any) -> dict[str, tuple[int, int]]:
-    """What is computed when two decodes and a long prompt share six tokens."""
+    """Returns what is computed when two decodes and a long prompt share six tokens."""
     harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy=policy)
     harness.add(request("a", [1] * 3, priority=1), request("b", [2] * 3, priority=5))
     harness.step()
@@ -199,7 +199,7 @@ def test_rank_order_schedules_a_prompt_before_worse_decodes():
 
 
 def test_rank_order_preempts_a_worse_decode_for_a_prompt():
-    """Which has left the step, then, with blocks to spare."""
+    """The worse decode has then left the step, with blocks to spare."""
     harness = Harness(8, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
     harness.add(request("good", [1] * 3, max_tokens=9, priority=1))
     harness.add(request("bad", [2] * 14, max_tokens=9, priority=5))

@@ -21,7 +21,7 @@ def crowded(mode: Preemption = Preemption.AUTO, num_host_blocks: int = 20) -> Ha
 
 
 def make_room(harness: Harness, cost: ReturnCost | None = CHEAP) -> None:
-    """Of two that decode, the one whose KV came from elsewhere has to make room."""
+    """Preempts, of two requests that decode, the one whose KV came from elsewhere."""
     harness.add(request("stays", [1] * 7))
     source = KvSource.EXTERNAL
     harness.add(request("leaves", [2] * 7, kv_source=source, return_cost=cost))

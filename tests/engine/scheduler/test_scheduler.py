@@ -184,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def draw_outputs(
         self, data: st.DataObject, n: int, max_tokens: int
     ) -> tuple[tuple[int, ...] | None, ...]:
-        """What samples have come to elsewhere; most begin here."""
+        """Returns the tokens that samples have from elsewhere; most begin here."""
         if data.draw(st.booleans()):
             return ()
         tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=max_tokens - 1).map(tuple)

@@ -41,7 +41,7 @@ def test_request_forks_from_an_external_prompt():
 
 
 def test_preempted_sibling_recomputes_its_encoder_inputs():
-    """What one of them is done with, or has lost, another may be about to use."""
+    """Encoder outputs that one sibling is done with, or has lost, another may be about to use."""
     harness = Harness(9, block_size=2, encoder_budget=4, encoder_cache_tokens=4)
     inputs = (EncoderInput(b"A", 0, 2), EncoderInput(b"B", 2, 4))
     harness.add(

@@ -193,7 +193,7 @@ def test_step_of_only_swap_ins_makes_progress():
 
 
 def test_host_blocks_are_freed_a_step_after_swap_in():
-    """What goes in the same step must not be written over them before they are read."""
+    """Blocks swapped out in the same step must not overwrite them before they are read."""
     harness = swapping(4, prefix_caching=False)
     two(harness)
     step_until_swapped(harness)

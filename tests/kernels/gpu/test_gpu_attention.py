@@ -100,7 +100,7 @@ def test_attention_matches_float64_for_any_query_group_size(
 
 @each_case(TILE_CASES)
 def test_prefill_is_bitwise_same_by_descriptors(gpu: torch.device, case: dict[str, int]) -> None:
-    """What a block holds after its last token is NaN."""
+    """Slots of a block after its last token are NaN."""
     if not Gpu.of(gpu).has_tma:
         pytest.skip("compute capability below 9.0 has no TMA")
     shape = {**shape_of(case), "block_size": case["block_size"]}

@@ -140,7 +140,10 @@ class Attended:
 
 
 def reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Of the last tokens of a sequence; K and V are `[num_kv_heads, length, head_dim]`."""
+    """Returns the attention of the last tokens of a sequence.
+
+    K and V are `[num_kv_heads, length, head_dim]`.
+    """
     num_queries, length = len(query), keys.shape[1]
     mask = torch.ones(num_queries, length, dtype=torch.bool).tril(length - num_queries)
     out = torch.nn.functional.scaled_dot_product_attention(

@@ -31,7 +31,7 @@ CASES = pairwise(
 
 @each_case(CASES, num_quick=6)
 def test_prefill_is_bitwise_same_by_descriptors(case: dict) -> None:
-    """What a block holds after its last token is NaN."""
+    """Slots of a block after its last token are NaN."""
     shape = {name: case[name] for name in case if name != "splits"}
     gathered = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=2, **shape)
     described = by_descriptors(gathered, TILING)

@@ -142,7 +142,7 @@ async def test_fetcher_checks_address_after_redirect(site):
         assert inner.num_connections == 0
 
 
-async def test_fetcher_pins_address_that_it_checked(servers, site):
+async def test_fetcher_keeps_address_that_it_checked(servers, site):
     answers = iter([["127.0.0.1"], ["127.0.0.2"]])
 
     async def rebind(_host: str, _port: int) -> Sequence[str]:

@@ -90,7 +90,7 @@ def reference(model: str) -> Any:
 
 
 def greedy(model: str, prompt: list[int], max_tokens: int) -> list[int]:
-    """What the `generate` of transformers continues the prompt with."""
+    """Returns the tokens with which transformers' `generate` continues the prompt."""
     ids = torch.tensor([prompt])
     with torch.inference_mode(), _one_thread():
         out = reference(model).generate(

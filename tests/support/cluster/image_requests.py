@@ -161,6 +161,6 @@ class Asked:
         assert [tuple(each.tokens) for each in running] == self._expected
 
 
-def asking(given: list[Given]) -> pytest.MarkDecorator:
+def requests_of(given: list[Given]) -> pytest.MarkDecorator:
     """Returns the mark of a test whose fixture `asked` has requests of these prompts."""
     return pytest.mark.parametrize("asked", [given], indirect=True, ids=[""])

@@ -142,7 +142,7 @@ class Traced:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes are told when they start."""
+        """Returns the variables that its processes get when they start."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.endpoint,
             "OTEL_BSP_SCHEDULE_DELAY": "50",

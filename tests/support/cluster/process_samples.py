@@ -63,7 +63,7 @@ class Samples:
 
 
 def _median(points: list[tuple[float, float]], start: float, end: float) -> float:
-    """Of the values between two fractions of the time, at least one."""
+    """Returns the median of the values between two fractions of the time, at least one."""
     lasted = points[-1][0]
     values = sorted(v for t, v in points if start * lasted <= t <= end * lasted)
     return values[len(values) // 2] if values else points[-1][1]

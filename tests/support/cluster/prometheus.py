@@ -30,7 +30,7 @@ def tool(name: str) -> str:
 
 
 class Prometheus:
-    """What it is asked."""
+    """Client of a Prometheus server."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -66,8 +66,8 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, router: str) -> Iterator[Prometheus]:
-    """Scrapes all whom the router at this metrics endpoint tells of, every second, and evaluates
-    the rules as often. All that it keeps is in `folder`."""
+    """Runs a Prometheus that every second scrapes all processes that the router at this metrics
+    endpoint lists, and evaluates the rules. All that it keeps is in `folder`."""
     config = folder / "prometheus.yaml"
     discovery = {"url": f"http://{router}/targets", "refresh_interval": "1s"}
     config.write_text(

@@ -39,7 +39,7 @@ def environment_of(packages: Path) -> dict[str, str]:
 
 
 def version_in(packages: Path) -> str:
-    """What `baton --version` says there."""
+    """Returns the output of `baton --version` there."""
     command = (sys.executable, "-P", "-m", "baton", "--version")
     return _run(*command, env={**os.environ, **environment_of(packages)}).strip()
 

@@ -32,7 +32,7 @@ _STOPS_WITHIN = 30.0
 _ANSWERS_WITHIN = 30.0
 
 _ALONE = EngineConfig(device="cpu", dtype="float32", num_blocks=1024)
-_CLEAR = 1e-3  # nats; what is computed anew, in other steps, differs in last bits
+_CLEAR = 1e-3  # nats; what is computed again, in other steps, differs in last bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,9 @@ class Question:
 
 
 def clear_question(params: SamplingParams) -> Question:
-    """One whose greedy answer is the same wherever it is computed anew: every token of it is chosen
-    by more than what other steps may change. `params` ask for one greedy sequence."""
+    """Returns a question whose greedy answer is the same wherever it is computed again: every token
+    of it is chosen by more than what other steps may change. `params` ask for one greedy
+    sequence."""
     prompts = [prompt_of(50, seed=seed) for seed in range(1, 6)]
     engine = Engine.from_pretrained(locate("tiny"), _ALONE)
     told = replace(params, logprobs=True, top_logprobs=2)
@@ -94,7 +95,7 @@ def mixed_questions(max_tokens: int, parts: Sequence[int] = (1,)) -> list[Questi
 
 @dataclass
 class Tally:
-    """What became of the requests of a load.
+    """Outcomes of the requests of a load.
 
     Attributes:
         num_answered: with the right tokens.
@@ -193,7 +194,7 @@ class Pools:
         return True
 
     def _epochs(self) -> dict[str, int]:
-        """Of the life of each worker that any router has heard of last."""
+        """Returns the latest epoch of each worker that any router has heard of."""
         known = Counter[str]()
         for router in self.routers:
             known |= Counter(self._ready_at(router, any_state=True))

@@ -50,7 +50,7 @@ def scrape(endpoint: str) -> dict[str, Family]:
 
 
 def scrape_all(cluster: LocalCluster) -> dict[str, dict[str, Family]]:
-    """Of all processes, by the name of each."""
+    """Returns the metrics of all processes, by the name of each."""
     return {name: scrape(endpoint) for name, endpoint in cluster.metrics_endpoints.items()}
 
 

@@ -69,7 +69,7 @@ class Question:
 
 @dataclass
 class Report:
-    """What became of everything."""
+    """Outcomes of all requests and faults."""
 
     num_requests: int = 0
     num_left: int = 0
@@ -137,7 +137,7 @@ class _Soak:
         return time.monotonic() > self._ends_at
 
     async def run(self, seconds: float) -> Report:
-        # What is ranked begins anew with every worker it loses, and ends when there is peace.
+        # A ranked request begins again with every worker it loses, and ends when there is peace.
         patience = seconds + BACK_WITHIN
         async with AsyncClient(
             self._cluster.address, timeout=patience, wait_for_ready=True
@@ -145,11 +145,11 @@ class _Soak:
             questions = await self._questions(client)
             self._ends_at = time.monotonic() + seconds
             lanes = [] if self._network is None else self._lanes(self._network)
-            asking = [self._ask_again(client, questions) for _ in range(self._in_flight)]
+            clients = [self._ask_again(client, questions) for _ in range(self._in_flight)]
             sampling = self._sample_again(max(1.0, seconds / 720))
             # A fault that is not repaired ends all: without its worker the rest would be waiting.
             async with asyncio.timeout(seconds + 3 * BACK_WITHIN), asyncio.TaskGroup() as tasks:
-                for work in (*lanes, *asking, sampling):
+                for work in (*lanes, *clients, sampling):
                     tasks.create_task(work)
         await self._note_held()
         return self._report

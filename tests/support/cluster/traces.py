@@ -21,8 +21,8 @@ def named(spans: list[ReceivedSpan], name: str) -> list[ReceivedSpan]:
 
 
 def share_told(spans: list[ReceivedSpan]) -> float:
-    """How much of the time of the first span the others cover together, without those of whole
-    calls."""
+    """Returns the share of the first span's time that the others cover together, without those of
+    whole calls."""
     root, *others = spans
     covered, until = 0.0, root.start
     for span in others:

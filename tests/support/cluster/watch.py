@@ -15,7 +15,7 @@ def load_of(endpoint: str) -> Load:
 
 
 def loads(cluster: LocalCluster) -> dict[str, Load]:
-    """What every running process is doing, by name. One that is stopping may end meanwhile."""
+    """Returns the load of every running process, by name. One that stops may end meanwhile."""
     found = {}
     for process in cluster.processes:
         if process.is_running:
@@ -28,7 +28,7 @@ def loads(cluster: LocalCluster) -> dict[str, Load]:
 
 
 def held(cluster: LocalCluster) -> dict[str, str]:
-    """What is held by whom; empty if nothing is."""
+    """Returns what each process holds, by name; empty if none holds anything."""
     found = {}
     for name, load in loads(cluster).items():
         counts = {

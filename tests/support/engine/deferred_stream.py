@@ -43,7 +43,7 @@ class _Deferred:
 
 
 class DeferredStream:
-    """`DeviceStream` that runs launched work when somebody waits for it, in the order of launches.
+    """`DeviceStream` that runs launched work when the host waits for it, in the order of launches.
 
     Attributes:
         num_launched, num_done: of the work so far.

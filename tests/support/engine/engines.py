@@ -16,7 +16,8 @@ MAX_STEPS = 5000
 
 
 def config_of(**changes: object) -> EngineConfig:
-    """Of an engine on the CPU in float32, with 96 blocks in each pool, none of them held free."""
+    """Returns the config of an engine on the CPU in float32, with 96 blocks in each pool, none of
+    them held free."""
     settings: dict[str, object] = {
         "device": "cpu", "dtype": "float32", "num_blocks": 96, "free_block_margin": 0.0,
     }  # fmt: skip
@@ -108,7 +109,7 @@ _said: dict[tuple[object, ...], tuple[int, ...]] = {}
 def alone(
     engine: Engine, prompt: tuple[int, ...], params: SamplingParams, count: int
 ) -> dict[int, tuple[int, ...]]:
-    """What `count` requests of one sequence say, one after the other. Remembered."""
+    """Returns what `count` requests of one sequence say, one after the other. Remembered."""
     for index in range(count):
         key = (engine.info.fingerprint, prompt, params, index)
         if key not in _said:

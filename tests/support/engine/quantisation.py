@@ -70,7 +70,7 @@ def add_scales(folder: str, target: Path, scales: Scales, name: str) -> str:
 
 
 def generate(path: str, prompt: Sequence[int], num_tokens: int, scales: Scales) -> Generated:
-    """Greedy, in float32, the whole sequence anew for each token."""
+    """Generates greedily in float32; computes the whole sequence again for each token."""
 
     def attend(
         module: Any, query: Any, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any

@@ -1,7 +1,7 @@
 """Ragged batches over a paged pool, for tests of attention on any device.
 
-Whatever attention must not read is NaN: other layers' part of the pool, blocks of nobody, and what
-a block holds behind the last token of its sequence.
+Whatever attention must not read is NaN: other layers' part of the pool, blocks of no sequence, and
+what a block holds after the last token of its sequence.
 """
 
 import itertools

@@ -18,7 +18,7 @@ NUM_BLOCKS = 64
 
 
 def layouts() -> list[KvLayout]:
-    """Of two cache groups; a block of the second one is as small as one can be."""
+    """Returns layouts of two cache groups; a block of the second is as small as one can be."""
     return [
         plan_layout([KvShape(2, 64, 64)] * 3, torch.bfloat16, 16),
         plan_layout([KvShape(1, 3, 3)], torch.float16, 1, 8),

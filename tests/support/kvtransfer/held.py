@@ -8,7 +8,7 @@ MARK = "memfd:"
 
 
 def open_files(pid: int | None = None) -> list[str]:
-    """What each descriptor of a process leads to."""
+    """Returns the path that each descriptor of a process leads to."""
     folder = Path(f"/proc/{pid or os.getpid()}/fd")
     found = []
     for entry in folder.iterdir():
@@ -20,7 +20,7 @@ def open_files(pid: int | None = None) -> list[str]:
 
 
 def num_mapped(pid: int | None = None) -> int:
-    """How many pools are mapped."""
+    """Returns how many pools are mapped."""
     gc.collect()
     maps = Path(f"/proc/{pid or os.getpid()}/maps").read_text()
     return sum(MARK in line for line in maps.splitlines())
@@ -33,12 +33,12 @@ def abstract_sockets() -> set[str]:
 
 
 def shared_files() -> set[Path]:
-    """Of ours, and of UCX; others on this host have some, too."""
+    """Returns our files, and those of UCX; others on this host have some, too."""
     return {p for p in Path("/dev/shm").iterdir() if "baton" in p.name or "ucx" in p.name}
 
 
 def orphaned_segments() -> set[str]:
-    """System V's shared memory that nobody has attached."""
+    """Returns segments of System V's shared memory that no process has attached."""
     rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
     attached, number = rows[0].index("nattch"), rows[0].index("shmid")
     return {row[number] for row in rows[1:] if row[attached] == "0"}

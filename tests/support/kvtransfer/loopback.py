@@ -42,7 +42,7 @@ Tables = tuple[tuple[int, ...], ...]
 
 
 def nothing() -> None:
-    """What a lease calls to free its blocks, where that does not matter."""
+    """Stands for the call by which a lease frees its blocks, where that does not matter."""
 
 
 def layout_of(num_layers: int, head_dim: int = 8, window: int | None = None) -> KvLayout:
@@ -107,7 +107,7 @@ class Transfer:
         return self.targets[0]
 
     def lease(self, num_blocks: int) -> AbstractContextManager[Lease]:
-        """Of a prompt that fills so many blocks."""
+        """Opens a lease of a prompt that fills `num_blocks` blocks."""
         return self.lease_of(num_blocks * BLOCK_SIZE)
 
     def lease_of(self, num_tokens: int, lease_id: bytes = LEASE) -> AbstractContextManager[Lease]:
@@ -115,7 +115,7 @@ class Transfer:
 
     @contextmanager
     def computed_lease(self, *tables: tuple[int, ...], lease_id: bytes = LEASE) -> Iterator[Lease]:
-        """Of a prompt that fills these blocks, all of which are computed."""
+        """Opens a lease of a prompt that fills these blocks, all of which are computed."""
         num_blocks = len(tables[0])
         with self.lease_of(num_blocks * BLOCK_SIZE, lease_id) as lease:
             lease.advance(tables, num_blocks)

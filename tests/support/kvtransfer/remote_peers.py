@@ -51,7 +51,7 @@ class RemotePeer:
 
 
 class RemotePeers:
-    """What they are forked from. The sockets of their lines are in `folder`."""
+    """Fork server of remote peers. The sockets of their lines are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):

@@ -58,7 +58,7 @@ class Launch:
 
 
 class Machine(Protocol):
-    """What runs launches."""
+    """Device that runs launches."""
 
     def load(self, name: str, files: Mapping[str, str]) -> Any:
         """Returns a kernel. `files`: paths in Triton's cache by name, as in `split_kernel.ptx`."""

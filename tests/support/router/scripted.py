@@ -247,7 +247,7 @@ class FakeFleet:
         pass
 
     def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
-        """Whoever was told to hand over drains. Encode workers are chosen by tests alone."""
+        """A worker that was told to hand over drains. Encode workers are chosen by tests alone."""
         return [
             Candidate(
                 w.name,

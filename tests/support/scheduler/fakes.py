@@ -2,8 +2,8 @@
 
 Every slot of every block remembers a hash of the prefix that was written there, so that reading a
 block which is stale, foreign, overwritten or missing is noticed at once. The next token is a
-function of all tokens before it, so that one lost or doubled changes everything after it. What
-nobody has written or cleared since a block was handed out is poison, and must not be read.
+function of all tokens before it, so that one lost or doubled changes everything after it. A
+slot not written or cleared since its block was handed out is poison, and must not be read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,7 +54,7 @@ def states_of(request: Request, token_ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def next_token(state: int, index: int = 0) -> int:
-    """What sequence `index` of a request goes on with, after a prefix."""
+    """Returns the token that sequence `index` of a request has after a prefix."""
     return crc32(bytes([index]), state) // 64 % VOCAB_SIZE
 
 
@@ -82,12 +82,13 @@ class FakeGrammar:
 
 
 def ending_of(request: Request, state: int) -> FinishReason | None:
-    """How the request's grammar ends a sequence with this prefix."""
+    """Returns how the request's grammar ends a sequence with this prefix."""
     return request.grammar.ending(state) if isinstance(request.grammar, FakeGrammar) else None
 
 
 def given_to(request: Request, index: int) -> Tokens:
-    """What a sequence of the request has come to elsewhere, behind the prompt. Before it forks."""
+    """Returns the tokens that a sequence of the request has from elsewhere, after the prompt and
+    before it forks."""
     return (request.outputs[index - request.sequence_index] or ()) if request.outputs else ()
 
 
@@ -161,7 +162,7 @@ class FakePool:
         self.blocks[NULL_BLOCK] = [CLEARED] * block_size
 
     def poison(self) -> None:
-        """Whatever was handed out has the content of nobody."""
+        """Poisons every block that was handed out."""
         for block_id in self._pool.handed_out:
             self.blocks[block_id] = [POISON] * self._block_size
         self._pool.handed_out.clear()
@@ -292,7 +293,7 @@ class FakeRunner:
         )
 
     def _work(self, plan: StepPlan) -> list[Work]:
-        """What is computed, in the order of the flat batch."""
+        """Returns what is computed, in the order of the flat batch."""
         work = [
             Work(self._batch_slots.owners[batch_slot], start, start + 1)
             for batch_slot, start in zip(
@@ -310,7 +311,7 @@ class FakeRunner:
         return work
 
     def _states(self, sequence: Sequence, length: int) -> tuple[int, ...]:
-        """Of the first tokens in a sequence's row, drafts among them."""
+        """Returns the states of the first tokens in a sequence's row, drafts among them."""
         tokens = self._batch_slots.token_ids[sequence.batch_slot, :length].tolist()
         return prefix_states(sequence.request.root, tuple(tokens), sequence.request.encoder_inputs)
 
@@ -333,8 +334,8 @@ class FakeRunner:
     def _check_writable(
         self, item: Work, sequence: Sequence, work: list[tuple[Work, Sequence]]
     ) -> None:
-        """Nobody can find what is written, and others hold only full blocks of it, after which
-        each of them computes tokens in this step."""
+        """Asserts that no sequence can find what is written, and that others hold only full blocks
+        of it, after which each of them computes tokens in this step."""
         size = self.block_size
         for g, (group, table) in enumerate(zip(self.groups, sequence.block_ids, strict=True)):
             for i in range(item.start // size, -(-item.end // size)):
@@ -349,15 +350,15 @@ class FakeRunner:
                 assert self._is_encoded(wanted), "an encoder input is missing"
 
     def _check_reads(self, item: Work, sequence: Sequence, *, is_decode: bool) -> None:
-        """What the queries see is right, and the blocks it is in can be read as a whole: of a
-        decode up to the end of its table, since decodes are read to one width."""
+        """Asserts that what the queries see is right, and that the blocks it is in can be read as a
+        whole: of a decode up to the end of its table, since decodes are read to one width."""
         tables = [t[sequence.batch_slot].tolist() for t in self._batch_slots.block_tables]
         self.check_content(tables, self._states(sequence, item.end), item.start)
         for g, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
             first = group.first_block(item.start, self.block_size)
             end = None if is_decode else -(-item.end // self.block_size)
             for block_id in table[first:end]:
-                assert POISON not in self.content(g, block_id), "reads what nobody has cleared"
+                assert POISON not in self.content(g, block_id), "reads a block that was not cleared"
 
     # What comes out.
 

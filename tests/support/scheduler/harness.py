@@ -119,7 +119,7 @@ class Expected:
         return states_of(self.request, self.request.token_ids)
 
     def expected_scores(self) -> list[float]:
-        """Of the prompt's tokens, where they are computed here and somebody asked."""
+        """Returns the scores of the prompt's tokens, where they are computed here and asked for."""
         if self.request.params.prompt_logprobs is None or self.was_external:
             return []
         tokens, states = self.request.token_ids, self.states()
@@ -205,7 +205,8 @@ class Harness:
         return True
 
     def preempt(self, request_id: str) -> None:
-        """As if somebody had needed the blocks of all its sequences in a step of its own."""
+        """Preempts a request, as if others had needed the blocks of all its sequences in a step of
+        its own."""
         self._note_command()
         states = self.scheduler._states
         for sequence in self.live[request_id].request.sequences:
@@ -251,7 +252,7 @@ class Harness:
         assert count == num_cached - len(pool._cached)
 
     def find(self, prompt: SequenceOf[int], index: int, group: int = 0) -> int | None:
-        """Where a block of a prompt can be found in a group."""
+        """Returns the id of a prompt's block in a group; None if it cannot be found."""
         hashes = hash_chain(ROOTS[0], prompt, self.config.block_size)
         return self.groups[group].pool.lookup(hashes[index])
 
@@ -311,12 +312,12 @@ class Harness:
         self.scheduler.fail_external(request_id)
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[Sequence, int, int]]:
-        """What a plan computes, in the order of the flat batch."""
+        """Yields what a plan computes, in the order of the flat batch."""
         for batch_slot, start in zip(
             plan.decode_slots.tolist(), plan.decode_starts.tolist(), strict=True
         ):
             owner = self.scheduler.batch_slots.owners[batch_slot]
-            assert owner is not None, "a decode of nobody"
+            assert owner is not None, "a decode without an owner"
             yield owner, start, start + 1
         for chunk in plan.chunks:
             yield chunk.sequence, chunk.start, chunk.end
@@ -565,17 +566,19 @@ class Harness:
         assert self.scheduler.batch_slots.num_free == self.config.max_num_seqs
 
     def _check_findable(self) -> None:
-        """What can be found was computed for true tokens, and one hash stands for one content."""
+        """Asserts that what can be found was computed for true tokens, and that one hash stands for
+        one content."""
         for g, group in enumerate(self.groups):
             for block_hash, block_id in _cached(group.pool).items():
                 content = tuple(self.runner.content(g, block_id))
                 assert POISON not in content, "found, but not computed"
                 assert CLEARED not in content, "found, but not full"
                 assert self._content.setdefault((g, block_hash), content) == content
-                assert content[-1] in self._true_states, "tokens were cached that nobody has"
+                assert content[-1] in self._true_states, "tokens were cached that no sequence has"
 
     def _check_kept(self) -> None:
-        """What is kept for a claimant is all there, as far back as its first query sees."""
+        """Asserts that what is kept for a claimant is all there, as far back as its first query
+        sees."""
         for expected in self.kept.values():
             (sequence,) = expected.request.sequences
             last = expected.num_tokens - 1
@@ -624,7 +627,7 @@ class Harness:
         return sum(end - max(0, start - window + 1) for window in windows) / len(windows)
 
     def _check_margin(self, plan: StepPlan, *, may_grow: bool) -> None:
-        """What was let in last has left the margin free."""
+        """Asserts that what was let in last has left the margin free."""
         if self.config.max_cache_reads is not None or not plan.new_slots:
             return  # others may take blocks after what was overdue
         last = plan.new_slots[-1]
@@ -645,7 +648,7 @@ class Harness:
         self._was_idle = is_idle
         waits = self.awaiting or self.kept or self.jobs.open or self.is_paused
         if not (waits or plan.external):
-            assert not (is_idle and self.live), "it stands still, though nobody is waited for"
+            assert not (is_idle and self.live), "it stands still, though it waits for no worker"
         computes = plan.num_tokens or plan.external or plan.encoder.held
         self._num_idle_steps = 0 if computes or is_idle else self._num_idle_steps + 1
         assert self._num_idle_steps <= 3 * len(self.live) + 3, "it moves, and comes nowhere"

@@ -114,7 +114,7 @@ class FullCollector(Collector):
 
 
 class DeafCollector(Collector):
-    """Never answers while somebody waits."""
+    """Collector that never answers while an exporter waits."""
 
     def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
         while context.is_active():
@@ -138,7 +138,7 @@ def collector_that(how: str) -> Iterator[str]:
             pass
         yield endpoint
     elif how == "has no address":
-        yield "http://nobody.invalid:4317"
+        yield "http://absent.invalid:4317"
     else:
         kinds = {"is full": FullCollector, "hangs": DeafCollector, "listens": Collector}
         with collecting(kinds[how]()) as running:

@@ -23,7 +23,7 @@ _CALLS_PER_WRITE = 32
 
 
 def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    """Of HTTP/2 (RFC 9113, section 4.1)."""
+    """Returns a frame of HTTP/2 (RFC 9113, section 4.1)."""
     head = len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
     return head + content
 
@@ -46,7 +46,8 @@ def call_and_reset(stream: int, path: str) -> bytes:
 
 
 def _literal(header: tuple[str, str]) -> bytes:
-    """Of HPACK (RFC 7541, section 6.2.2): without index or Huffman code, below 127 bytes."""
+    """Returns a header in HPACK (RFC 7541, section 6.2.2): without index or Huffman code, below
+    127 bytes."""
     return b"\0" + b"".join(bytes([len(part)]) + part.encode() for part in header)
 
 

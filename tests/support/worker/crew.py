@@ -86,7 +86,7 @@ class Member:
         return self.worker.engine.stats().num_pulled_tokens
 
     def hashes(self, tokens: list[int], images: Sequence[HashedInput] = ()) -> bytes:
-        """Of the full blocks of a text."""
+        """Returns the hashes of the full blocks of a text."""
         engine = self.worker.engine
         root = engine.info.namespace.root(b"", b"")
         chain = hash_chain(root, tokens, engine.block_size, images)
@@ -119,14 +119,14 @@ class Member:
         return self.decode.Generate(request, timeout=TIMEOUT), name
 
     async def answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
-        """What the worker says to a prompt that it computes itself."""
+        """Returns the worker's answer to a prompt that it computes itself."""
         call, _ = self.to_decode(prompt, params)
         return tokens_of(await rest_of(call))
 
     async def first_token(
         self, prompt: list[int], source: prefill_pb2.PrefixSource | None = None, **fields: Any
     ) -> prefill_pb2.PrefillResult:
-        """A prefill that nobody fetches."""
+        """Returns the result of a prefill that no worker fetches."""
         request = self.prefill_request(prompt, source, **fields)
         call = self.prefill.Prefill(request, timeout=TIMEOUT, metadata=outgoing())
         try:
@@ -205,7 +205,7 @@ def new_lease_id() -> bytes:
 
 
 def tokens_of(events: list[Any]) -> list[int]:
-    """What a decode worker said, each position once."""
+    """Returns the tokens that a decode worker sent, each position once."""
     tokens: list[int] = []
     first = None
     for event in events:

@@ -38,7 +38,7 @@ async def rest_of(call: Any) -> list[Any]:
 
 @dataclass
 class Output:
-    """What one sequence has become, from the decode worker's messages."""
+    """Output of one sequence, from the decode worker's messages."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Output:
 
 @dataclass
 class Answer:
-    """What both workers said of one request."""
+    """Messages of both workers about one request."""
 
     prefill: list[prefill_pb2.PrefillResponse]
     decode: list[decode_pb2.DecodeGenerateResponse]
@@ -79,7 +79,7 @@ class Answer:
 
     @property
     def outputs(self) -> list[Output]:
-        """Of each sequence, by its index."""
+        """Returns the output of each sequence, by its index."""
         outputs: dict[int, Output] = {}
         for response in self.decode:
             match response.WhichOneof("event"):
