@@ -1,20 +1,24 @@
 """Language check of names, docstrings, messages and commits: `python docs/check_language.py`.
 
-Names are checked against the glossary, docstrings by their first word, all strings for words that
-name no actor, and commits by their subject. Of tests only the names are checked; generated stubs
-are not read.
+Names are checked against the glossary, docstrings by their first word, strings and comments for
+words that name no actor, names of tests by their unit and length, and commits by their subject.
+Generated stubs are not read.
 """
 
 import ast
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
+from io import StringIO
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router"
+FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router tests"
 GENERATED = (ROOT / "baton/v1", ROOT / "baton/envoy")
+HAS_BAD_WORDS = (Path(__file__), ROOT / "tests/docs/test_language.py")
+"""Files that contain the words on purpose."""
 NOT_FIRST = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTED = ast.Module | ast.ClassDef | FUNCTION
@@ -23,8 +27,6 @@ NO_ACTOR = re.compile(r"\b(anew|anybody|everybody|nobody|of late|somebody|whoeve
 NO_UNIT = re.compile("test_(how|it|of|what|where|whether|which|who|whose)_")
 """Beginnings of test names that do not name the unit."""
 MAX_TEST_NAME = 60
-LABELS = {"nobody"}
-"""Values of metric labels, which do not change."""
 PRIVATE_FILE = re.compile(
     "about|bucket|calling_off|edges|extent|extras|gate|keeping|loan|mirror|notices|pace|patience|"
     "pending|pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|"
@@ -55,20 +57,28 @@ def defined_name(node: ast.AST) -> str:
 
 
 def file_findings(path: str) -> Iterator[str]:
-    """One sentence if the name of a file is a private word."""
+    """Yields one sentence if the name of a file is a private word."""
     if PRIVATE_FILE.fullmatch(Path(path).stem.removeprefix("test_")):
         yield f"{path}: the file's name is a private word; use one of docs/glossary.md"
 
 
+def comment_findings(path: str, source: str) -> Iterator[str]:
+    """Yields one sentence for each comment that names no actor."""
+    for token in tokenize.generate_tokens(StringIO(source).readline):
+        if token.type == tokenize.COMMENT and (found := NO_ACTOR.search(token.string)):
+            yield f"{path}:{token.start[0]}: {found[0]!r} in a comment; name the actor"
+
+
 def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
-    """One sentence for each violation in a file."""
+    """Yields one sentence for each violation in a file."""
     yield from file_findings(path)
+    yield from comment_findings(path, source)
     words = {name.lower().replace(" ", "_") for name in private} - PLAIN
     for node in ast.walk(ast.parse(source)):
         line = getattr(node, "lineno", 1)
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found = NO_ACTOR.search(node.value)
-            if found and node.value not in LABELS:
+            if found:
                 yield f"{path}:{line}: {found[0]!r} in a string; name the actor"
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in private:
             yield f"{path}:{line}: class {node.name}; docs/glossary.md has the word for it"
@@ -83,14 +93,8 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
 
 
 def name_findings(path: str, source: str) -> Iterator[str]:
-    """One sentence for each violation in the names of a test file and its tests, and in its first
-    word."""
-    yield from file_findings(path)
-    tree = ast.parse(source)
-    first = (ast.get_docstring(tree) or "A").split()[0].strip("`,.:")
-    if first in NOT_FIRST:
-        yield f"{path}:1: docstring begins with {first!r}; begin with a noun"
-    for node in ast.walk(tree):
+    """Yields one sentence for each violation in the name of a test."""
+    for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, FUNCTION) and node.name.startswith("test_")):
             continue
         if (length := len(node.name)) > MAX_TEST_NAME:
@@ -113,7 +117,7 @@ def subjects() -> list[str]:
 
 
 def wrong_subjects(subjects: Iterable[str]) -> Iterator[str]:
-    """One sentence for each subject in another form."""
+    """Yields one sentence for each subject in another form."""
     for subject in subjects:
         if not SUBJECT.fullmatch(subject):
             yield f"commit {subject!r}; expected `area: imperative summary`, 65 characters at most"
@@ -125,7 +129,7 @@ def main() -> int:
     found = [
         finding
         for path in sorted(path for folder in folders for path in folder.rglob("*.py"))
-        if not {*GENERATED, Path(__file__)} & {path, *path.parents}
+        if not {*GENERATED, *HAS_BAD_WORDS} & {path, *path.parents}
         for finding in findings(str(path.relative_to(ROOT)), path.read_text(), private)
     ] + [
         finding

@@ -27,10 +27,17 @@ def test_private_names_are_the_last_column_of_the_glossary():
         ("router/turns.py", '"""Admission queue."""', "private word"),
         ("router/a.py", 'def f():\n    """How it is."""', "begins with 'How'"),
         ("router/a.py", 'raise ValueError("nobody is there")', "'nobody' in a string"),
+        ("router/a.py", 'label = "nobody"', "'nobody' in a string"),
+        ("router/a.py", "a = 1  # for whom it is", "'whom' in a comment"),
+        ("router/a.py", "# Computed anew.", "'anew' in a comment"),
+        ("tests/test_turns.py", "", "private word"),
+        ("tests/support/shapes.py", "", "private word"),
+        ("tests/a.py", '"""What waits."""', "begins with 'What'"),
+        ("tests/a.py", "asking = 1", "'asking' in asking"),
     ],
 )
 def test_findings_name_file_and_reason(path, source, finding):
-    (found,) = findings(path, source, {"Door", "Gate"})
+    (found,) = findings(path, source, {"Asking", "Door", "Gate"})
     assert found.startswith(path)
     assert finding in found
 
@@ -38,6 +45,11 @@ def test_findings_name_file_and_reason(path, source, finding):
 def test_findings_accept_nouns():
     source = '"""Admission queue."""\nclass Queue:\n    """Queue of requests."""'
     assert not list(findings("router/admission_queue.py", source, {"Gate"}))
+
+
+def test_findings_name_line_of_comment():
+    (found,) = findings("tests/a.py", "a = '# fine'\n\nb = a  # whoever asks\n", set())
+    assert found.startswith("tests/a.py:3: ")
 
 
 @pytest.mark.parametrize(
@@ -64,18 +76,6 @@ def test_name_findings_name_test_and_reason(name, finding):
     (found,) = name_findings("tests/a.py", f"async def test_{name}(): ...")
     assert found.startswith(f"tests/a.py:1: test_{name} ")
     assert finding in found
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "finding"),
-    [
-        ("tests/test_turns.py", "", "private word"),
-        ("tests/support/shapes.py", "", "private word"),
-        ("tests/a.py", '"""What waits."""', "begins with 'What'"),
-    ],
-)
-def test_name_findings_name_file_and_first_word(path, source, finding):
-    assert finding in next(name_findings(path, source))
 
 
 def test_name_findings_accept_units():
