@@ -1,8 +1,10 @@
 """Language check of names, docstrings, messages and commits: `python docs/check_language.py`.
 
-Names are checked against the glossary, docstrings by their first word, strings and comments for
-words that name no actor, names of tests by their unit and length, and commits by their subject.
-Generated stubs are not read.
+Names are checked against the glossary, those of the public surface too (settings, metrics, labels,
+spans, attributes, terms of placements, values of the chart), as the tables of its reference pages
+list them. Docstrings are checked by their first word, strings and comments for words that name no
+actor, names of tests by their unit and length, and commits by their subject. Generated stubs are
+not read.
 """
 
 import ast
@@ -19,6 +21,12 @@ FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router tests
 GENERATED = (ROOT / "baton/v1", ROOT / "baton/envoy")
 HAS_BAD_WORDS = (Path(__file__), ROOT / "tests/docs/test_language.py")
 """Files that contain the words on purpose."""
+PUBLIC = ("docs/reference/**/*.md", "docs/telemetry.md", "docs/glossary.md", "helm/baton/README.md")
+"""Pages whose tables list public names."""
+PUBLIC_PLAIN = {"bucket", "budget"}
+"""Private words that are part of a public one, such as the token budget of a step."""
+NAMES = re.compile(r"(?:`[^`]+`(?:,\s*)?)+")
+"""Cell of a table that has names alone."""
 NOT_FIRST = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTED = ast.Module | ast.ClassDef | FUNCTION
@@ -92,6 +100,19 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
                 yield f"{path}:{line}: docstring begins with {first!r}; begin with a noun or a verb"
 
 
+def public_findings(path: str, page: str, private: set[str]) -> Iterator[str]:
+    """Yields one sentence for each private word in the names that a page's tables list."""
+    words = {name.lower().replace(" ", "_") for name in private} - PUBLIC_PLAIN
+    for number, row in enumerate(page.splitlines(), 1):
+        cells = row.strip("|").split("|") if row.startswith("|") else []
+        for cell in (cell for cell in map(str.strip, cells) if NAMES.fullmatch(cell)):
+            for name in re.findall("`([^`]+)`", cell):
+                parts = "_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""])
+                for word in sorted(word for word in words if f"_{word}_" in parts):
+                    reason = f"{word!r} in {name}; docs/glossary.md has the word for it"
+                    yield f"{path}:{number}: {reason}"
+
+
 def name_findings(path: str, source: str) -> Iterator[str]:
     """Yields one sentence for each violation in the name of a test."""
     for node in ast.walk(ast.parse(source)):
@@ -135,6 +156,11 @@ def main() -> int:
         finding
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for finding in name_findings(str(path.relative_to(ROOT)), path.read_text())
+    ]
+    found += [
+        finding
+        for path in sorted(path for pages in PUBLIC for path in ROOT.glob(pages))
+        for finding in public_findings(str(path.relative_to(ROOT)), path.read_text(), private)
     ]
     found += wrong_subjects(subjects())
     print("\n".join(found) or f"Language: {len(private)} private names, none in use.")

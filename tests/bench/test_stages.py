@@ -46,7 +46,7 @@ def test_stage_beyond_its_budget_fails_with_its_report(tmp_path):
     assert result.seconds < 30
 
 
-def test_stage_that_ignores_its_interruption_is_killed(tmp_path):
+def test_stage_that_ignores_its_signal_is_killed(tmp_path):
     deaf = stage(DEAF, tmp_path / "report", budget=0.5)
     result = run_stage(deaf, tmp_path / "log", grace=0.5)
     assert (result.failures, result.figures) == (("not done after 0.5 s",), {})

@@ -2,7 +2,13 @@
 
 import pytest
 
-from docs.check_language import findings, name_findings, private_names, wrong_subjects
+from docs.check_language import (
+    findings,
+    name_findings,
+    private_names,
+    public_findings,
+    wrong_subjects,
+)
 
 GLOSSARY = """
 | use | meaning | not |
@@ -45,6 +51,20 @@ def test_findings_name_file_and_reason(path, source, finding):
 def test_findings_accept_nouns():
     source = '"""Admission queue."""\nclass Queue:\n    """Queue of requests."""'
     assert not list(findings("router/admission_queue.py", source, {"Gate"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["baton_turns_total", "--max-turns", "baton.turns.kind", "router.turnsFile: turns"]
+)
+def test_public_findings_name_row_and_word(name):
+    page = f"| name | labels | meaning |\n|---|---|---|\n| `{name}` | `a`, `b` | of `turns` |\n"
+    (found,) = public_findings("docs/a.md", page, {"Turns", "Door"})
+    assert found.startswith(f"docs/a.md:3: 'turns' in {name}")
+
+
+def test_public_findings_read_labels_and_no_sentences():
+    page = "| `baton_steps_total` | counter | `way`, `role` | by the way, `way` |\n"
+    assert len(list(public_findings("docs/a.md", page, {"Way"}))) == 1
 
 
 def test_findings_name_line_of_comment():

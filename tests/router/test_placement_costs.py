@@ -31,7 +31,7 @@ def test_prefill_cost_counts_computed_and_queued_tokens():
     )
 
 
-def test_crowding_cost_is_same_at_any_speed_and_role():
+def test_congestion_cost_is_same_at_any_speed_and_role():
     """Half of a step is half of what a step takes to those whose prompts fill it up."""
     rates = Rates(8e-3, 1e-3, max_step_tokens=64)
     slower = Rates(16e-3, 2e-3, max_step_tokens=64, slowness=2.0)

@@ -69,7 +69,7 @@ def test_role_balance_proposes_lasting_pressure_with_reason(prefill, decode, exp
     assert expected.worker in balance.reason
 
 
-def test_role_balance_restarts_dwell_only_on_real_interruption():
+def test_role_balance_restarts_dwell_only_on_real_recovery():
     roles, workers = RoleBalance(MARKS), pools(2, 2)
     seen(roles, workers, PRESSED, IDLE, 0.0)
     seen(roles, workers, 0.8, 0.4, 4.0)  # below the high mark and above the low one, but not beyond
