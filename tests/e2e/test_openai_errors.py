@@ -57,7 +57,7 @@ async def post(cluster: LocalCluster, path: str, content: Any, **headers: str) -
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_workers_refuse_bad_schema_by_name_of_field(cluster, stream):
-    """The workers refuse it, and not the router: tests/router/test_openai_refusals.py has more."""
+    """The workers refuse it, and not the router: see `apis/test_openai_refusals.py`."""
     schema = {"name": "x", "schema": {"type": "nonsense"}}
     answer_in = {"type": "json_schema", "json_schema": schema}
     asked = {"model": "tiny", "messages": MESSAGES, "stream": stream, "response_format": answer_in}

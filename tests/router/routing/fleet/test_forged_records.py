@@ -9,7 +9,7 @@ from baton.cluster.redis import connect, transact
 from baton.cluster.registry import WorkerRecord
 from baton_router.routing.fleet.fleet import _MAX_ON_TRIAL
 from baton_router.routing.fleet.waiting_records import WaitingRecords
-from tests.router.test_fleet import record_of, registered, worker_and_fleet
+from tests.router.routing.fleet.test_fleet import record_of, registered, worker_and_fleet
 from tests.support.router.records import RECORD
 from tests.support.waiting import until
 

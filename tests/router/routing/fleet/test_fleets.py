@@ -14,7 +14,7 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton_router.routing.fleet.fleets import Fleets
 from baton_router.routing.fleet.service_discovery import ServiceDiscovery
-from tests.router.test_fleet import record_of, registered
+from tests.router.routing.fleet.test_fleet import record_of, registered
 from tests.support.router.records import TOKENIZER
 from tests.support.waiting import until
 
