@@ -56,9 +56,9 @@ from baton_kvtransfer.wire import (
     integrity_of,
     lease_id_of,
 )
+from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.client_wire import to_message
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 

@@ -1,5 +1,5 @@
 """Data of one request in the router: parameters, upper bounds of its demand, remaining work,
-outcome. Knows nothing of workers, calls or messages but their enums."""
+outcome. Knows nothing of workers, calls or messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from baton.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.ending import FinishReason
 from baton_router.call.failure import FailureKind
 from baton_router.call.prompt import Prompt
 from baton_router.call.request_parsing import RequestParsing
@@ -61,7 +61,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     received: tuple[tuple[int, ...], ...] = ()
-    received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
+    received_endings: tuple[FinishReason | None, ...] = ()
     tenant: Tenant = ANONYMOUS
     parsing: RequestParsing | None = None
     model: str = ""
@@ -154,7 +154,7 @@ class RequestOutcome:
 
     request: Request
     account: Account
-    finish_reasons: tuple[pb.FinishReason.ValueType, ...] = ()
+    finish_reasons: tuple[FinishReason, ...] = ()
     token_ids: tuple[Sequence[int], ...] = ()
     failures: tuple[FailureKind, ...] = ()
 

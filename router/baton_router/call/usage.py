@@ -1,7 +1,7 @@
 """Usage and timings of one request, counted while it runs. Knows nothing of messages."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 EncodedBy = Literal["local", "encode", "cached_remote", "failed"]
@@ -33,6 +33,21 @@ class Timings:
     prefill_queue_s: float | None = None
     exposed_transfer_s: float | None = None
 
+    def durations(self) -> dict[str, float | None]:
+        """Returns the durations by their public names, in seconds; None of what did not happen."""
+        moments = {
+            "admission": self.admitted,
+            "time_to_first_token": self.first_token,
+            "total": self.finished,
+            "prefill_started": self.prefill_started,
+            "handed_over": self.handed_over,
+        }
+        return {
+            **{name: None if at is None else at - self.arrived for name, at in moments.items()},
+            "prefill_queue": self.prefill_queue_s,
+            "exposed_transfer": self.exposed_transfer_s,
+        }
+
 
 @dataclass(slots=True)
 class Account:
@@ -60,6 +75,10 @@ class Account:
     def num_new_tokens(self) -> int:
         """Output tokens without those that the client resumed with."""
         return self.num_output_tokens - self.num_received_tokens
+
+    def snapshot(self) -> "Account":
+        """Returns a copy, which the rest of the request does not change."""
+        return replace(self, timings=replace(self.timings))
 
     def started(self, queue_seconds: float, elapsed: float, num_cached_tokens: int) -> None:
         """Records a prefill begun `elapsed` seconds ago; only the first one's queue time counts."""

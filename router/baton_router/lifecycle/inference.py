@@ -18,9 +18,9 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenant
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import ClientEvent
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
+from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.services import Services

@@ -15,13 +15,12 @@ from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, prefill_pb2
-from baton_router.call.chunk import ClientEvent, coalesced
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request
 from baton_router.call.usage import Account
-from baton_router.lifecycle import client_wire
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT, Attempt, Event
+from baton_router.lifecycle.events import Accepted, ClientEvent, coalesced
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import Decision
@@ -83,7 +82,7 @@ class RequestLifecycle:
         error that ended it otherwise. `decision` is the placement decision it was admitted by."""
         self._decision = decision
         if self._answer.is_known:
-            yield client_wire.accepted(self.request, None)
+            yield Accepted(self.request, None)
             for response in self._answer.conclude():
                 yield response
         while not self._answer.is_complete:
@@ -118,7 +117,7 @@ class RequestLifecycle:
         if self._recovery.is_accepted:
             return []
         self._recovery.is_accepted = True
-        return [client_wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
+        return [Accepted(self.request, attempt.placement), *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:
         """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -14,27 +14,26 @@ from baton.serving.attempt_id import attempt_id
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, encode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import Chunk
+from baton_router.call.ending import Ending, FinishReason
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Request, Work
 from baton_router.call.tokens import Tokens, TopLogprobs
 from baton_router.lifecycle.attempts.return_cost import ReturnCost
+from baton_router.lifecycle.events import PromptScores
 from baton_router.routing.fleet.member import Member
 from baton_router.routing.fleet.worker_model import WorkDone
 from baton_router.routing.placement.encoder_sources import EncoderChoice
 
-Decoded = Chunk | decode_pb2.DecodeGenerateResponse
-"""Event of a decode worker: tokens, still without text, as a chunk or a message; or another one."""
+Decoded = OutputDelta | decode_pb2.DecodeGenerateResponse
+"""Event of a decode worker: tokens, still without text, as a delta or a message; or another one."""
 
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Ending of one sequence. A stop string or stop token is given if it was the reason; only beams
-    have a `score`."""
-
-    reason: pb.FinishReason.ValueType
-    stop_string: str | None = None
-    score: float | None = None
-    stop_token_id: int | None = None
+_REASONS = {
+    pb.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
+    pb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
+    pb.FINISH_REASON_STOP_STRING: FinishReason.STOP_STRING,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+_REASONS_TO_MESSAGE = {reason: message for message, reason in _REASONS.items()}
 
 
 def seconds(duration: Duration) -> float:
@@ -141,14 +140,14 @@ def end_sequence_request(
     request: decode_pb2.DecodeGenerateRequest,
     member: Member,
     index: int,
-    reason: pb.FinishReason.ValueType,
+    reason: FinishReason,
 ) -> decode_pb2.EndSequenceRequest:
     """Returns the request to end one sequence of `request` on this worker."""
     return decode_pb2.EndSequenceRequest(
         request_id=request.request_id,
         epoch=member.record.epoch,
         sequence_index=index,
-        reason=reason,
+        reason=reason_to_message(reason),
     )
 
 
@@ -264,7 +263,7 @@ def pool_request(
     )
 
 
-def first_token(result: prefill_pb2.PrefillResult) -> Chunk:
+def first_token(result: prefill_pb2.PrefillResult) -> OutputDelta:
     """Returns the only token, still without text. Raises `InternalError` for none or several."""
     if len(result.first_tokens) != 1:
         raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
@@ -272,7 +271,7 @@ def first_token(result: prefill_pb2.PrefillResult) -> Chunk:
     logprobs = [first.logprob] if first.HasField("logprob") else ()
     tops = [_top(first.top_logprobs)] if first.HasField("top_logprobs") else ()
     tokens = Tokens(first.position, [first.token_id], logprobs, tops)
-    return Chunk(0, tokens, finish_reason=first.finish_reason)
+    return OutputDelta(0, tokens, finish_reason=reason_of(first.finish_reason))
 
 
 def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
@@ -302,16 +301,16 @@ def learn(
 
 def decoded(data: bytes) -> Decoded:
     """Parses an event of a decode worker for a request without log-probabilities. Its tokens become
-    a chunk at once, and no message object crosses the router."""
+    a delta at once, and no message object crosses the router."""
     event = decode_pb2.DecodeGenerateResponse.FromString(data)
-    return _plain_chunk(event.tokens) if event.HasField("tokens") else event
+    return _plain_delta(event.tokens) if event.HasField("tokens") else event
 
 
-def chunk_of(message: decode_pb2.DecodeTokens) -> Chunk:
+def delta_of(message: decode_pb2.DecodeTokens) -> OutputDelta:
     """Returns the tokens with their log-probabilities, still without text. Raises `InternalError`
     if some of them are missing."""
-    chunk = _plain_chunk(message)
-    tokens = chunk.tokens
+    delta = _plain_delta(message)
+    tokens = delta.tokens
     if message.logprobs or message.top_logprobs:
         tokens.logprobs = list(message.logprobs)
         tokens.tops = list(map(_top, message.top_logprobs))
@@ -320,13 +319,28 @@ def chunk_of(message: decode_pb2.DecodeTokens) -> Chunk:
                 f"{len(tokens)} tokens came with {len(tokens.logprobs)} log-probabilities and "
                 f"those of {len(tokens.tops)} most likely ones"
             )
-    return chunk
+    return delta
 
 
-def _plain_chunk(message: decode_pb2.DecodeTokens) -> Chunk:
+def _plain_delta(message: decode_pb2.DecodeTokens) -> OutputDelta:
     # A slice of repeated numbers is a list, made twice as fast as by `list`.
     tokens = Tokens(message.position, message.token_ids[:])
-    return Chunk(message.sequence_index, tokens, "", message.finish_reason)
+    return OutputDelta(message.sequence_index, tokens, "", reason_of(message.finish_reason))
+
+
+def prompt_scores(message: pb.PromptLogprobs) -> PromptScores:
+    tops = list(map(_top, message.top_logprobs))
+    return PromptScores(message.position, message.logprobs[:], tops)
+
+
+def reason_of(message: pb.FinishReason.ValueType) -> FinishReason | None:
+    """Returns a reason, None if it is unspecified. One that only the sender knows, which may be
+    newer, counts as the model's own end."""
+    return _REASONS.get(message, FinishReason.END_OF_SEQUENCE) if message else None
+
+
+def reason_to_message(reason: FinishReason) -> pb.FinishReason.ValueType:
+    return _REASONS_TO_MESSAGE[reason]
 
 
 def _top(message: pb.TopLogprobs) -> TopLogprobs:
@@ -335,4 +349,4 @@ def _top(message: pb.TopLogprobs) -> TopLogprobs:
 
 def ending(message: decode_pb2.DecodeFinished) -> Ending:
     score = message.score if message.HasField("score") else None
-    return Ending(message.reason, score=score)
+    return Ending(reason_of(message.reason) or FinishReason.END_OF_SEQUENCE, score=score)

@@ -12,7 +12,7 @@ from baton.errors import NotFoundError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import ClientEvent
+from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.lifecycle.services import Services

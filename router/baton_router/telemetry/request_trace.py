@@ -26,13 +26,6 @@ _current: "ContextVar[RequestTrace | None]" = ContextVar("baton_request_trace", 
 
 _CANNOT_TELL = (FailureKind.LOST, FailureKind.SILENT)
 
-_FINISH_REASONS = {
-    pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
-    pb.FINISH_REASON_STOP_TOKEN: "stop",
-    pb.FINISH_REASON_STOP_STRING: "stop",
-    pb.FINISH_REASON_LENGTH: "length",
-}
-
 
 class RequestTrace:
     """Trace of one request that is sampled."""
@@ -226,7 +219,7 @@ def _content(message: pb.GenerateRequest, outcome: RequestOutcome, card: ModelCa
 
 
 def _finish_reasons(outcome: RequestOutcome) -> list[str]:
-    return [_FINISH_REASONS[reason] for reason in outcome.finish_reasons]
+    return [reason.word for reason in outcome.finish_reasons]
 
 
 def _part(role: str, text: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from baton.sampling import (
 )
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
+from baton_router.call.ending import FinishReason
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.chat import ChatTokenizer, RenderedChat
 from baton_router.text.images.expansion import PromptTokens, ReadImage, encoder_inputs
@@ -55,11 +56,11 @@ _THREAD_FROM_MESSAGES = 16
 # Last tokens of a prompt that tell whether it ends within reasoning.
 _END_TOKENS = 64
 
-_REPORTED_FINISH_REASONS = (
-    pb.FINISH_REASON_END_OF_SEQUENCE,
-    pb.FINISH_REASON_STOP_TOKEN,
-    pb.FINISH_REASON_LENGTH,
-)
+_REPORTED_FINISH_REASONS = {
+    pb.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
+    pb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
 
 
 class Intake:
@@ -319,8 +320,7 @@ def _flat(images: Sequence[Sequence[ReadImage]]) -> list[ReadImage]:
     return list(chain.from_iterable(images))
 
 
-def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:
+def _ending_of(received: pb.ReceivedTokens) -> FinishReason | None:
     """Returns the finish reason if only it tells of the end: a stop string is found in the
     tokens."""
-    is_reported = received.ids and received.finish_reason in _REPORTED_FINISH_REASONS
-    return received.finish_reason if is_reported else pb.FINISH_REASON_UNSPECIFIED
+    return _REPORTED_FINISH_REASONS.get(received.finish_reason) if received.ids else None

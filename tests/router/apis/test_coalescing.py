@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from baton.errors import InternalError
 from baton.serving.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import Chunk, ClientEvent, coalesced
+from baton_router.apis.grpc.client_wire import to_message
+from baton_router.call.ending import Ending, FinishReason
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.tokens import Tokens, TopLogprobs
-from baton_router.lifecycle.client_wire import to_message
+from baton_router.call.usage import Account, Timings
+from baton_router.lifecycle.events import ClientEvent, Finished, coalesced
 from tests.support.router.scripted import (
     READY,
     Cue,
@@ -85,7 +88,7 @@ _EVENTS = st.lists(
         st.integers(0, 2),
         st.integers(1, 3),
         st.sampled_from(["", "ends", "rest"]),
-        st.sampled_from(pb.FinishReason.values()),
+        st.sampled_from(FinishReason),
     ),
     max_size=30,
 )
@@ -106,19 +109,19 @@ def test_coalescing_changes_only_number_of_messages(events):
             [-float(i) for i in range(count)],
             [TopLogprobs((i,), (-1.0,)) for i in range(count)],
         )
-        known = reason if ends else pb.FINISH_REASON_UNSPECIFIED
-        responses.append(Chunk(index, sent, f"<{begin}>", known))
+        known = reason if ends else None
+        responses.append(OutputDelta(index, sent, f"<{begin}>", known))
         position[index] += count
         if ends == "rest":
-            rests.append(Chunk(index, Tokens(0, []), "!"))
+            rests.append(OutputDelta(index, Tokens(0, []), "!"))
             responses.append(rests[-1])
         if ends:
             ended.add(index)
-            responses.append(pb.GenerateResponse(finished=pb.Finished(sequence_index=index)))
+            responses.append(Finished(index, Ending(reason), Account(Timings(0.0), 1)))
     before = _streams(responses)
     fewer = list(coalesced(responses))
     assert _streams(fewer) == before
-    chunks = [event for event in fewer if isinstance(event, Chunk)]
+    chunks = [event for event in fewer if isinstance(event, OutputDelta)]
     assert [chunk for chunk in chunks if not chunk.tokens] == rests
     assert len(chunks) <= 3 * (1 + len(fewer) - len(chunks)) + len(rests)
 

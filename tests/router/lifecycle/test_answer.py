@@ -14,16 +14,17 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import Chunk, ClientEvent, coalesced
+from baton_router.apis.grpc.client_wire import to_message
+from baton_router.call.ending import Ending, FinishReason
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.client_wire import to_message
-from baton_router.lifecycle.worker_wire import decoded
+from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores, coalesced
+from baton_router.lifecycle.worker_wire import decoded, reason_to_message
 from baton_router.text.intake import _ending_of
 from baton_router.text.model_card import ModelCard, read_model_card
 
-LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
-STOP_STRING, STOP_TOKEN = pb.FINISH_REASON_STOP_STRING, pb.FINISH_REASON_STOP_TOKEN
+END, STOP_TOKEN, STOP_STRING, LENGTH = FinishReason
 
 
 @cache
@@ -42,28 +43,35 @@ def answer(**params: object) -> Answer:
 
 
 def tokens(
-    index: int, position: int, letters: str, reason: int = 0
+    index: int, position: int, letters: str, reason: FinishReason | None = None
 ) -> decode_pb2.DecodeGenerateResponse:
     return decode_pb2.DecodeGenerateResponse(
         tokens=decode_pb2.DecodeTokens(
-            sequence_index=index, position=position, token_ids=ids(letters), finish_reason=reason
+            sequence_index=index,
+            position=position,
+            token_ids=ids(letters),
+            finish_reason=reason and reason_to_message(reason),
         )
     )
 
 
 def finished(
-    index: int, reason: int = LENGTH, score: float | None = None
+    index: int, reason: FinishReason = LENGTH, score: float | None = None
 ) -> decode_pb2.DecodeGenerateResponse:
     return decode_pb2.DecodeGenerateResponse(
-        finished=decode_pb2.DecodeFinished(sequence_index=index, reason=reason, score=score)
+        finished=decode_pb2.DecodeFinished(
+            sequence_index=index, reason=reason_to_message(reason), score=score
+        )
     )
 
 
 READY = decode_pb2.DecodeGenerateResponse(kv_ready=decode_pb2.KvReady(num_transferred_blocks=2))
 
 
-def result(letter: str = "a", reason: int = 0) -> prefill_pb2.PrefillResponse:
-    token = prefill_pb2.FirstToken(token_id=ids(letter)[0], finish_reason=reason)
+def result(letter: str = "a", reason: FinishReason | None = None) -> prefill_pb2.PrefillResponse:
+    token = prefill_pb2.FirstToken(
+        token_id=ids(letter)[0], finish_reason=reason and reason_to_message(reason)
+    )
     return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
 
 
@@ -76,18 +84,14 @@ def scored(position: int, *logprobs: float) -> prefill_pb2.PrefillResponse:
 def texts(events: list[ClientEvent]) -> dict[int, str]:
     found: dict[int, str] = {}
     for event in events:
-        if isinstance(event, Chunk):
+        if isinstance(event, OutputDelta):
             found[event.sequence_index] = found.get(event.sequence_index, "") + event.text
     return found
 
 
-def endings(events: list[ClientEvent]) -> list[tuple[int, int]]:
-    messages = map(to_message, events)
-    return [(m.finished.sequence_index, m.finished.reason) for m in messages if is_finished(m)]
-
-
-def is_finished(event: ClientEvent) -> bool:
-    return to_message(event).HasField("finished")
+def endings(events: list[ClientEvent]) -> list[tuple[int, FinishReason]]:
+    ends = [event for event in events if isinstance(event, Finished)]
+    return [(event.sequence_index, event.ending.reason) for event in ends]
 
 
 def shown(an_answer: Answer, *events: decode_pb2.DecodeGenerateResponse) -> list:
@@ -112,7 +116,7 @@ def test_answer_orders_tokens_of_interleaved_sequences(letters, order):
     assert several.is_complete
     assert texts(events) == dict(enumerate(letters))
     assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
-    assert events[-1].finished.usage.num_output_tokens == sum(map(len, letters))
+    assert events[-1].account.num_output_tokens == sum(map(len, letters))
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -132,7 +136,7 @@ def test_answer_refuses_tokens_with_partial_logprobs(fields):
 def test_decoded_tokens_are_shown_as_those_of_message():
     events = tokens(0, 0, "ab"), tokens(1, 0, "c"), READY, tokens(0, 2, "de", LENGTH), finished(0)
     parsed = [decoded(event.SerializeToString()) for event in events]
-    assert [isinstance(event, Chunk) for event in parsed] == [True, True, False, True, False]
+    assert [isinstance(event, OutputDelta) for event in parsed] == [True, True, False, True, False]
     of_parsed, of_messages = shown(answer(n=2), *parsed), shown(answer(n=2), *events)
     assert of_parsed[:-1] == of_messages[:-1]
     assert endings(of_parsed) == endings(of_messages) == [(0, LENGTH)]
@@ -152,8 +156,7 @@ def test_answer_survives_stop_token_before_first_token(event):
     made = answer(n=2)
     made.on_prefill(result())
     (ended,) = made.on_decode(event)
-    assert ended.finished.sequence_index == 1
-    assert not ended.finished.stop_token_id
+    assert (ended.sequence_index, ended.ending) == (1, Ending(FinishReason.STOP_TOKEN))
 
 
 def test_answer_ends_only_sequence_with_stop_string():
@@ -166,7 +169,7 @@ def test_answer_ends_only_sequence_with_stop_string():
     events = shown(several, tokens(1, 2, "de"), finished(1))
     assert texts(events) == {1: "bde"}
     assert endings(events) == [(1, LENGTH)]
-    assert events[-1].finished.usage.num_output_tokens == 7
+    assert events[-1].account.num_output_tokens == 7
 
 
 def test_answer_shows_text_held_for_stop_string_at_end():
@@ -194,17 +197,17 @@ def test_answer_reports_scores_of_beams():
     events = shown(
         beams, tokens(0, 0, "a"), finished(0, END, -0.5), tokens(1, 0, "b"), finished(1, END, -0.75)
     )
-    scores = [e.finished.score for e in events if is_finished(e)]
+    scores = [event.ending.score for event in events if isinstance(event, Finished)]
     assert scores == [-0.5, -0.75]
     plain = shown(answer(), tokens(0, 0, "a"), finished(0))
-    assert not plain[-1].finished.HasField("score")
+    assert plain[-1].ending.score is None
 
 
 def test_answer_sends_prompt_logprobs_before_first_tokens():
     asked = answer(prompt_logprobs=0)
     assert shown(asked, READY, tokens(0, 0, "ab"), finished(0)) == []
     (first,) = asked.on_prefill(scored(1, -0.5))
-    assert (first.prompt_logprobs.position, list(first.prompt_logprobs.logprobs)) == (1, [-0.5])
+    assert first == PromptScores(1, [-0.5], [])
     events = asked.on_prefill(result("a"))
     assert texts(events) == {0: "ab"}
     assert endings(events) == [(0, LENGTH)]
@@ -268,7 +271,7 @@ def test_answer_shows_each_token_once_over_many_attempts(letters, cuts, order):
     assert asked.is_complete
     assert texts(events) == dict(enumerate(letters))
     assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
-    assert events[-1].finished.usage.num_output_tokens == sum(map(len, letters))
+    assert events[-1].account.num_output_tokens == sum(map(len, letters))
 
 
 @given(
@@ -290,12 +293,12 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
         told = tuple(map(_ending_of, resumed))
         request = Request("r", (5, 6), SamplingParams(**params), 0, received, told)
         resuming = Answer(request, card(), 0.0)
-        events = [pb.GenerateResponse(accepted=pb.Accepted(request_id="r")), *resuming.conclude()]
+        events = [Accepted(request, None), *resuming.conclude()]
         for index, text in enumerate(letters):
             at = len(received[index]) if received else 0
             while at < len(text):
                 size = order.randint(1, len(text) - at)
-                ends = reason if at + size == len(text) else 0
+                ends = reason if at + size == len(text) else None
                 events += resuming.on_decode(tokens(index, at, text[at : at + size], ends))
                 at += size
         for event in list(coalesced(events))[:loss]:
@@ -305,14 +308,14 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
     completions = progress.completions()
     assert [completion.text for completion in completions] == letters
     reasons = {completion.finished.reason.name for completion in completions}
-    assert reasons == {pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_")}
+    assert reasons == {reason.name}
 
 
 def shown_letters(events: list[ClientEvent], index: int) -> list[int]:
     return [
         token_id
         for event in events
-        if isinstance(event, Chunk) and event.sequence_index == index
+        if isinstance(event, OutputDelta) and event.sequence_index == index
         for token_id in event.tokens.token_ids
     ]
 

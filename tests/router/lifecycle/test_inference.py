@@ -8,10 +8,10 @@ from typing import Any
 from baton.client.wire import generate_request
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
+from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.request import Request
 from baton_router.lifecycle import inference
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.client_wire import to_message
 from baton_router.routing.admission.quotas import Quota, Quotas
 from tests.support.router.front import TTFT_OBJECTIVE, front_of, inference_of
 from tests.support.router.scripted import (

@@ -15,6 +15,7 @@ from baton.errors import (
 )
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import prefill_pb2
+from baton_router.call.ending import FinishReason
 from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,
@@ -262,7 +263,7 @@ async def test_lifecycle_shows_text_held_back_of_received_tokens():
         ({"max_tokens": 2}, pb.FINISH_REASON_LENGTH),
         ({"stop": ("b",)}, pb.FINISH_REASON_STOP_STRING),
         ({"stop_token_ids": (-1,)}, pb.FINISH_REASON_STOP_TOKEN),
-        ({"endings": (pb.FINISH_REASON_END_OF_SEQUENCE,)}, pb.FINISH_REASON_END_OF_SEQUENCE),
+        ({"endings": (FinishReason.END_OF_SEQUENCE,)}, pb.FINISH_REASON_END_OF_SEQUENCE),
     ],
     ids=["length", "stop string", "stop token", "received ending"],
 )

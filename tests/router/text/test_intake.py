@@ -6,6 +6,7 @@ from baton.errors import InvalidArgumentError
 from baton.models import locate
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
+from baton_router.call.ending import FinishReason
 from baton_router.call.request import Request
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
@@ -157,19 +158,19 @@ async def test_intake_keeps_received_output_even_when_empty():
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_taken"),
+    ("reason", "taken"),
     [
-        (pb.FINISH_REASON_END_OF_SEQUENCE, True),
-        (pb.FINISH_REASON_STOP_TOKEN, True),
-        (pb.FINISH_REASON_LENGTH, True),
-        (pb.FINISH_REASON_STOP_STRING, False),
+        (pb.FINISH_REASON_END_OF_SEQUENCE, FinishReason.END_OF_SEQUENCE),
+        (pb.FINISH_REASON_STOP_TOKEN, FinishReason.STOP_TOKEN),
+        (pb.FINISH_REASON_LENGTH, FinishReason.LENGTH),
+        (pb.FINISH_REASON_STOP_STRING, None),
     ],
 )
-async def test_intake_keeps_received_finish_reason(reason, is_taken):
+async def test_intake_keeps_received_finish_reason(reason, taken):
     told = pb.ReceivedTokens(ids=[7], finish_reason=reason)
-    assert (await read(continue_from=[told])).received_endings == (reason if is_taken else 0,)
+    assert (await read(continue_from=[told])).received_endings == (taken,)
     told.ClearField("ids")
-    assert (await read(continue_from=[told])).received_endings == (0,), "of nothing"
+    assert (await read(continue_from=[told])).received_endings == (None,), "of nothing"
 
 
 async def test_intake_keeps_priority():

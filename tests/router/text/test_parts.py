@@ -15,13 +15,14 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import Chunk, coalesced
+from baton_router.apis.grpc.client_wire import to_message
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.output_format import ParsingOptions, Tool
 from baton_router.call.parts import Text
 from baton_router.call.request import Request
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.client_wire import to_message
+from baton_router.lifecycle.events import Accepted, coalesced
 from baton_router.text.detokenizer import Detokenizer
 from baton_router.text.intake import _ending_of
 from baton_router.text.output_parsing.formats.catalog import output_format
@@ -29,6 +30,7 @@ from tests.support.router.scripted import card
 from tests.support.router.written import ids_of
 
 END = pb.FINISH_REASON_END_OF_SEQUENCE
+ACCEPTED = Accepted(Request("r", (5, 6), SamplingParams()), None)
 TOOLS = (Tool("weather"), Tool("time", strict=True))
 OSLO = '{"city": "Oslo 漢"}'
 TEXTS = [
@@ -112,12 +114,12 @@ def test_parts_are_the_same_however_tokens_arrive(text, sizes, num_together):
 
 
 def num_reasoning_tokens(events: list[Any]) -> int:
-    return sum(event.num_reasoning_tokens for event in events if isinstance(event, Chunk))
+    return sum(event.num_reasoning_tokens for event in events if isinstance(event, OutputDelta))
 
 
 def test_coalesced_joins_pieces_of_one_part():
     events = written(answer_of(), ids_of("It rains a lot in Oslo."), [1] * 30)
-    chunks = [event for event in coalesced(events) if isinstance(event, Chunk)]
+    chunks = [event for event in coalesced(events) if isinstance(event, OutputDelta)]
     assert [chunk.parts for chunk in chunks] == [[Text("It rains a lot in Oslo.")]]
 
 
@@ -136,7 +138,7 @@ def test_resumed_client_gets_each_part_once(text, losses, sizes):
         resumed = resumed_request(asked, progress.accepted, progress.received).continue_from
         received = tuple(tuple(sequence.ids) for sequence in resumed)
         resuming = answer_of(received, tuple(map(_ending_of, resumed)))
-        events = [pb.GenerateResponse(accepted=pb.Accepted(request_id="r")), *resuming.conclude()]
+        events = [ACCEPTED, *resuming.conclude()]
         if not resuming.is_complete:
             events += written(resuming, ids, sizes, len(received[0]) if received else 0)
         for event in list(coalesced(events))[:loss]:

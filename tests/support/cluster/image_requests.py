@@ -17,9 +17,9 @@ from baton.engine import Engine, EngineConfig
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
 from baton.serving.deadline import Deadline
+from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget

@@ -33,11 +33,12 @@ from baton.v1 import (
     prefill_pb2_grpc,
 )
 from baton.v1 import inference_pb2 as pb
+from baton_router.apis.grpc.client_wire import to_message
+from baton_router.call.ending import FinishReason
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT
-from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget
@@ -306,7 +307,7 @@ def lifecycle_of(
     fleet: FakeFleet,
     priority: int = 0,
     received: tuple[tuple[int, ...], ...] = (),
-    endings: tuple[int, ...] = (),
+    endings: tuple[FinishReason | None, ...] = (),
     tenant: Tenant = ANONYMOUS,
     budget: RetryBudget | None = None,
     pauses: Backoff = NO_PAUSES,

@@ -21,9 +21,9 @@ from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.worker.layout_wire import layouts_to_messages
 from baton.worker_role import Role
+from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.client_wire import to_message
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 from baton_router.lifecycle.retry_budget import RetryBudget

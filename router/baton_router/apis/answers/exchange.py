@@ -22,7 +22,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure, failure_of
-from baton_router.call.chunk import ClientEvent
+from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference
 
 logger = logging.getLogger(__name__)

@@ -1,20 +1,14 @@
 """Reader of a request's events as pieces of choices, from which both response formats are made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import Chunk, ClientEvent
+from baton_router.call.ending import Ending
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import Part
-from baton_router.call.tokens import Tokens
-
-_REASONS = {
-    pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
-    pb.FINISH_REASON_STOP_TOKEN: "stop",
-    pb.FINISH_REASON_STOP_STRING: "stop",
-    pb.FINISH_REASON_LENGTH: "length",
-}
+from baton_router.call.tokens import Tokens, TopLogprobs
+from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,50 +67,54 @@ class Reader:
     """
 
     def __init__(self, first: int, num_choices: int, echo: Prompt | None = None) -> None:
-        self.accepted: pb.Accepted | None = None
-        self.finished: pb.Finished | None = None
+        self.accepted: Accepted | None = None
+        self.finished: Finished | None = None
         self.num_output_tokens = self.num_reasoning_tokens = 0
         self.indices = range(first, first + num_choices)
         self._echo = echo
         self._scores: list[ScoredToken] = []
 
     def read(self, event: ClientEvent) -> Sequence[SequenceDelta]:
-        if isinstance(event, Chunk):
-            self.num_output_tokens += len(event.tokens)
-            self.num_reasoning_tokens += event.num_reasoning_tokens
-            return [self._written(event)]
-        kind = event.WhichOneof("event")
-        if kind == "accepted":
-            self.accepted = event.accepted
-            return self._repeated()
-        if kind == "prompt_logprobs":
-            return self._on_scores(event.prompt_logprobs)
-        if kind != "finished":
-            return []
-        self.finished = finished = event.finished
-        return [
-            SequenceDelta(
-                self.indices[finished.sequence_index],
-                finish_reason=_REASONS.get(finished.reason, "stop"),
-                stop_reason=_stop_reason(finished),
-            )
-        ]
+        match event:
+            case OutputDelta():
+                self.num_output_tokens += len(event.tokens)
+                self.num_reasoning_tokens += event.num_reasoning_tokens
+                return [self._written(event)]
+            case Accepted():
+                self.accepted = event
+                return self._repeated()
+            case PromptScores():
+                return self._on_scores(event)
+            case Finished():
+                self.finished, ending = event, event.ending
+                return [
+                    SequenceDelta(
+                        self.indices[event.sequence_index],
+                        finish_reason=ending.reason.word,
+                        stop_reason=_stop_reason(ending),
+                    )
+                ]
 
     @property
     def num_prompt_tokens(self) -> int:
-        return 0 if self.accepted is None else self.accepted.num_prompt_tokens
+        return 0 if self.accepted is None else len(self.accepted.request.token_ids)
 
-    def _written(self, chunk: Chunk) -> SequenceDelta:
-        index = self.indices[chunk.sequence_index]
-        tokens = _scored(chunk.tokens) if chunk.tokens.logprobs else ()
-        return SequenceDelta(index, chunk.text, tokens, parts=chunk.parts)
+    @property
+    def num_cached_prompt_tokens(self) -> int:
+        """Tokens of the prompt that were cached, as far as it is known."""
+        return 0 if self.finished is None else self.finished.account.num_cached_prompt_tokens
 
-    def _on_scores(self, message: pb.PromptLogprobs) -> Sequence[SequenceDelta]:
+    def _written(self, delta: OutputDelta) -> SequenceDelta:
+        index = self.indices[delta.sequence_index]
+        tokens = _scored(delta.tokens) if delta.tokens.logprobs else ()
+        return SequenceDelta(index, delta.text, tokens, parts=delta.parts)
+
+    def _on_scores(self, scores: PromptScores) -> Sequence[SequenceDelta]:
         if self._echo is None:
             return []
-        begin = message.position
-        ids = self._echo.token_ids[begin : begin + len(message.logprobs)]
-        self._scores += _scored_prompt(ids, message)
+        begin = scores.position
+        ids = self._echo.token_ids[begin : begin + len(scores.logprobs)]
+        self._scores += map(ScoredToken, ids, scores.logprobs, _tops(scores.tops))
         return self._repeated()
 
     def _repeated(self) -> Sequence[SequenceDelta]:
@@ -129,20 +127,15 @@ class Reader:
         return [SequenceDelta(index, echo.text, tokens) for index in self.indices]
 
 
-def _stop_reason(finished: pb.Finished) -> str | int | None:
-    if finished.HasField("stop_token_id"):
-        return finished.stop_token_id
-    return finished.stop_string or None
+def _stop_reason(ending: Ending) -> str | int | None:
+    return ending.stop_string if ending.stop_token_id is None else ending.stop_token_id
 
 
 def _scored(tokens: Tokens) -> Sequence[ScoredToken]:
-    tops = [tuple(zip(top.token_ids, top.logprobs, strict=True)) for top in tokens.tops]
-    return list(map(ScoredToken, tokens.token_ids, tokens.logprobs, tops or repeat(())))
+    return list(map(ScoredToken, tokens.token_ids, tokens.logprobs, _tops(tokens.tops)))
 
 
-def _scored_prompt(token_ids: Sequence[int], message: pb.PromptLogprobs) -> tuple[ScoredToken, ...]:
-    tops: list[tuple[tuple[int, float], ...]] = [
-        tuple(zip(top.token_ids, top.logprobs, strict=True)) for top in message.top_logprobs
-    ]
-    tops = tops or [()] * len(token_ids)
-    return tuple(map(ScoredToken, token_ids, message.logprobs, tops))
+def _tops(tops: Sequence[TopLogprobs]) -> Iterable[tuple[tuple[int, float], ...]]:
+    """Returns the most likely tokens at each position; none, as often as is needed, if they were
+    not asked for."""
+    return [tuple(zip(t.token_ids, t.logprobs, strict=True)) for t in tops] or repeat(())

@@ -99,8 +99,7 @@ class MessageWriter:
     def _usage(self) -> Json:
         """Returns the usage so far. Tokens of the prompt that were cached count apart."""
         (reader,) = self._start.readers
-        finished = reader.finished
-        num_cached = 0 if finished is None else finished.usage.num_cached_prompt_tokens
+        num_cached = reader.num_cached_prompt_tokens
         return {
             "input_tokens": reader.num_prompt_tokens - num_cached,
             "cache_creation_input_tokens": 0,

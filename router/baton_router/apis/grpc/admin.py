@@ -19,9 +19,9 @@ from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.grpc import admin_wire
+from baton_router.apis.grpc.client_wire import pooled_output_to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.call.request import work_of
-from baton_router.lifecycle.client_wire import pooled_output_to_message
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.routing.admission.readiness import RouterReadiness
 from baton_router.routing.fleet.fleet import Fleet

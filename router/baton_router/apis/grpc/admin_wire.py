@@ -3,13 +3,13 @@
 from baton.role_wire import role_to_message
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
+from baton_router.apis.grpc.client_wire import candidate_to_message, placement_to_message
 from baton_router.call.request import Request
 from baton_router.call.usage import Account, Timings
-from baton_router.lifecycle.client_wire import candidate_to_message, placement_to_message
 from baton_router.lifecycle.worker_wire import duration
 from baton_router.routing.placement.decision import Decision
-from baton_router.routing.placement.explanation import encode_pool, why
-from baton_router.routing.placement.placement import Placement, Scored
+from baton_router.routing.placement.explanation import candidacies, why
+from baton_router.routing.placement.placement import Placement
 from baton_router.routing.roles.role_balance import Balance, Flip
 
 
@@ -47,14 +47,11 @@ def explanation(decision: Decision, model: str = "") -> admin_pb2.ExplainPlaceme
     """Returns a whole decision about a request of `model`; empty: it is not known. If there was no
     choice, its candidates have no terms."""
     inputs, placement = decision.inputs, decision.placement
-    if placement is None:
-        excluded = [Scored(True, 0.0, 0, c, {}) for c in inputs.candidates]
-        message = pb.Placement(candidates=map(candidate_to_message, excluded))
-    else:
-        message = placement_to_message(placement, placement.scored)
-        for single in placement.alone:
-            message.candidates.append(candidate_to_message(single, computes_prompt=True))
-        message.candidates.extend(map(candidate_to_message, encode_pool(decision)))
+    message = pb.Placement() if placement is None else placement_to_message(placement, ())
+    message.candidates.extend(
+        candidate_to_message(scored, computes_prompt=computes_prompt)
+        for scored, computes_prompt in candidacies(decision)
+    )
     return admin_pb2.ExplainPlacementResponse(
         request_id=inputs.request_id,
         num_tokens=inputs.num_tokens,

@@ -9,7 +9,7 @@ from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
-from baton_router.lifecycle.client_wire import pooled_output_to_message, to_message
+from baton_router.apis.grpc.client_wire import pooled_output_to_message, to_message
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.served.served_models import Models, ServedModel
 

@@ -82,7 +82,6 @@ class ChoiceWriter:
 
     def _usage(self) -> Json:
         """Returns the usage of all prompts so far."""
-        usages = [reader.finished.usage for reader in self._readers if reader.finished is not None]
         num_prompt = sum(reader.num_prompt_tokens for reader in self._readers)
         num_output = sum(reader.num_output_tokens for reader in self._readers)
         num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
@@ -92,7 +91,7 @@ class ChoiceWriter:
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {
-                "cached_tokens": sum(usage.num_cached_prompt_tokens for usage in usages)
+                "cached_tokens": sum(reader.num_cached_prompt_tokens for reader in self._readers)
             },
             **(details if num_reasoning else {}),
         }

@@ -147,8 +147,7 @@ class ResponseWriter:
 
     def _usage(self) -> Json:
         (reader,) = self._start.readers
-        finished = reader.finished
-        num_cached = 0 if finished is None else finished.usage.num_cached_prompt_tokens
+        num_cached = reader.num_cached_prompt_tokens
         return {
             "input_tokens": reader.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},

@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton.v1 import inference_pb2 as pb
 from baton.v1 import prefill_pb2
-from baton_router.call.chunk import Chunk, ClientEvent
+from baton_router.call.ending import Ending, FinishReason
 from baton_router.call.failure import FailureKind
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import Part, Text, ToolCallStart, joined
 from baton_router.call.request import Request, RequestOutcome, Work, work_of
 from baton_router.call.tokens import Tokens
 from baton_router.call.usage import Account, Timings
-from baton_router.lifecycle import client_wire, worker_wire
+from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.answers.output import Output
-from baton_router.lifecycle.worker_wire import Decoded, Ending
+from baton_router.lifecycle.events import ClientEvent, Finished, PromptScores
+from baton_router.lifecycle.worker_wire import Decoded
 from baton_router.text.model_card import ModelCard
 
 # Seconds after the handoff for which a loss of a ranked answer counts as one at its beginning.
@@ -160,7 +161,7 @@ class Answer:
             self.is_prefilling = True
             self._account.started(*worker_wire.prefill_started(event.started))
         elif kind == "prompt_logprobs":
-            return self._on_scores(event.prompt_logprobs)
+            return self._on_scores(worker_wire.prompt_scores(event.prompt_logprobs))
         elif kind == "result":
             self.is_prefilling = False
             return self._on_result(event.result)
@@ -171,7 +172,7 @@ class Answer:
 
         Raises `UnavailableError` if it contradicts the tokens already shown.
         """
-        if isinstance(event, Chunk):
+        if isinstance(event, OutputDelta):
             return self._on_tokens(event)  # hot path
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
@@ -181,7 +182,7 @@ class Answer:
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
             self._account.started(*worker_wire.prefill_started(event.prefill_started))
         elif kind == "tokens":
-            return self._on_tokens(worker_wire.chunk_of(event.tokens))
+            return self._on_tokens(worker_wire.delta_of(event.tokens))
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "finished":
@@ -197,24 +198,24 @@ class Answer:
         self._known_surplus |= surplus
         return set() if self.is_complete else surplus
 
-    def finish_reason(self, index: int) -> pb.FinishReason.ValueType:
+    def finish_reason(self, index: int) -> FinishReason:
         """Returns the finish reason of a complete sequence."""
         return self._ending(index).reason
 
-    def _on_tokens(self, chunk: Chunk) -> list[ClientEvent]:
+    def _on_tokens(self, delta: OutputDelta) -> list[ClientEvent]:
         if self._awaits_prompt:
-            self._held_back.append(chunk)
+            self._held_back.append(delta)
             return []
-        index, continues = chunk.sequence_index, not chunk.finish_reason
-        responses = self._show(chunk)
+        index, continues = delta.sequence_index, not delta.finish_reason
+        responses = self._show(delta)
         if continues and index not in self._unfinished and not self._is_ranked:
             self._surplus.add(index)
         return responses
 
-    def _on_scores(self, message: pb.PromptLogprobs) -> list[ClientEvent]:
-        responses = client_wire.prompt_logprobs(message, self._num_scored)
-        self._num_scored = max(self._num_scored, message.position + len(message.logprobs))
-        return responses
+    def _on_scores(self, scores: PromptScores) -> list[ClientEvent]:
+        new = scores.after(self._num_scored)
+        self._num_scored = max(self._num_scored, scores.position + len(scores.logprobs))
+        return [] if new is None else [new]
 
     def _on_result(self, result: prefill_pb2.PrefillResult) -> list[ClientEvent]:
         self._awaits_prompt = False
@@ -231,37 +232,35 @@ class Answer:
     def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
         """Starts after the tokens, and their text, that the client received in an earlier call."""
         for index, token_ids in enumerate(received[: len(self._outputs)]):
-            chunk = Chunk(index, Tokens(0, list(token_ids)))
-            self._outputs[index].complete(chunk)
-            self._account.num_output_tokens += len(chunk.tokens)
-            self._account.num_received_tokens += len(chunk.tokens)
+            delta = OutputDelta(index, Tokens(0, list(token_ids)))
+            self._outputs[index].complete(delta)
+            self._account.num_output_tokens += len(delta.tokens)
+            self._account.num_received_tokens += len(delta.tokens)
 
-    def _show(self, chunk: Chunk) -> list[ClientEvent]:
-        """Shows the tokens of a chunk, and completes it. Its `finish_reason` is why the sequence
+    def _show(self, delta: OutputDelta) -> list[ClientEvent]:
+        """Shows the tokens of a delta, and completes it. Its `finish_reason` is why the sequence
         ends with the last of them, if it does. A stop string ends it with the token that completes
         it; later tokens are ignored."""
-        index = chunk.sequence_index
+        index = delta.sequence_index
         if index not in self._unfinished:
             return []
         output = self._outputs[index]
         # For beams the reason comes without the score.
-        if chunk.finish_reason and not self._request.params.beam_width:
-            self._endings.setdefault(index, Ending(chunk.finish_reason))
+        if delta.finish_reason and not self._request.params.beam_width:
+            self._endings.setdefault(index, Ending(delta.finish_reason))
             output.has_ended = True
-        output.complete(chunk)
+        output.complete(delta)
         is_complete = output.is_complete
-        chunk.finish_reason = (
-            self.finish_reason(index) if is_complete else pb.FINISH_REASON_UNSPECIFIED
-        )
+        delta.finish_reason = self.finish_reason(index) if is_complete else None
         responses: list[ClientEvent] = []
-        if chunk.tokens.token_ids:
+        if delta.tokens.token_ids:
             if self._account.timings.first_token is None:
                 self._account.timings.first_token = moment = time.monotonic()
                 self._on_first_token(moment)
-            self._account.num_output_tokens += len(chunk.tokens.token_ids)
-            if chunk.parts:
-                chunk.parts = self._with_ids(index, chunk.parts)
-            responses.append(chunk)
+            self._account.num_output_tokens += len(delta.tokens.token_ids)
+            if delta.parts:
+                delta.parts = self._with_ids(index, delta.parts)
+            responses.append(delta)
         return responses + self._finish(index) if is_complete else responses
 
     def _end(self, index: int, ending: Ending) -> list[ClientEvent]:
@@ -278,18 +277,18 @@ class Answer:
         else None. Tokens of beams do not imply the score."""
         params, output = self._request.params, self._outputs[index]
         if output.stop_string is not None:
-            return Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
+            return Ending(FinishReason.STOP_STRING, output.stop_string)
         if params.beam_width or not output.token_ids:
             return None
         if index in self._told_endings:
             return self._told_endings[index]
         last = output.token_ids[-1]
         if last in self._eos_token_ids:
-            return Ending(pb.FINISH_REASON_END_OF_SEQUENCE)
+            return Ending(FinishReason.END_OF_SEQUENCE)
         if last in params.stop_token_ids:
-            return Ending(pb.FINISH_REASON_STOP_TOKEN)
+            return Ending(FinishReason.STOP_TOKEN)
         if len(output.token_ids) >= params.max_tokens:
-            return Ending(pb.FINISH_REASON_LENGTH)
+            return Ending(FinishReason.LENGTH)
         return None
 
     def _finish(self, index: int) -> list[ClientEvent]:
@@ -297,10 +296,11 @@ class Answer:
         self._unfinished.remove(index)
         self._account.timings.finished = time.monotonic()
         rest, parts = output.finish()
-        finished = client_wire.finished(index, self._ending(index), self._account)
+        finished = Finished(index, self._ending(index), self._account.snapshot())
         if not (rest or parts):
             return [finished]
-        return [Chunk(index, Tokens(0, []), rest, parts=self._with_ids(index, parts)), finished]
+        held = OutputDelta(index, Tokens(0, []), rest, parts=self._with_ids(index, parts))
+        return [held, finished]
 
     def _with_ids(self, index: int, parts: Sequence[Part]) -> Sequence[Part]:
         """Returns the parts of a sequence with ids of calls, adjacent pieces as one part."""
@@ -318,14 +318,14 @@ class Answer:
         """Returns the ending of a complete sequence."""
         output = self._outputs[index]
         if output.stop_string is not None:
-            return Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
+            return Ending(FinishReason.STOP_STRING, output.stop_string)
         ending = self._endings[index]
         # A worker that is wrong may name a stop token before the first token.
-        if ending.reason == pb.FINISH_REASON_STOP_TOKEN and output.token_ids:
+        if ending.reason == FinishReason.STOP_TOKEN and output.token_ids:
             return replace(ending, stop_token_id=output.token_ids[-1])
         return ending
 
 
-def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, Ending]:
+def _endings_of(reasons: Sequence[FinishReason | None]) -> dict[int, Ending]:
     """Returns the endings that the client was told, by sequence index."""
-    return {i: Ending(r) for i, r in enumerate(reasons) if r != pb.FINISH_REASON_UNSPECIFIED}
+    return {i: Ending(reason) for i, reason in enumerate(reasons) if reason is not None}

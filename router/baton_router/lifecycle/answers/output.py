@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from baton_router.call.chunk import Chunk
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import Part, Reasoning
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
@@ -49,18 +49,18 @@ class Output:
         """True if it has ended and no token before its end is missing."""
         return self._stop.matched is not None or (self.has_ended and not self._assembly.has_gap)
 
-    def complete(self, chunk: Chunk) -> None:
-        """Replaces the tokens of a chunk by those that can be shown now, up to one that completes a
+    def complete(self, delta: OutputDelta) -> None:
+        """Replaces the tokens of a delta by those that can be shown now, up to one that completes a
         stop string; adds the text, which may lag behind them, and the parts, which may lag behind
         the text. Raises `UnavailableError` as `ReorderBuffer.accept`."""
-        chunk.tokens = tokens = self._assembly.accept(chunk.tokens)
+        delta.tokens = tokens = self._assembly.accept(delta.tokens)
         if self._is_plain:
-            chunk.text = "".join(map(self._detokenizer.push, tokens.token_ids))
+            delta.text = "".join(map(self._detokenizer.push, tokens.token_ids))
             return
         text, parts = "", list[Part]()
         for index, token_id in enumerate(tokens.token_ids):
             if self._stop.matched is not None:
-                chunk.tokens = tokens.part(0, index)
+                delta.tokens = tokens.part(0, index)
                 break
             new = self._stop.push(self._detokenizer.push(token_id))
             text += new
@@ -68,9 +68,9 @@ class Output:
             # resumes has received all that are made of its tokens.
             if self._parser is not None:
                 made = self._parser.push(new) if new else []
-                chunk.num_reasoning_tokens += self._is_of_reasoning(made)
+                delta.num_reasoning_tokens += self._is_of_reasoning(made)
                 parts += made
-        chunk.text, chunk.parts = text, parts
+        delta.text, delta.parts = text, parts
 
     def _is_of_reasoning(self, parts: Sequence[Part]) -> bool:
         """Returns whether a token is of reasoning, without the marks before it: by the parts that

@@ -30,7 +30,7 @@ from baton.rpc_errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.ending import FinishReason
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Work
 from baton_router.call.usage import EncodedInput
@@ -234,13 +234,13 @@ class Attempt:
                 events += self._react(*self._inbox.take())
         return events
 
-    def end_sequence(self, index: int, reason: pb.FinishReason.ValueType) -> None:
+    def end_sequence(self, index: int, reason: FinishReason) -> None:
         """Asks the decode worker, best effort, to end sequence `index` of several, whose further
         tokens are not needed for this `reason`."""
         task = asyncio.create_task(self._end_sequence(index, reason))
         self._stack.push_async_callback(_ended, task)
 
-    async def _end_sequence(self, index: int, reason: pb.FinishReason.ValueType) -> None:
+    async def _end_sequence(self, index: int, reason: FinishReason) -> None:
         assert self._decode_request is not None, "a sequence of a request that was not sent"
         member = self._decode.member
         request = worker_wire.end_sequence_request(self._decode_request, member, index, reason)

@@ -21,8 +21,8 @@ from baton.rpc_errors import error_of, has_ended, is_cancelled_here, is_loss
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import failed, stage
-from baton_router.call.chunk import Chunk
 from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.output_delta import OutputDelta
 from baton_router.lifecycle.attempts.worker_methods import Method
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
@@ -88,7 +88,7 @@ class WorkerCall:
             if is_task_cancelled():
                 raise
             return self._cancelled()
-        if isinstance(message, Chunk):
+        if isinstance(message, OutputDelta):
             return "tokens", message  # hot path
         if message is grpc.aio.EOF:
             early = InternalError(f"{self._name} ended its answer before it was complete")

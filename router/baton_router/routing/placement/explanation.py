@@ -1,6 +1,7 @@
 """Explanation of a placement decision, as sentences. Pure."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from baton.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR
@@ -74,6 +75,26 @@ def other_choices(placement: Placement, inputs: PlacementInputs) -> tuple[int, C
     num_others += len(singles)
     others = [choice for choice in (*cheapest, *singles) if choice != placement.chosen]
     return num_others, min(others, key=_cost, default=None)
+
+
+class Candidacy(NamedTuple):
+    """Candidate of a decision, with its cost. `computes_prompt`: as a decode worker alone."""
+
+    scored: Scored
+    computes_prompt: bool = False
+
+
+def candidacies(decision: Decision) -> list[Candidacy]:
+    """Returns all candidates of a decision: for pairs, alone, and of the encode pool. If there was
+    no choice, they have no terms."""
+    placement = decision.placement
+    if placement is None:
+        return [Candidacy(Scored(True, 0.0, 0, c, {})) for c in decision.inputs.candidates]
+    return [
+        *map(Candidacy, placement.scored),
+        *(Candidacy(single, computes_prompt=True) for single in placement.alone),
+        *map(Candidacy, encode_pool(decision)),
+    ]
 
 
 def encode_pool(decision: Decision) -> list[Scored]:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-from google.protobuf.duration_pb2 import Duration
-
 from baton.role_wire import role_to_message
 from baton.v1 import inference_pb2 as pb
-from baton_router.call.chunk import Chunk, ClientEvent
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import (
     Part,
     Reasoning,
@@ -14,9 +12,8 @@ from baton_router.call.parts import (
     ToolCallArguments,
     ToolCallStart,
 )
-from baton_router.call.request import Request
-from baton_router.call.usage import Account, Timings
-from baton_router.lifecycle.worker_wire import Ending, duration
+from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores
+from baton_router.lifecycle.worker_wire import duration, reason_to_message
 from baton_router.routing.placement.encoder_sources import EncoderChoice
 from baton_router.routing.placement.placement import Placement, Scored
 
@@ -26,8 +23,13 @@ _POOLED_OUTPUTS = {
 }
 
 
-def accepted(request: Request, placement: Placement | None) -> pb.GenerateResponse:
-    """Returns `accepted` with the chosen workers alone; `placement` None: nothing is left to do."""
+def pooled_output_to_message(kind: str) -> pb.PooledOutput.ValueType:
+    """Converts the kind of a pooled output; empty: the model generates."""
+    return _POOLED_OUTPUTS.get(kind, pb.POOLED_OUTPUT_UNSPECIFIED)
+
+
+def _accepted(event: Accepted) -> pb.GenerateResponse:
+    request, placement = event.request, event.placement
     return pb.GenerateResponse(
         accepted=pb.Accepted(
             request_id=request.request_id,
@@ -37,11 +39,6 @@ def accepted(request: Request, placement: Placement | None) -> pb.GenerateRespon
             model=request.model,
         )
     )
-
-
-def pooled_output_to_message(kind: str) -> pb.PooledOutput.ValueType:
-    """Converts the kind of a pooled output; empty: the model generates."""
-    return _POOLED_OUTPUTS.get(kind, pb.POOLED_OUTPUT_UNSPECIFIED)
 
 
 def _chosen(placement: Placement) -> pb.Placement:
@@ -83,30 +80,30 @@ def candidate_to_message(scored: Scored, *, computes_prompt: bool = False) -> pb
     )
 
 
-def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[ClientEvent]:
-    """Returns the log-probabilities of the prompt after the first `num_known`, if any."""
-    num_repeated = max(0, num_known - message.position)
-    rest = pb.PromptLogprobs(
-        position=message.position + num_repeated,
-        logprobs=message.logprobs[num_repeated:],
-        top_logprobs=message.top_logprobs[num_repeated:],
-    )
-    return [pb.GenerateResponse(prompt_logprobs=rest)] if rest.logprobs else []
-
-
 def to_message(event: ClientEvent) -> pb.GenerateResponse:
-    """Returns the message of an event. Hot path: filled in place, since assigning a submessage
+    """Returns the message of an event."""
+    match event:
+        case OutputDelta():
+            return _tokens(event)  # hot path
+        case Accepted():
+            return _accepted(event)
+        case PromptScores():
+            return _prompt_logprobs(event)
+        case Finished():
+            return _finished(event)
+
+
+def _tokens(delta: OutputDelta) -> pb.GenerateResponse:
+    """Returns the message of a piece of a sequence: filled in place, since assigning a submessage
     copies it, and only by what differs from a field's default."""
-    if not isinstance(event, Chunk):
-        return event
     response = pb.GenerateResponse()
     chunk = response.tokens
-    chunk.text = event.text
-    if event.sequence_index:
-        chunk.sequence_index = event.sequence_index
-    if event.finish_reason:
-        chunk.finish_reason = event.finish_reason
-    tokens = event.tokens
+    chunk.text = delta.text
+    if delta.sequence_index:
+        chunk.sequence_index = delta.sequence_index
+    if delta.finish_reason:
+        chunk.finish_reason = reason_to_message(delta.finish_reason)
+    tokens = delta.tokens
     if tokens.token_ids:
         chunk.position = tokens.position
         chunk.token_ids.extend(tokens.token_ids)
@@ -114,7 +111,7 @@ def to_message(event: ClientEvent) -> pb.GenerateResponse:
         chunk.logprobs.extend(tokens.logprobs)
     for top in tokens.tops:
         chunk.top_logprobs.add(token_ids=top.token_ids, logprobs=top.logprobs)
-    for part in event.parts:
+    for part in delta.parts:
         _fill_part(chunk.parts.add(), part)
     return response
 
@@ -131,11 +128,20 @@ def _fill_part(message: pb.OutputPart, part: Part) -> None:
             message.tool_call_arguments.MergeFrom(pb.ToolCallArguments(index=index, json=json))
 
 
-def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:
+def _prompt_logprobs(scores: PromptScores) -> pb.GenerateResponse:
+    message = pb.PromptLogprobs(position=scores.position, logprobs=scores.logprobs)
+    for top in scores.tops:
+        message.top_logprobs.add(token_ids=top.token_ids, logprobs=top.logprobs)
+    return pb.GenerateResponse(prompt_logprobs=message)
+
+
+def _finished(event: Finished) -> pb.GenerateResponse:
+    ending, account = event.ending, event.account
+    durations = account.timings.durations().items()
     return pb.GenerateResponse(
         finished=pb.Finished(
-            sequence_index=index,
-            reason=ending.reason,
+            sequence_index=event.sequence_index,
+            reason=reason_to_message(ending.reason),
             stop_string=ending.stop_string or "",
             score=ending.score,
             stop_token_id=ending.stop_token_id,
@@ -148,24 +154,8 @@ def finished(index: int, ending: Ending, account: Account) -> pb.GenerateRespons
                 num_reused_decode_blocks=account.num_reused_decode_blocks,
                 num_migrations=account.num_migrations,
             ),
-            timings=_timings(account.timings),
+            timings=pb.Timings(
+                **{name: None if last is None else duration(last) for name, last in durations}
+            ),
         )
-    )
-
-
-def _timings(timings: Timings) -> pb.Timings:
-    def since(moment: float | None) -> Duration | None:
-        return None if moment is None else duration(moment - timings.arrived)
-
-    def lasting(length: float | None) -> Duration | None:
-        return None if length is None else duration(length)
-
-    return pb.Timings(
-        admission=since(timings.admitted),
-        prefill_queue=lasting(timings.prefill_queue_s),
-        time_to_first_token=since(timings.first_token),
-        exposed_transfer=lasting(timings.exposed_transfer_s),
-        total=since(timings.finished),
-        prefill_started=since(timings.prefill_started),
-        handed_over=since(timings.handed_over),
     )
