@@ -31,6 +31,7 @@ from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from baton_router.apis.grpc.admin import RouterAdmin
+from baton_router.apis.grpc.call_wire import CallReader
 from baton_router.apis.grpc.service import InferenceService
 from baton_router.call.request import Request, work_of
 from baton_router.event_loop import EventLoop
@@ -146,7 +147,8 @@ async def serve(settings: RouterSettings) -> None:
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
         readiness = RouterReadiness({model.name: model.services.readiness for model in served})
-        service = InferenceService(models, tenants, limits, settings.default_timeout_s)
+        calls = CallReader(settings.max_prompt_bytes)
+        service = InferenceService(models, tenants, limits, settings.default_timeout_s, calls)
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         exposition = Exposition()
         exposition.add(RouterMetrics(models, fleets, requests, round_trips))
@@ -154,7 +156,7 @@ async def serve(settings: RouterSettings) -> None:
         readers = {model.name: model.services.intake.images.reader for model in served}
         pools = {name: None if one is None else one.pool for name, one in readers.items()}
         exposition.add(ImageMetrics(images, pools))
-        admin = RouterAdmin(models, fleets, requests, readiness, tenants)
+        admin = RouterAdmin(models, fleets, requests, readiness, tenants, calls)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
         server.on_drain(readiness.drain)

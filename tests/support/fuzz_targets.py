@@ -56,6 +56,7 @@ from baton_kvtransfer.wire import (
     integrity_of,
     lease_id_of,
 )
+from baton_router.apis.grpc.call_wire import CallReader
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
@@ -193,7 +194,7 @@ def decode_event(data: bytes) -> None:
 
 def generate(data: bytes) -> None:
     request = parsed(pb.GenerateRequest, data)
-    asyncio.run(Intake(card(), 4096).read(request, 2048))
+    asyncio.run(Intake(card(), 4096).read(CallReader(4096).generate_call(request), 2048))
 
 
 # What Redis holds.

@@ -28,11 +28,13 @@ class Tool:
     Attributes:
         parameters: JSON schema of its arguments, an object; None: any object.
         strict: the arguments of each call are valid under the schema.
+        description: for the model; empty: there is none.
     """
 
     name: str
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,18 @@ generator when the client disconnects.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import NoReturn
 
-from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenant
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.generate_call import GenerateCall
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.events import ClientEvent
@@ -73,25 +73,28 @@ class Inference:
         self.card.check_makes(None)
         await self._services.wait_for_workers(deadline, needs_prefill=needs_prefill)
 
+    def refuse(self, caller: Caller, error: InvalidArgumentError) -> NoReturn:
+        """Raises the error of a call that its API could not read, which counts, is metered and
+        traced as any other."""
+        services = self._services
+        with tracing_request(None, self.card), services.meter.begin(None, time.monotonic()):
+            services.tenant_of(caller)
+            raise error
+
     async def generate(
-        self,
-        message: pb.GenerateRequest,
-        caller: Caller,
-        deadline: Deadline,
-        images: Sequence[EncoderInput] = (),
+        self, call: GenerateCall, caller: Caller, deadline: Deadline
     ) -> AsyncGenerator[ClientEvent, None]:
         """Yields the events of one request, as `Inference.Generate` promises them. The reader has
         to close the generator, which ends the request immediately and releases all it holds.
-        `images`: those of its `token_ids`, as `Intake` has made them.
 
         Raises the errors that `baton.serving.errors` lists.
         """
         services, arrived = self._services, time.monotonic()
         with (
-            tracing_request(message, self.card, with_content=self._capture_content) as trace,
-            services.meter.begin(message.WhichOneof("input"), arrived) as metered,
+            tracing_request(call, self.card, with_content=self._capture_content) as trace,
+            services.meter.begin(call.kind, arrived) as metered,
         ):
-            request = await self._read(message, caller, deadline, images)
+            request = await self._read(call, caller, deadline)
             name_request(request.request_id)
             answer = await self._answer_to(request, arrived, metered.first_token)
             recovery = Recovery(request.request_id, services.retry_budget)
@@ -114,23 +117,17 @@ class Inference:
                     async for response in responses:
                         yield response
             except InvalidArgumentError as error:
-                raise _naming_tools(error, message, request) from error
+                raise _naming_tools(error, call, request) from error
 
-    async def _read(
-        self,
-        message: pb.GenerateRequest,
-        caller: Caller,
-        deadline: Deadline,
-        images: Sequence[EncoderInput],
-    ) -> Request:
+    async def _read(self, call: GenerateCall, caller: Caller, deadline: Deadline) -> Request:
         """Returns the validated, tokenized request. Raises if it cannot be served."""
-        tenant = self._services.tenant_of(caller)
-        scores_prompt = message.sampling.HasField("prompt_logprobs")
+        services = self._services
+        tenant = services.tenant_of(caller)
+        scores_prompt = call.params.prompt_logprobs is not None
         await self.wait_for_workers(deadline, needs_prefill=scores_prompt)
         with stage("tokenize"):
-            limit = self._services.fleet.max_model_len
-            request = await self._services.intake.read(message, limit, tenant, images)
-            await self._services.fleet.hash_ahead(request.prompt)
+            request = await services.intake.read(call, services.fleet.max_model_len, tenant)
+            await services.fleet.hash_ahead(request.prompt)
             return request
 
     async def _answer_to(
@@ -141,23 +138,19 @@ class Inference:
         num_received = sum(map(len, request.received))
         return make() if num_received < _THREAD_FROM_TOKENS else await asyncio.to_thread(make)
 
-    async def check(self, message: pb.GenerateRequest, caller: Caller) -> None:
+    async def check(self, call: GenerateCall, caller: Caller) -> None:
         """Raises what `generate` raises for an invalid request, before any worker is called."""
         services = self._services
         limit = services.fleet.max_model_len
-        services.images.check(await services.intake.read(message, limit, self.tenant_of(caller)))
-
-    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
-        """Returns the tokens of an input, and the text that was tokenized."""
-        return await self._services.intake.tokenize(message)
+        services.images.check(await services.intake.read(call, limit, self.tenant_of(caller)))
 
 
 def _naming_tools(
-    error: InvalidArgumentError, message: pb.GenerateRequest, request: Request
+    error: InvalidArgumentError, call: GenerateCall, request: Request
 ) -> InvalidArgumentError:
     """Returns the error of a worker. One about a grammar that the router made of tools names the
     tools: the client has sent no grammar."""
-    is_made = request.parsing is not None and not message.sampling.HasField("grammar")
+    is_made = request.parsing is not None and call.params.grammar is None
     if is_made and error.field.startswith("sampling.grammar"):
         return InvalidArgumentError("parsing.tools", error.problem)
     return error

@@ -7,6 +7,7 @@ other. Knows nothing of connections.
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from baton.serving.deadline import Deadline
 from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.call.request import Request
 from baton_router.lifecycle.pooled_lifecycle import PooledLifecycle
 from baton_router.lifecycle.recovery import Recovery
@@ -34,6 +35,29 @@ _MAX_CONCURRENT = 32
 _LEAST_NORM = 1e-12
 
 
+@dataclass(frozen=True, slots=True)
+class PooledOutputs:
+    """Pooled outputs of one call."""
+
+    model: str
+    request_id: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings(PooledOutputs):
+    """Embeddings of the inputs of a call. `vectors`: `[num_inputs, width]`."""
+
+    vectors: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Scores(PooledOutputs):
+    """Scores of the pairs of a call."""
+
+    scores: Sequence[float]
+
+
 class PooledInference:
     """Embeddings and scores of one model."""
 
@@ -42,32 +66,23 @@ class PooledInference:
         self._intake = intake
         self._card = services.card
 
-    async def embed(
-        self, message: pb.EmbedRequest, caller: Caller, deadline: Deadline
-    ) -> pb.EmbedResponse:
+    async def embed(self, call: EmbedCall, caller: Caller, deadline: Deadline) -> Embeddings:
         """Returns the embeddings of all inputs. Raises the errors that `baton.serving.errors`
         lists, and `ModelOutputError` for a model without embeddings."""
         arrived = time.monotonic()
         tenant = self._services.tenant_of(caller)
         self._card.check_makes("embedding")
-        dimensions = self._dimensions(message)
+        dimensions = self._dimensions(call)
         await self._services.wait_for_workers(deadline)
         with stage("tokenize"):
             limit = self._services.fleet.max_model_len
-            requests = await self._intake.read_inputs(message, limit, tenant)
+            requests = await self._intake.read_inputs(call, limit, tenant)
         vectors = await self._pool_all(requests, arrived, deadline)
         if dimensions is not None:
             vectors = _normalized(vectors[:, :dimensions])
-        return pb.EmbedResponse(
-            model=self._card.name,
-            request_id=message.request_id,
-            embeddings=[pb.Embedding(values=vector) for vector in vectors],
-            num_prompt_tokens=_num_tokens(requests),
-        )
+        return Embeddings(self._card.name, call.request_id, _num_tokens(requests), vectors)
 
-    async def score(
-        self, message: pb.ScoreRequest, caller: Caller, deadline: Deadline
-    ) -> pb.ScoreResponse:
+    async def score(self, call: ScoreCall, caller: Caller, deadline: Deadline) -> Scores:
         """Returns the scores of all pairs. Raises as `embed`."""
         arrived = time.monotonic()
         tenant = self._services.tenant_of(caller)
@@ -78,32 +93,25 @@ class PooledInference:
         limit = self._services.fleet.max_model_len
         if pooling.kind == "score":
             with stage("tokenize"):
-                requests = await self._intake.read_pairs(message, limit, tenant)
+                requests = await self._intake.read_pairs(call, limit, tenant)
             outputs = await self._pool_all(requests, arrived, deadline)
             scores = (1 + np.tanh(outputs[:, 0] / 2)) / 2  # the sigmoid, without overflows
         else:
             with stage("tokenize"):
-                requests, pairs = await self._intake.read_texts_of_pairs(message, limit, tenant)
+                requests, pairs = await self._intake.read_texts_of_pairs(call, limit, tenant)
             vectors = _normalized(await self._pool_all(requests, arrived, deadline))
             firsts, seconds = np.array(pairs).T
             scores = (vectors[firsts] * vectors[seconds]).sum(-1)
-        return pb.ScoreResponse(
-            model=self._card.name,
-            request_id=message.request_id,
-            scores=scores,
-            num_prompt_tokens=_num_tokens(requests),
-        )
+        return Scores(self._card.name, call.request_id, _num_tokens(requests), scores.tolist())
 
-    def _dimensions(self, message: pb.EmbedRequest) -> int | None:
-        if not message.HasField("dimensions"):
-            return None
+    def _dimensions(self, call: EmbedCall) -> int | None:
         pooling = self._card.pooling
         assert pooling is not None, "dimensions of nothing"
-        if not 1 <= message.dimensions <= pooling.width:
+        if call.dimensions is not None and not 1 <= call.dimensions <= pooling.width:
             raise InvalidArgumentError(
-                "dimensions", f"is {message.dimensions}; must be in [1, {pooling.width}]"
+                "dimensions", f"is {call.dimensions}; must be in [1, {pooling.width}]"
             )
-        return message.dimensions
+        return call.dimensions
 
     async def _pool_all(
         self, requests: Sequence[Request], arrived: float, deadline: Deadline
@@ -128,9 +136,8 @@ class PooledInference:
     async def _pool(self, request: Request, arrived: float, deadline: Deadline) -> Sequence[float]:
         """Returns the pooled output of one request."""
         services = self._services
-        message = pb.GenerateRequest(model=request.model, request_id=request.request_id)
         with (
-            tracing_request(message, self._card) as trace,
+            tracing_request(None, self._card) as trace,
             services.meter.begin("pooled", arrived) as metered,
         ):
             name_request(request.request_id)

@@ -6,15 +6,16 @@ readiness, role balance. Tenants, their limits and the requests in flight are th
 
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NoReturn, TypeVar
 
-from baton.errors import NotFoundError
+from baton.errors import InvalidArgumentError, NotFoundError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenants
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.generate_call import EmbedCall, GenerateCall, ScoreCall
 from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference
-from baton_router.lifecycle.pooled_inference import PooledInference
+from baton_router.lifecycle.pooled_inference import Embeddings, PooledInference, Scores
 from baton_router.lifecycle.services import Services
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.routing.placement.decision import Decision
@@ -23,6 +24,9 @@ from baton_router.served.aliases import Weights, drawn, heaviest, no_aliases
 
 # Characters of an unknown name in an error, so that the list of models after it is not cut off.
 _SHOWN_CHARS = 100
+
+
+_Call = TypeVar("_Call", GenerateCall, EmbedCall, ScoreCall)
 
 
 class ModelNotFoundError(NotFoundError):
@@ -102,40 +106,40 @@ class Models:
         return self._served[drawn(weights, name, request_id) if request_id else heaviest(weights)]
 
     def generate(
-        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+        self, call: GenerateCall, caller: Caller, deadline: Deadline
     ) -> AsyncGenerator[ClientEvent, None]:
         """Returns the events of one request, as `Inference.generate` of its model."""
-        return self._drawn(message, caller).inference.generate(message, caller, deadline)
+        served, call = self._drawn(call, caller)
+        return served.inference.generate(call, caller, deadline)
 
-    async def embed(
-        self, message: pb.EmbedRequest, caller: Caller, deadline: Deadline
-    ) -> pb.EmbedResponse:
-        """Returns embeddings, as `PooledInference.embed` of the request's model."""
-        return await self._drawn(message, caller).pooled.embed(message, caller, deadline)
+    def refuse(self, model: str, caller: Caller, error: InvalidArgumentError) -> NoReturn:
+        """Raises the error of a call for a generation, as `Inference.refuse` of its model."""
+        self._named(model, "", caller).inference.refuse(caller, error)
 
-    async def score(
-        self, message: pb.ScoreRequest, caller: Caller, deadline: Deadline
-    ) -> pb.ScoreResponse:
-        """Returns scores, as `PooledInference.score` of the request's model."""
-        return await self._drawn(message, caller).pooled.score(message, caller, deadline)
+    async def embed(self, call: EmbedCall, caller: Caller, deadline: Deadline) -> Embeddings:
+        """Returns embeddings, as `PooledInference.embed` of the call's model."""
+        served, call = self._drawn(call, caller)
+        return await served.pooled.embed(call, caller, deadline)
 
-    def _drawn(
-        self, message: pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest, caller: Caller
-    ) -> ServedModel:
-        """Returns the model that answers a request. Gives a request that names one an id, if it has
-        none, by which the model of an alias is drawn."""
+    async def score(self, call: ScoreCall, caller: Caller, deadline: Deadline) -> Scores:
+        """Returns scores, as `PooledInference.score` of the call's model."""
+        served, call = self._drawn(call, caller)
+        return await served.pooled.score(call, caller, deadline)
+
+    def _drawn(self, call: _Call, caller: Caller) -> tuple[ServedModel, _Call]:
+        """Returns the model that answers a call, and the call. One that names a model gets an id,
+        if it has none, by which the model of an alias is drawn."""
+        if call.model and not call.request_id:
+            call = replace(call, request_id=secrets.token_hex(8))
+        return self._named(call.model, call.request_id, caller), call
+
+    def _named(self, model: str, request_id: str, caller: Caller) -> ServedModel:
         tenant = self._tenants.of(caller)
-        if message.model and not message.request_id:
-            message.request_id = secrets.token_hex(8)
         try:
-            return self.of(message.model, message.request_id)
+            return self.of(model, request_id)
         except ModelNotFoundError:
             self._limits.count_request(tenant.name)
             raise
-
-    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
-        """Returns the tokens of an input, and the text that was tokenized."""
-        return await self.of(message.model).inference.tokenize(message)
 
     def decision_of(self, request_id: str, tenant: str) -> tuple[ServedModel, Decision]:
         """Returns the model and the last decision about a request. Raises as

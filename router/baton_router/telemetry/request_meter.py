@@ -54,8 +54,8 @@ class RequestMeter:
         """Starts metering a request. Use the result in `with` until the request has ended.
 
         Args:
-            prompt_kind: the field of `GenerateRequest.input` that is set; "pooled" for the input of
-                a pooled output.
+            prompt_kind: the kind of the call's input; "pooled" for that of a pooled output; None if
+                the call could not be read.
             arrived: arrival time in seconds of the clock.
         """
         operation = _OPERATIONS.get(prompt_kind or "", "text_completion")

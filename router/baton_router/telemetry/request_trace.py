@@ -15,8 +15,8 @@ from opentelemetry.util.types import AttributeValue
 
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.stages import past_stage, stage, stage_of_call, wall_ns
-from baton.v1 import inference_pb2 as pb
 from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.generate_call import Conversation, GenerateCall
 from baton_router.call.request import Request, RequestOutcome
 from baton_router.text.model_card import ModelCard
 
@@ -31,18 +31,18 @@ class RequestTrace:
     """Trace of one request that is sampled."""
 
     def __init__(
-        self, span: Span, message: pb.GenerateRequest, card: ModelCard, *, with_content: bool
+        self, span: Span, call: GenerateCall | None, card: ModelCard, *, with_content: bool
     ) -> None:
         self._span = span
         self._with_content = with_content
-        self._message = message
+        self._call = call
         self._card = card
         self._num_attempts = 0
         self._placed: SpanContext | None = None
         self._admitted_at: float | None = None
         self._failure: AttemptFailure | None = None
         self._failed_at = 0.0
-        span.set_attributes(_of_message(message, card))
+        span.set_attributes(_of_call(call, card))
 
     def ended(self, outcome: RequestOutcome) -> None:
         """Sets the attributes of a request that has ended."""
@@ -64,8 +64,8 @@ class RequestTrace:
                 "gen_ai.response.time_to_first_chunk", round(first_token - arrived, 6)
             )
             self._span.add_event("first token", timestamp=wall_ns(first_token))
-        if self._with_content:
-            self._span.set_attributes(_content(self._message, outcome, self._card))
+        if self._with_content and self._call is not None:
+            self._span.set_attributes(_content(self._call, outcome, self._card))
 
     @contextmanager
     def placing(self) -> Iterator[Span]:
@@ -115,13 +115,18 @@ class RequestTrace:
 
 @contextmanager
 def tracing_request(
-    message: pb.GenerateRequest, card: ModelCard, *, with_content: bool = False
+    call: GenerateCall | None, card: ModelCard, *, with_content: bool = False
 ) -> "Iterator[RequestTrace | None]":
     """Opens the span `generate` for the block, in the caller's trace or a new one. Yields None if
-    it is not recorded. `with_content`: it includes the texts of prompt and answer."""
+    it is not recorded.
+
+    Args:
+        call: None: the request is for a pooled output, or its call could not be read.
+        with_content: the span includes the texts of prompt and answer.
+    """
     with stage_of_call("generate") as span:
         is_seen = span.is_recording()
-        begun = RequestTrace(span, message, card, with_content=with_content) if is_seen else None
+        begun = RequestTrace(span, call, card, with_content=with_content) if is_seen else None
         _current.set(begun)
         yield begun
 
@@ -156,15 +161,15 @@ def _of_failure(failure: AttemptFailure) -> Attributes:
     }
 
 
-def _of_message(message: pb.GenerateRequest, card: ModelCard) -> Attributes:
-    operation = "chat" if message.WhichOneof("input") == "chat" else "text_completion"
+def _of_call(call: GenerateCall | None, card: ModelCard) -> Attributes:
+    operation = "chat" if call is not None and call.kind == "chat" else "text_completion"
     if card.pooling is not None:
         operation = "embeddings"
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "baton",
         "gen_ai.request.model": card.name,
-        "baton.request.id": message.request_id,
+        "baton.request.id": "" if call is None else call.request_id,
         "gen_ai.request.stream": True,
     }
 
@@ -197,15 +202,15 @@ def _of_params(params: SamplingParams) -> Attributes:
     }
 
 
-def _content(message: pb.GenerateRequest, outcome: RequestOutcome, card: ModelCard) -> Attributes:
+def _content(call: GenerateCall, outcome: RequestOutcome, card: ModelCard) -> Attributes:
     details: Attributes = {}
-    kind = message.WhichOneof("input")
-    if kind == "text":
-        details["gen_ai.input.messages"] = json.dumps([_part("user", message.text)])
-    elif kind == "chat":
+    given = call.input
+    if isinstance(given, str):
+        details["gen_ai.input.messages"] = json.dumps([_part("user", given)])
+    elif isinstance(given, Conversation):
         parts = [
-            _part(m.role, m.content or "\n".join(part.text for part in m.parts))
-            for m in message.chat.messages
+            _part(turn.role, "\n".join(part for part in turn.parts if isinstance(part, str)))
+            for turn in given.turns
         ]
         details["gen_ai.input.messages"] = json.dumps(parts)
     texts = [card.tokenizer.decode(token_ids) for token_ids in outcome.token_ids]

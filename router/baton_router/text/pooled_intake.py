@@ -6,11 +6,12 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams, check_length, check_token_ids
 from baton.serving.tenant import Tenant
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
 from baton_router.text.request_bounds import check_text, request_id_of
@@ -37,55 +38,52 @@ class PooledIntake:
         self._max_input_tokens = max_input_tokens
 
     async def read_inputs(
-        self, message: pb.EmbedRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: EmbedCall, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> list[Request]:
         """Returns a request for the pooled output of each input. Arguments as of `Intake.read`."""
-        self._check_num("inputs", len(message.inputs))
+        self._check_num("inputs", len(call.inputs))
         texts: list[str] = []
-        for i, given in enumerate(message.inputs):
-            kind = given.WhichOneof("input")
-            if kind is None:
-                raise InvalidArgumentError(f"inputs[{i}]", "is missing; set text or token_ids")
-            if kind == "text":
-                check_text(f"inputs[{i}].text", given.text, self._max_prompt_bytes)
-                texts.append(given.text)
+        for i, given in enumerate(call.inputs):
+            if isinstance(given, str):
+                check_text(f"inputs[{i}].text", given, self._max_prompt_bytes)
+                texts.append(given)
         encoded = iter(await self._encode_all(texts))
         prompts = [
-            tuple(given.token_ids.ids) if given.HasField("token_ids") else tuple(next(encoded))
-            for given in message.inputs
+            tuple(next(encoded)) if isinstance(given, str) else tuple(given)
+            for given in call.inputs
         ]
-        return self._requests(message, "inputs", prompts, max_model_len, tenant)
+        return self._requests(call, "inputs", prompts, max_model_len, tenant)
 
     async def read_pairs(
-        self, message: pb.ScoreRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: ScoreCall, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> list[Request]:
         """Returns a request for the score of each pair as one prompt. Arguments as of
         `Intake.read`."""
-        self._check_pairs(message)
-        encoded = await self._encode_all([(pair.first, pair.second) for pair in message.pairs])
-        return self._requests(message, "pairs", list(map(tuple, encoded)), max_model_len, tenant)
+        self._check_pairs(call)
+        encoded = await self._encode_all(list(call.pairs))
+        return self._requests(call, "pairs", list(map(tuple, encoded)), max_model_len, tenant)
 
     async def read_texts_of_pairs(
-        self, message: pb.ScoreRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: ScoreCall, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> tuple[list[Request], list[tuple[int, int]]]:
         """Returns a request for the embedding of each text, once for all pairs that share it, and
         the two indices of each pair. Arguments as of `Intake.read`."""
-        self._check_pairs(message)
-        texts = list(dict.fromkeys(t for pair in message.pairs for t in (pair.first, pair.second)))
+        self._check_pairs(call)
+        texts = list(dict.fromkeys(chain.from_iterable(call.pairs)))
         prompts = list(map(tuple, await self._encode_all(texts)))
-        requests = self._requests(message, "pairs", prompts, max_model_len, tenant)
+        requests = self._requests(call, "pairs", prompts, max_model_len, tenant)
         at = {text: i for i, text in enumerate(texts)}
-        return requests, [(at[pair.first], at[pair.second]) for pair in message.pairs]
+        return requests, [(at[first], at[second]) for first, second in call.pairs]
 
-    def _check_pairs(self, message: pb.ScoreRequest) -> None:
-        self._check_num("pairs", len(message.pairs))
-        for i, pair in enumerate(message.pairs):
-            check_text(f"pairs[{i}].first", pair.first, self._max_prompt_bytes)
-            check_text(f"pairs[{i}].second", pair.second, self._max_prompt_bytes)
+    def _check_pairs(self, call: ScoreCall) -> None:
+        self._check_num("pairs", len(call.pairs))
+        for i, (first, second) in enumerate(call.pairs):
+            check_text(f"pairs[{i}].first", first, self._max_prompt_bytes)
+            check_text(f"pairs[{i}].second", second, self._max_prompt_bytes)
 
     def _requests(
         self,
-        message: pb.EmbedRequest | pb.ScoreRequest,
+        call: EmbedCall | ScoreCall,
         field: str,
         prompts: Sequence[tuple[int, ...]],
         max_model_len: int,
@@ -107,13 +105,13 @@ class PooledIntake:
         # Prompt log-probabilities keep a placement from counting cached tokens that are computed.
         scored = 0 if pooling.needs_all_tokens else None
         params = SamplingParams(max_tokens=1, prompt_logprobs=scored)
-        own_id = request_id_of(message.request_id)
+        own_id = request_id_of(call.request_id)
         return [
             Request(
                 own_id if len(prompts) == 1 else f"{own_id}-{i}",
                 token_ids,
                 params,
-                message.priority,
+                call.priority,
                 tenant=tenant,
                 model=self._card.name,
             )

@@ -3,24 +3,22 @@
 Every rejection is a `NoImagesError`, or an `InvalidArgumentError` that names the field.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from baton.encoder_input import EncoderInput
-from baton.encoder_input_wire import tensors_from_proto
 from baton.errors import InvalidArgumentError
 from baton.serving.tenant import Tenant
-from baton.v1 import inference_pb2 as pb
+from baton_router.call.generate_call import GivenImage, PromptInput, PromptTokens, kind_of
 from baton_router.text.chat import RenderedChat
 from baton_router.text.images.expansion import (
-    PromptTokens,
     ReadImage,
     encoder_inputs,
     expand_ids,
     expand_text,
     placeholders,
 )
-from baton_router.text.images.image_source import GivenImage, ImageError, NoImagesError
+from baton_router.text.images.image_source import ImageError, NoImagesError
 from baton_router.text.model_card import ModelCard
 
 if TYPE_CHECKING:
@@ -72,14 +70,10 @@ class PromptImages:
             )
         return read
 
-    async def check(self, message: pb.GenerateRequest, ids: list[int]) -> PromptTokens:
+    async def check(self, given: Sequence[EncoderInput], ids: list[int]) -> PromptTokens:
         """Returns the prompt of a client that has preprocessed its images."""
-        # The hash is computed here: the engine believes it.
-        given = [
-            EncoderInput(b"", item.start, item.length, tensors_from_proto(item))
-            for item in message.encoder_inputs
-        ]
-        return PromptTokens(ids, await self._reader().check(given, ids))
+        # Their hashes are computed here: the engine believes them.
+        return PromptTokens(ids, await self._reader().check(list(given), ids))
 
     def expand_ids(self, ids: list[int], images: Sequence[ReadImage]) -> PromptTokens:
         """Returns a prompt with a placeholder for each image, expanded."""
@@ -117,30 +111,17 @@ class PromptImages:
         return self.reader
 
 
-def check_image_fields(message: pb.GenerateRequest) -> None:
+def check_image_fields(
+    given: PromptInput, images: Sequence[GivenImage], encoder_inputs: Sequence[EncoderInput]
+) -> None:
     """Refuses images in fields that exclude each other."""
-    kind = message.WhichOneof("input")
-    if message.images and kind == "chat":
+    kind = kind_of(given)
+    if images and kind == "chat":
         raise ImageError("images", "is set beside chat; expected them in parts of its messages")
-    if message.encoder_inputs and (kind != "token_ids" or message.images):
+    if encoder_inputs and (kind != "token_ids" or images):
         raise ImageError(
             "encoder_inputs", "is set; expected only with token_ids, and without images"
         )
-
-
-def images_beside(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[GivenImage]:
-    """Returns the images beside an input, in order."""
-    return [given_image(image, f"images[{at}]") for at, image in enumerate(message.images)]
-
-
-def given_image(
-    image: pb.Image, field: str, kind: Callable[[bytes | str, str], GivenImage] = GivenImage
-) -> GivenImage:
-    """Returns an image or clip of a message. Raises `InvalidArgumentError` if it has no source."""
-    source = image.WhichOneof("source")
-    if source is None:
-        raise InvalidArgumentError(field, "is empty; set data or url")
-    return kind(image.data if source == "data" else image.url, f"{field}.{source}")
 
 
 def _check_placeholders(

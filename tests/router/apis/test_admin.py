@@ -17,8 +17,9 @@ from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from baton_router.apis.grpc.admin import RouterAdmin
+from baton_router.apis.grpc.call_wire import CallReader
+from baton_router.call.generate_call import PromptTokens
 from baton_router.call.prompt import Prompt
-from baton_router.text.images.expansion import PromptTokens
 from baton_router.text.images.image_cache import FileKey, ImageCache
 
 ALL = pb.FlushCacheRequest()
@@ -95,7 +96,7 @@ async def admin_of():
         fleets.append(fleet)
         tenants = SimpleNamespace(of=lambda _context: SimpleNamespace(salt=b""))
         models = _Models([SimpleNamespace(services=SimpleNamespace(fleet=fleet, intake=_Intake()))])
-        return RouterAdmin(models, None, None, None, tenants)  # type: ignore[arg-type]
+        return RouterAdmin(models, None, None, None, tenants, CallReader(1000))  # type: ignore[arg-type]
 
     yield admin_of
     for fleet in fleets:

@@ -21,8 +21,8 @@ from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores, coalesced
 from baton_router.lifecycle.worker_wire import decoded, reason_to_message
-from baton_router.text.intake import _ending_of
 from baton_router.text.model_card import ModelCard, read_model_card
+from tests.support.router.calls import told_endings
 
 END, STOP_TOKEN, STOP_STRING, LENGTH = FinishReason
 
@@ -290,7 +290,7 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
         progress.begin_call()
         resumed = resumed_request(asked, progress.accepted, progress.received).continue_from
         received = tuple(tuple(sequence.ids) for sequence in resumed)
-        told = tuple(map(_ending_of, resumed))
+        told = told_endings(resumed)
         request = Request("r", (5, 6), SamplingParams(**params), 0, received, told)
         resuming = Answer(request, card(), 0.0)
         events = [Accepted(request, None), *resuming.conclude()]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from baton.client.wire import generate_request
 from baton.encoder_input import EncoderInput, TensorData
 from baton.encoder_input_wire import to_proto
 from baton.errors import InvalidArgumentError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
+from baton_router.call.generate_call import GenerateCall
 from baton_router.call.request import Request
 from baton_router.lifecycle.inference import Inference
 from baton_router.routing.admission.image_budget import ImageBudget
@@ -92,8 +92,8 @@ def inference_with_images(fleet: FakeFleet, budget: ImageBudget) -> Inference:
 
 @asynccontextmanager
 async def generation(inference: Inference) -> AsyncIterator[Any]:
-    message = generate_request(list(PROMPT), SamplingParams(max_tokens=5), "", "", 0)
-    events = inference.generate(message, Call(), Deadline.after(9.0))
+    call = GenerateCall(PROMPT, SamplingParams(max_tokens=5))
+    events = inference.generate(call, Call(), Deadline.after(9.0))
     async with aclosing(events):
         yield events
 

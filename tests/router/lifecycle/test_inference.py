@@ -5,10 +5,10 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
-from baton.client.wire import generate_request
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.apis.grpc.client_wire import to_message
+from baton_router.call.generate_call import GenerateCall, ReceivedOutput
 from baton_router.call.request import Request
 from baton_router.lifecycle import inference
 from baton_router.lifecycle.answers.answer import Answer
@@ -51,15 +51,15 @@ async def test_request_costs_its_prompt_and_the_tokens_it_got():
 
 
 async def test_resumed_request_reserves_only_the_tokens_left():
-    message = generate_request([5, 6], SamplingParams(max_tokens=100), "", "", 0)
-    message.continue_from.add(ids=letter_ids()[:1] * 98)
+    received = [ReceivedOutput(letter_ids()[:1] * 98)]
+    call = GenerateCall([5, 6], SamplingParams(max_tokens=100), received=received)
     result = at(1)
     result.result.first_tokens[0].position = 98
     workers = prefill(result, RELEASED), decode(READY, tokens(99, 1), finished())
     async with fleet_of(*workers) as fleet:
         inference = inference_of(fleet, Quotas(default=LIMITS))
         inference._services.limits.reserve("", 7)
-        async with aclosing(inference.generate(message, Call(), Deadline.after(9.0))) as responses:
+        async with aclosing(inference.generate(call, Call(), Deadline.after(9.0))) as responses:
             events = [to_message(event).WhichOneof("event") async for event in responses]
     assert events[-1] == "finished"
 
@@ -81,10 +81,10 @@ async def test_long_received_output_is_decoded_off_the_event_loop(monkeypatch):
     monkeypatch.setattr(inference, "Answer", Recorded)
     tokens_of_letters = letter_ids()[:1]
     for num_received in (2, 2000):
-        message = generate_request([5, 6], SamplingParams(max_tokens=num_received), "", "", 0)
-        message.continue_from.add(ids=tokens_of_letters * num_received)
+        received = [ReceivedOutput(tokens_of_letters * num_received)]
+        call = GenerateCall([5, 6], SamplingParams(max_tokens=num_received), received=received)
         called = inference_of(FakeFleet([]), Quotas())
-        async with aclosing(called.generate(message, Call(), Deadline.after(60.0))) as responses:
+        async with aclosing(called.generate(call, Call(), Deadline.after(60.0))) as responses:
             events = [to_message(event).WhichOneof("event") async for event in responses]
         assert events.count("finished") == 1
     in_loop, in_thread = threads

@@ -11,12 +11,14 @@ from baton.sampling import GrammarKind
 from baton.serving.message_bounds import MessageBounds
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
+from baton_router.call.generate_call import Conversation, Turn
 from baton_router.call.output_format import Choice
 from baton_router.call.request import Request
+from baton_router.text.conversation import template_turns
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
-from baton_router.text.parsing import template_turns
 from baton_router.text.request_bounds import message_bounds
+from tests.support.router.calls import call_of
 from tests.support.router.scripted import card as tiny
 from tests.support.router.written import calling_card, save_calling_model
 
@@ -46,7 +48,7 @@ async def read(
         sampling=sampling_pb2.SamplingParams(grammar=grammar),
         parsing=pb.OutputParsing(**parsing),
     )
-    return await Intake(card, 10_000, max_tools=4).read(request, card.max_model_len)
+    return await Intake(card, 10_000, max_tools=4).read(call_of(request), card.max_model_len)
 
 
 def prompt_of(card: ModelCard, request: Request) -> str:
@@ -74,8 +76,8 @@ async def test_intake_describes_tools_and_passes_variables(card):
 
 @pytest.mark.parametrize(("content", "is_thinking"), [("", True), ("Hello.", False)])
 def test_template_reads_reasoning_by_the_names_of_models(content, is_thinking):
-    message = pb.ChatMessage(role="assistant", content=content, reasoning="Hm.")
-    (turn,) = template_turns(pb.Chat(messages=[message]))
+    said = Turn("assistant", (content,), reasoning="Hm.")
+    (turn,) = template_turns(Conversation([said]))
     assert turn["reasoning_content"] == "Hm."
     assert turn.get("thinking") == ("Hm." if is_thinking else None)
 
@@ -104,7 +106,7 @@ async def test_prompt_that_ends_in_or_after_reasoning_is_noticed(card):
         ("2 + 3?\n<think>\n\n</think>\n", False, True),
     ):
         request = pb.GenerateRequest(text=text, parsing=pb.OutputParsing(reasoning=True))
-        read = await Intake(card, 10_000).read(request, card.max_model_len)
+        read = await Intake(card, 10_000).read(call_of(request), card.max_model_len)
         assert read.parsing is not None
         assert read.parsing.options.is_reasoning_open == is_open
         assert read.parsing.options.is_reasoning_over == is_over

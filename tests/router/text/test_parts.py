@@ -24,8 +24,8 @@ from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.events import Accepted, coalesced
 from baton_router.text.detokenizer import Detokenizer
-from baton_router.text.intake import _ending_of
 from baton_router.text.output_parsing.formats.catalog import output_format
+from tests.support.router.calls import told_endings
 from tests.support.router.scripted import card
 from tests.support.router.written import ids_of
 
@@ -137,7 +137,7 @@ def test_resumed_client_gets_each_part_once(text, losses, sizes):
         progress.begin_call()
         resumed = resumed_request(asked, progress.accepted, progress.received).continue_from
         received = tuple(tuple(sequence.ids) for sequence in resumed)
-        resuming = answer_of(received, tuple(map(_ending_of, resumed)))
+        resuming = answer_of(received, told_endings(resumed))
         events = [ACCEPTED, *resuming.conclude()]
         if not resuming.is_complete:
             events += written(resuming, ids, sizes, len(received[0]) if received else 0)

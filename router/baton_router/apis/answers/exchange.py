@@ -12,16 +12,15 @@ from contextlib import aclosing, contextmanager
 from opentelemetry import context as otel_context
 from starlette.types import Send
 
-from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import incoming
 from baton.serving.telemetry.tracing import is_tracing
 from baton.serving.tenant import Caller
-from baton.v1 import inference_pb2 as pb
 from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure, failure_of
+from baton_router.call.generate_call import GenerateCall
 from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference
 
@@ -41,9 +40,8 @@ class Exchange:
     """Exchange of one HTTP request and its answer; `write` is used once.
 
     Args:
-        requests: one for each prompt.
-        readers: one for each request.
-        images: of the only request, preprocessed; its message has none.
+        calls: one for each prompt.
+        readers: one for each call.
     """
 
     def __init__(
@@ -51,20 +49,18 @@ class Exchange:
         inference: Inference,
         caller: Caller,
         deadline: Deadline,
-        requests: Sequence[pb.GenerateRequest],
+        calls: Sequence[GenerateCall],
         readers: Sequence[Reader],
         writer: AnswerWriter,
-        images: Sequence[EncoderInput] = (),
         *,
         is_stream: bool,
     ) -> None:
         self._inference = inference
         self._caller = caller
         self._deadline = deadline
-        self._requests = requests
+        self._calls = calls
         self._readers = readers
         self._writer = writer
-        self._images = images
         self._is_stream = is_stream
 
     async def write(self, send: Send) -> None:
@@ -127,28 +123,28 @@ class Exchange:
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         """Yields the events of all requests in any order, each with its request's index."""
-        if len(self._requests) > 1:
+        if len(self._calls) > 1:
             async with aclosing(self._mixed()) as mixture:
                 async for event in mixture:
                     yield event
             return
-        async with aclosing(self._generate(self._requests[0])) as responses:
+        async with aclosing(self._generate(self._calls[0])) as responses:
             async for response in responses:
                 yield 0, response
 
     async def _mixed(self) -> AsyncGenerator[Event, None]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(_MAX_UNWRITTEN)
 
-        async def read(at: int, request: pb.GenerateRequest) -> None:
+        async def read(at: int, call: GenerateCall) -> None:
             try:
-                async with aclosing(self._generate(request)) as responses:
+                async with aclosing(self._generate(call)) as responses:
                     async for response in responses:
                         await queue.put((at, response))
             except Exception as error:
                 await queue.put(error)
             await queue.put(None)
 
-        readings = [asyncio.create_task(read(*one)) for one in enumerate(self._requests)]
+        readings = [asyncio.create_task(read(*one)) for one in enumerate(self._calls)]
         try:
             num_left = len(readings)
             while num_left:
@@ -164,8 +160,8 @@ class Exchange:
                 reading.cancel()
             await asyncio.gather(*readings, return_exceptions=True)
 
-    def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[ClientEvent, None]:
-        return self._inference.generate(request, self._caller, self._deadline, self._images)
+    def _generate(self, call: GenerateCall) -> AsyncGenerator[ClientEvent, None]:
+        return self._inference.generate(call, self._caller, self._deadline)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from baton_router.apis.anthropic.schemas import (
     ToolUse,
 )
 from baton_router.apis.anthropic.schemas import ToolChoice as OneTool
-from baton_router.apis.openai.chat_tools import text_or_parts
+from baton_router.apis.openai.conversation import text_or_parts
 from baton_router.apis.openai.sampling import in_openai_terms, renamed
 from baton_router.apis.openai.schemas import (
     ChatMessage,

@@ -17,8 +17,8 @@ from baton.serving import build_info
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
-from baton.v1 import inference_pb2 as pb
 from baton_router.apis.grpc import admin_wire
+from baton_router.apis.grpc.call_wire import CallReader, input_of
 from baton_router.apis.grpc.client_wire import pooled_output_to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.call.request import work_of
@@ -57,12 +57,14 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         requests: Requests,
         readiness: RouterReadiness,
         tenants: Tenants,
+        calls: CallReader,
     ) -> None:
         self._models = models
         self._fleets = fleets
         self._requests = requests
         self._readiness = readiness
         self._tenants = tenants
+        self._calls = calls
 
     async def ListWorkers(
         self, _request: admin_pb2.ListWorkersRequest, _context: Any
@@ -101,7 +103,9 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         served = self._models.of(request.request.model, request.request.request_id)
         services = served.services
         limit = services.fleet.max_model_len
-        good = await services.intake.read(request.request, limit, tenant)
+        good = await services.intake.read(
+            await self._calls.generation(request.request), limit, tenant
+        )
         decision = services.placer.explain(work_of(good, good.received))
         return admin_wire.explanation(decision, served.name)
 
@@ -179,8 +183,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if kind and is_prompt:
             intake = self._models.of(request.model).services.intake
-            given = pb.GenerateRequest(**{kind: getattr(request, kind)})
-            read, salt = await intake.prompt_of(given), tenant.salt
+            read, salt = await intake.prompt_of(await input_of(request)), tenant.salt
             images = tuple(each.salted(salt).hashed for each in read.encoder_inputs)
             prompt = Prompt(tuple(read.token_ids), salt, images)
 

@@ -5,10 +5,20 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from google.protobuf.message import Message
+
+from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
+from baton_router.apis.grpc.call_wire import (
+    CallReader,
+    embed_call,
+    images_beside,
+    input_of,
+    score_call,
+)
 from baton_router.apis.grpc.client_wire import pooled_output_to_message, to_message
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.served.served_models import Models, ServedModel
@@ -20,37 +30,70 @@ class InferenceService(pb_grpc.InferenceServicer):
     """Inference service: text in, tokens out."""
 
     def __init__(
-        self, models: Models, tenants: Tenants, limits: RateLimits, timeout: float
+        self,
+        models: Models,
+        tenants: Tenants,
+        limits: RateLimits,
+        timeout: float,
+        calls: CallReader,
     ) -> None:
         """Limits calls whose client sets no deadline to `timeout` seconds."""
         self._models = models
         self._tenants = tenants
         self._limits = limits
         self._timeout = timeout
+        self._calls = calls
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
+        self._count(request, context)
         deadline = Deadline.of(context, self._timeout)
-        async with aclosing(self._models.generate(request, context, deadline)) as events:
+        try:
+            call = await self._calls.generation(request)
+        except InvalidArgumentError as error:
+            self._models.refuse(request.model, context, error)
+        async with aclosing(self._models.generate(call, context, deadline)) as events:
             async for event in events:
                 yield to_message(event)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
-        return await self._models.embed(request, context, Deadline.of(context, self._timeout))
+        tenant, deadline = self._count(request, context), Deadline.of(context, self._timeout)
+        try:
+            call = embed_call(request)
+        except InvalidArgumentError:
+            self._limits.count_request(tenant)
+            raise
+        made = await self._models.embed(call, context, deadline)
+        return pb.EmbedResponse(
+            model=made.model,
+            request_id=made.request_id,
+            embeddings=[pb.Embedding(values=vector) for vector in made.vectors],
+            num_prompt_tokens=made.num_prompt_tokens,
+        )
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        self._limits.count_bytes(self._tenants.of(context).name, request.ByteSize())
-        return await self._models.score(request, context, Deadline.of(context, self._timeout))
+        self._count(request, context)
+        deadline = Deadline.of(context, self._timeout)
+        made = await self._models.score(score_call(request), context, deadline)
+        return pb.ScoreResponse(
+            model=made.model,
+            request_id=made.request_id,
+            scores=made.scores,
+            num_prompt_tokens=made.num_prompt_tokens,
+        )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        self._limits.count_request(self._count(request, context))
+        intake = self._models.of(request.model).services.intake
+        token_ids, text = await intake.tokenize(await input_of(request), images_beside(request))
+        return pb.TokenizeResponse(token_ids=token_ids, text=text)
+
+    def _count(self, request: Message, context: Any) -> str:
+        """Counts the bytes of a call, and returns its tenant."""
         tenant = self._tenants.of(context).name
         self._limits.count_bytes(tenant, request.ByteSize())
-        self._limits.count_request(tenant)
-        token_ids, text = await self._models.tokenize(request)
-        return pb.TokenizeResponse(token_ids=token_ids, text=text)
+        return tenant
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         self._tenants.of(context)  # raises for an unknown caller

@@ -16,7 +16,6 @@ from starlette.types import Send
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
-from baton.v1 import inference_pb2 as pb
 from baton_router.apis.answers.exchange import ERROR_GRACE_SECONDS, in_trace_of
 from baton_router.apis.openai.schemas import (
     BatonOptions,
@@ -28,6 +27,7 @@ from baton_router.apis.openai.schemas import (
     ScoreResponse,
     TokenUsage,
 )
+from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.served.served_models import Models
 
 # Fields of errors, by their names over gRPC.
@@ -84,23 +84,21 @@ class PooledOutputs:
 
     async def embed(self, body: EmbeddingRequest, caller: Caller) -> PooledExchange:
         """Makes the exchange of `/v1/embeddings`. Raises `InvalidArgumentError`."""
-        inputs = _inputs(body.input)
         deadline = self._deadline(body.baton)
-        message = pb.EmbedRequest(
-            model=body.model,
-            request_id=secrets.token_hex(8),
-            inputs=inputs,
-            dimensions=body.dimensions,
-            priority=body.baton.priority,
+        call = EmbedCall(
+            _inputs(body.input),
+            body.model,
+            secrets.token_hex(8),
+            body.baton.priority,
+            body.dimensions,
         )
 
         async def answer() -> EmbeddingResponse:
-            response = await self._models.embed(message, caller, deadline)
-            vectors = [np.array(one.values, "<f4") for one in response.embeddings]
+            response = await self._models.embed(call, caller, deadline)
             is_base64 = body.encoding_format == "base64"
             data = [
                 Embedding(index=i, embedding=_base64(vector) if is_base64 else vector.tolist())
-                for i, vector in enumerate(vectors)
+                for i, vector in enumerate(response.vectors.astype("<f4"))
             ]
             usage = _usage(response.num_prompt_tokens)
             return EmbeddingResponse(data=data, model=response.model, usage=usage)
@@ -111,15 +109,10 @@ class PooledOutputs:
         """Makes the exchange of `/v1/score`. Raises `InvalidArgumentError`."""
         pairs, names = _pairs(body)
         deadline = self._deadline(body.baton)
-        message = pb.ScoreRequest(
-            model=body.model,
-            request_id=secrets.token_hex(8),
-            pairs=[pb.TextPair(first=first, second=second) for first, second in pairs],
-            priority=body.baton.priority,
-        )
+        call = ScoreCall(pairs, body.model, secrets.token_hex(8), body.baton.priority)
 
         async def answer() -> ScoreResponse:
-            response = await self._models.score(message, caller, deadline)
+            response = await self._models.score(call, caller, deadline)
             return ScoreResponse(
                 id=response.request_id,
                 created=int(time.time()),
@@ -141,17 +134,10 @@ class PooledOutputs:
         return Deadline.after(self._timeout if given is None else given)
 
 
-def _inputs(given: str | list[Any]) -> list[pb.EmbedInput]:
+def _inputs(given: str | list[Any]) -> Sequence[str | Sequence[int]]:
     """Returns the inputs: of a text or a list of token ids, one."""
     items: Sequence[Any] = [given] if isinstance(given, str) else given
-    if items and isinstance(items[0], int):
-        items = [items]
-    return [
-        pb.EmbedInput(text=item)
-        if isinstance(item, str)
-        else pb.EmbedInput(token_ids=pb.TokenIds(ids=item))
-        for item in items
-    ]
+    return [items] if items and isinstance(items[0], int) else items
 
 
 def _pairs(body: ScoreRequest) -> tuple[list[tuple[str, str]], tuple[str, str]]:

@@ -5,25 +5,17 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
+from baton.sampling import GrammarKind, SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenant
-from baton.v1 import inference_pb2 as pb
-from baton.v1 import sampling_pb2
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
 from baton_router.apis.answers.exchange import Exchange
 from baton_router.apis.answers.sequence_reader import Prompt, Reader
 from baton_router.apis.edge.structure import MAX_PROMPTS
-from baton_router.apis.openai.chat_tools import (
-    images_of,
-    parsing_of,
-    template_tools,
-    template_turns,
-    template_variables,
-)
 from baton_router.apis.openai.choice_formats import ChatShape, CompletionShape
 from baton_router.apis.openai.choice_writer import ChoiceWriter
+from baton_router.apis.openai.conversation import conversation_of, parsing_of
 from baton_router.apis.openai.sampling import chat_sampling, completion_sampling
 from baton_router.apis.openai.schemas import (
     ChatRequest,
@@ -34,8 +26,9 @@ from baton_router.apis.openai.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from baton_router.call.generate_call import GenerateCall, PromptInput, PromptTokens
+from baton_router.call.output_format import ParsingOptions
 from baton_router.lifecycle.inference import Inference
-from baton_router.text.images.expansion import PromptTokens
 from baton_router.text.intake import Intake
 from baton_router.text.token_bytes import TokenBytes
 
@@ -68,20 +61,20 @@ class Generations:
         deadline = self._deadline(body)
         request_id = _new_id()
         prompts = _prompts(body)
-        requests, readers = [], []
-        sampling = completion_sampling(body)
+        calls, readers = [], []
+        params = completion_sampling(body)
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
-            requests.append(self._request(body, own_id, sampling, prompt))
+            calls.append(_call(body, own_id, prompt, params))
             echo = await self._echo(body, prompt) if body.echo else None
             readers.append(Reader(at * body.n, body.n, echo))
-        if len(requests) > 1:  # or the valid ones would cost compute before one is refused
+        if len(calls) > 1:  # or the valid ones would cost compute before one is refused
             await self._inference.wait_for_workers(deadline)
-            for request in requests:
-                await self._inference.check(request, caller)
+            for call in calls:
+                await self._inference.check(call, caller)
         shape = CompletionShape(self._tokens)
         writer_of = partial(ChoiceWriter, body, shape)
-        return self._exchange(body, caller, deadline, request_id, requests, readers, writer_of)
+        return self._exchange(body, caller, deadline, request_id, calls, readers, writer_of)
 
     async def chat(
         self, body: ChatRequest, caller: Caller, writer_of: WriterOf | None = None
@@ -93,29 +86,25 @@ class Generations:
         await self._inference.wait_for_workers(deadline)
         async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
             prompt = await self._prompt_of_chat(body, self._inference.tenant_of(caller))
-        token_ids = prompt.token_ids
-        num_left = self._inference.max_model_len - len(token_ids)
+        num_tokens = len(prompt.token_ids)
+        num_left = self._inference.max_model_len - num_tokens
         if num_left < 1:
             raise InvalidArgumentError(
                 "messages",
-                f"have {len(token_ids)} tokens; the model's length is "
+                f"have {num_tokens} tokens; the model's length is "
                 f"{self._inference.max_model_len}, and an answer needs one at least",
             )
         request_id = _new_id()
-        sampling = chat_sampling(body, num_left)
-        request = self._request(body, request_id, sampling, token_ids)
-        has_free_grammar = sampling.HasField("grammar") and not sampling.grammar.json_schema
+        params = chat_sampling(body, num_left)
+        grammar = params.grammar
+        has_free_grammar = grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
         parsing = parsing_of(body, self._inference.card, has_free_grammar=has_free_grammar)
-        if parsing is not None:
-            request.parsing.CopyFrom(parsing)
+        call = _call(body, request_id, prompt, params, parsing)
         if writer_of is None:
             shape = ChatShape(self._tokens, is_parsed=parsing is not None)
             writer_of = partial(ChoiceWriter, body, shape)
         readers = [Reader(0, body.n)]
-        images = prompt.encoder_inputs
-        return self._exchange(
-            body, caller, deadline, request_id, [request], readers, writer_of, images
-        )
+        return self._exchange(body, caller, deadline, request_id, [call], readers, writer_of)
 
     async def tokens_of_chat(self, body: ChatRequest) -> Sequence[int]:
         """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
@@ -124,14 +113,11 @@ class Generations:
     async def _prompt_of_chat(
         self, body: ChatRequest, tenant: Tenant | None = None
     ) -> PromptTokens:
-        variables = template_variables(body)
         is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
-        needs_parts = self._inference.card.template_needs_parts
-        make = partial(template_turns, body, needs_parts=needs_parts)
-        turns = await asyncio.to_thread(make) if is_long else make()
-        return await self._intake.prompt_of_chat(
-            turns, template_tools(body), variables, images_of(body), tenant
+        conversation = (
+            await asyncio.to_thread(conversation_of, body) if is_long else conversation_of(body)
         )
+        return await self._intake.prompt_of(conversation, tenant=tenant)
 
     async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
         """Answers `/tokenize`. Raises `InvalidArgumentError`."""
@@ -140,10 +126,8 @@ class Generations:
         if body.messages is None:
             if body.prompt is None:
                 raise InvalidArgumentError("prompt", "is missing; set it, or messages")
-            asked = pb.TokenizeRequest(model=body.model, text=body.prompt)
             has_special = body.add_special_tokens is not False
-            token_ids: Sequence[int]
-            token_ids, _ = await self._intake.tokenize(asked, add_special_tokens=has_special)
+            token_ids, _ = await self._intake.tokenize(body.prompt, add_special_tokens=has_special)
         elif body.add_special_tokens:
             raise InvalidArgumentError(
                 "add_special_tokens", "is True; the chat template adds those of messages"
@@ -173,48 +157,27 @@ class Generations:
         caller: Caller,
         deadline: Deadline,
         request_id: str,
-        requests: Sequence[pb.GenerateRequest],
+        calls: Sequence[GenerateCall],
         readers: Sequence[Reader],
         writer_of: WriterOf,
-        images: Sequence[EncoderInput] = (),
     ) -> Exchange:
         extra = self._extra_of(caller) if body.baton.timeline else None
-        is_parsed = requests[0].HasField("parsing")
+        is_parsed = calls[0].parsing is not None
         start = AnswerStart(request_id, self._inference.card.name, readers, is_parsed, extra)
         writer = writer_of(start)
         return Exchange(
             self._inference,
             caller,
             deadline,
-            requests,
+            calls,
             readers,
             writer,
-            images,
             is_stream=body.stream,
         )
 
     def _deadline(self, body: GenerationRequest) -> Deadline:
         given = body.baton.timeout_s
         return Deadline.after(self._timeout if given is None else given)
-
-    def _request(
-        self,
-        body: GenerationRequest,
-        request_id: str,
-        sampling: sampling_pb2.SamplingParams,
-        prompt: str | Sequence[int],
-    ) -> pb.GenerateRequest:
-        request = pb.GenerateRequest(
-            model=body.model,
-            request_id=request_id,
-            sampling=sampling,
-            priority=body.baton.priority,
-        )
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.token_ids.ids.extend(prompt)
-        return request
 
     async def _echo(self, body: CompletionRequest, prompt: str | Sequence[int]) -> Prompt:
         """Returns the prompt to repeat, with its tokens if they are to be scored."""
@@ -223,8 +186,18 @@ class Generations:
             return Prompt(text, prompt if body.logprobs is not None else ())
         if body.logprobs is None:
             return Prompt(prompt)
-        token_ids, _ = await self._intake.tokenize(pb.TokenizeRequest(text=prompt))
+        token_ids, _ = await self._intake.tokenize(prompt)
         return Prompt(prompt, token_ids)
+
+
+def _call(
+    body: GenerationRequest,
+    request_id: str,
+    prompt: PromptInput,
+    params: SamplingParams,
+    parsing: ParsingOptions | None = None,
+) -> GenerateCall:
+    return GenerateCall(prompt, params, body.model, request_id, body.baton.priority, parsing)
 
 
 def _new_id() -> str:

@@ -4,15 +4,14 @@ The bounds are those of `baton.sampling`; only the defaults differ, which are Op
 """
 
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
-from baton.params_wire import to_proto
 from baton.sampling import DEFAULT_MAX_TOKENS, SamplingParams
-from baton.v1 import sampling_pb2
 from baton_router.apis.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -37,10 +36,10 @@ _NAMES = {
 }
 
 
-def completion_sampling(body: CompletionRequest) -> sampling_pb2.SamplingParams:
+def completion_sampling(body: CompletionRequest) -> SamplingParams:
     """Returns the parameters. Raises `InvalidArgumentError` if one is out of bounds."""
     wants_logprobs = body.logprobs is not None
-    return _to_proto(
+    return _params(
         body,
         body.max_tokens,
         best_of=body.best_of,
@@ -50,7 +49,7 @@ def completion_sampling(body: CompletionRequest) -> sampling_pb2.SamplingParams:
     )
 
 
-def chat_sampling(body: ChatRequest, num_tokens_left: int) -> sampling_pb2.SamplingParams:
+def chat_sampling(body: ChatRequest, num_tokens_left: int) -> SamplingParams:
     """Returns the parameters. `max_tokens` is `num_tokens_left` after the prompt if unset."""
     given = body.max_completion_tokens
     if given is not None and body.max_tokens not in (None, given):
@@ -58,7 +57,7 @@ def chat_sampling(body: ChatRequest, num_tokens_left: int) -> sampling_pb2.Sampl
             "max_completion_tokens", f"is {given} and max_tokens is {body.max_tokens}; give one"
         )
     max_tokens = body.max_tokens if given is None else given
-    return _to_proto(
+    return _params(
         body,
         num_tokens_left if max_tokens is None else max_tokens,
         logprobs=body.logprobs,
@@ -66,14 +65,12 @@ def chat_sampling(body: ChatRequest, num_tokens_left: int) -> sampling_pb2.Sampl
     )
 
 
-def _to_proto(
-    body: GenerationRequest, max_tokens: int | None, **others: Any
-) -> sampling_pb2.SamplingParams:
-    params = SamplingParams(
+def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> SamplingParams:
+    return SamplingParams(
         temperature=body.temperature,
         top_p=body.top_p,
         n=body.n,
-        seed=(body.seed or 0) % 2**64,
+        seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body.logit_bias),
@@ -88,10 +85,6 @@ def _to_proto(
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         **others,
     )
-    message = to_proto(params)
-    if body.seed is None:
-        message.ClearField("seed")  # one is drawn
-    return message
 
 
 def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:

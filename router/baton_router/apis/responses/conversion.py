@@ -7,7 +7,7 @@ from typing import TypeGuard
 from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
 from baton_router.apis.edge.bodies import convert
-from baton_router.apis.openai.chat_tools import text_or_parts
+from baton_router.apis.openai.conversation import text_or_parts
 from baton_router.apis.openai.sampling import in_openai_terms, renamed
 from baton_router.apis.openai.schemas import (
     AllowedTools,

@@ -27,18 +27,6 @@ class ReadImage:
     tensors: Mapping[str, TensorData]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTokens:
-    """Tokens of a prompt, with what an encoder fills of them.
-
-    Attributes:
-        encoder_inputs: images, in the order of the tokens.
-    """
-
-    token_ids: list[int]
-    encoder_inputs: tuple[EncoderInput, ...] = ()
-
-
 def placeholders(text: str, token: str, cuts: Collection[int] = ()) -> list[int]:
     """Returns the positions of `token` in a text, but for those within which it is cut: they are
     text of users."""

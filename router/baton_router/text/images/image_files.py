@@ -7,16 +7,10 @@ import binascii
 from collections.abc import Sequence
 from itertools import repeat
 
+from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.image_fetch import FetchError, ImageFetcher
 from baton_router.text.images.image_limits import ImageLimits
-from baton_router.text.images.image_source import (
-    MAX_CLIP_FRAMES,
-    GivenClip,
-    GivenImage,
-    ImageError,
-    check_number,
-    sampled,
-)
+from baton_router.text.images.image_source import MAX_CLIP_FRAMES, ImageError, check_number, sampled
 
 _SHOWN_CHARS = 40
 

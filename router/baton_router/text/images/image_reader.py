@@ -10,6 +10,7 @@ from itertools import chain
 from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.errors import InvalidArgumentError
 from baton.models.image_format import ImageFormat
+from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage
 from baton_router.text.images.image_cache import FileKey, Frames, ImageCache
 from baton_router.text.images.image_fetch import AllowedHosts, ImageFetcher
@@ -17,7 +18,7 @@ from baton_router.text.images.image_files import ImageFiles
 from baton_router.text.images.image_limits import ImageLimits
 from baton_router.text.images.image_messages import PreprocessedImage
 from baton_router.text.images.image_pool import ImagePool, RefusedImageError
-from baton_router.text.images.image_source import GivenClip, GivenImage, ImageError, check_number
+from baton_router.text.images.image_source import ImageError, check_number
 
 # Bytes of a file or of tensors above which a thread hashes them.
 _THREAD_FROM_BYTES = 2**18

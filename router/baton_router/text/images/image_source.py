@@ -1,15 +1,14 @@
-"""Images and clips as clients give them, the frames that are taken, and the errors of those that
-are refused.
+"""Frames that are taken of clips, and the errors of images and clips that are refused.
 
 Imports none of the optional dependencies by which images are read.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton_router.call.generate_call import GivenImage
 
 MAX_CLIP_FRAMES: Final = 4096
 """Frames that a clip may have; fewer are taken."""
@@ -21,25 +20,6 @@ class NoImagesError(FailedPreconditionError):
 
 class ImageError(InvalidArgumentError):
     """Image that is refused; the field is the one that the client sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenImage:
-    """Image as a client gave it.
-
-    Attributes:
-        source: encoded file, or a URL.
-        field: path of the field that has it, for errors.
-    """
-
-    source: bytes | str
-    field: str
-
-
-@dataclass(frozen=True, slots=True)
-class GivenClip(GivenImage):
-    """Clip as a client gave it, whose frames become images. A data URL may have one file for each
-    frame, with commas between."""
 
 
 def sampled(num_frames: int, most: int) -> list[int]:

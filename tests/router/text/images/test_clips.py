@@ -13,6 +13,7 @@ from baton_router.text.images.image_source import sampled
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from tests.support.engine.images import image
+from tests.support.router.calls import call_of, tokenized
 from tests.support.router.front import front_of
 from tests.support.router.images import (
     animated,
@@ -71,7 +72,7 @@ def chat(*turns: list[Part]) -> pb.Chat:
 
 
 async def read(intake: Intake, *turns: list[Part]) -> Any:
-    request = await intake.read(pb.GenerateRequest(chat=chat(*turns)), MAX_LEN)
+    request = await intake.read(call_of(pb.GenerateRequest(chat=chat(*turns))), MAX_LEN)
     return request.token_ids, request.encoder_inputs
 
 
@@ -112,7 +113,7 @@ async def test_clip_equals_the_processors(intake, checkpoint):
 
 async def test_tokenize_counts_frames_of_clip(intake):
     given = chat(["w5", clip()])
-    token_ids, _ = await intake.tokenize(pb.TokenizeRequest(chat=given))
+    token_ids, _ = await tokenized(intake, pb.TokenizeRequest(chat=given))
     assert tuple(token_ids) == (await read(intake, ["w5", clip()]))[0]
 
 

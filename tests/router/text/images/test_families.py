@@ -33,6 +33,7 @@ from tests.support.engine.checkpoints import MAX_LEN
 from tests.support.engine.engines import load
 from tests.support.engine.image_only_processors import pixtral_processor, without_videos
 from tests.support.engine.images import IMAGE_TOKEN, VISION_LANGUAGE, image, save_vision_language
+from tests.support.router.calls import call_of
 from tests.support.router.images import encoded, running_intake
 
 SEEDS = (1, 2, 3)
@@ -161,7 +162,7 @@ async def test_router_and_engine_make_equal_prompts(name, tmp_path):
     prompt = load(str(tmp_path)).prompt_with_images(text, pictures)
     files = [pb.Image(data=encoded(picture)) for picture in pictures]
     async with running_intake(str(tmp_path)) as intake:
-        request = await intake.read(pb.GenerateRequest(text=text, images=files), MAX_LEN)
+        request = await intake.read(call_of(pb.GenerateRequest(text=text, images=files)), MAX_LEN)
     assert request.token_ids == tuple(prompt.token_ids)
     assert request.encoder_inputs == prompt.encoder_inputs  # hashes and spans
     tensors = [each.tensors for each in prompt.encoder_inputs]

@@ -18,6 +18,7 @@ from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
+from tests.support.router.calls import call_of
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.images import data_url, encoded, running_reader, save_checkpoint
 from tests.support.router.written import writing
@@ -49,7 +50,7 @@ async def expected(model: ModelCard, reader: ImageReader) -> list[int]:
     parts = [pb.ContentPart(text=TEXT), pb.ContentPart(image=pb.Image(url=URL))]
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", parts=parts)])
     intake = Intake(model, 2**20, images=PromptImages(model, reader))
-    request = await intake.read(pb.GenerateRequest(chat=chat), model.max_model_len)
+    request = await intake.read(call_of(pb.GenerateRequest(chat=chat)), model.max_model_len)
     return list(request.token_ids)
 
 

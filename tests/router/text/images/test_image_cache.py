@@ -10,14 +10,15 @@ import pytest_asyncio
 from baton.encoder_input import TensorData
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
+from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage
 from baton_router.text.images.image_cache import FileKey, ImageCache
 from baton_router.text.images.image_reader import ImageReader
-from baton_router.text.images.image_source import GivenClip, GivenImage
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import IMAGE_TOKEN, image
+from tests.support.router.calls import call_of, tokenized
 from tests.support.router.front import front_of
 from tests.support.router.images import (
     animated,
@@ -91,7 +92,7 @@ def counts(intake: Intake) -> tuple[int, int]:
 async def read(intake: Intake, files: Sequence[bytes], tenant: Tenant) -> Any:
     text = " ".join(["w5", *[IMAGE_TOKEN] * len(files)])
     message = pb.GenerateRequest(text=text, images=[pb.Image(data=file) for file in files])
-    request = await intake.read(message, 256, tenant)
+    request = await intake.read(call_of(message), 256, tenant)
     tensors = [each.tensors for each in request.encoder_inputs]
     return request.token_ids, request.encoder_inputs, tensors
 
@@ -116,7 +117,7 @@ async def test_tenants_find_only_their_own_images(checkpoint, reader):
         await read(intake, FILES[:1], Tenant("one", salt))
     assert counts(intake) == (0, 3)
     given = pb.TokenizeRequest(text=f"w5 {IMAGE_TOKEN}", images=[pb.Image(data=FILES[0])])
-    await intake.tokenize(given)  # of any tenant
+    await tokenized(intake, given)  # of any tenant
     assert counts(intake) == (0, 3)
 
 

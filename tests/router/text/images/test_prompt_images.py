@@ -20,6 +20,7 @@ from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, TOKENS_PER_IMAGE, image, words
+from tests.support.router.calls import call_of, tokenized
 from tests.support.router.images import encoded, running_intake, save_checkpoint
 
 MAX_LEN = 256
@@ -46,7 +47,7 @@ def text_of(num_images: int) -> str:
 
 
 async def read(intake: Intake, **fields: object) -> Request:
-    return await intake.read(pb.GenerateRequest(**fields), MAX_LEN)
+    return await intake.read(call_of(pb.GenerateRequest(**fields)), MAX_LEN)
 
 
 async def refusal(intake: Intake, **fields: object) -> InvalidArgumentError:
@@ -146,7 +147,7 @@ async def test_preprocessed_images_are_hashed_here(intake):
 async def test_content_hashes_of_tenants_differ(intake):
     message = pb.GenerateRequest(text=text_of(1), images=files(1))
     tenants = [Tenant("one", salt) for salt in (b"", b"a" * 32, b"b" * 32, b"a" * 32)]
-    requests = [await intake.read(message, MAX_LEN, tenant) for tenant in tenants]
+    requests = [await intake.read(call_of(message), MAX_LEN, tenant) for tenant in tenants]
     shared, first, second, again = [r.encoder_inputs[0].content_hash for r in requests]
     assert len({shared, first, second}) == 3
     assert again == first
@@ -179,7 +180,7 @@ async def test_preprocessed_images_are_checked(intake):
 async def test_tokenize_expands_images(intake):
     made = await read(intake, text=text_of(1), images=files(1))
     message = pb.TokenizeRequest(text=text_of(1), images=files(1))
-    token_ids, text = await intake.tokenize(message)
+    token_ids, text = await tokenized(intake, message)
     assert tuple(token_ids) == made.token_ids
     assert text.count(IMAGE_TOKEN) == TOKENS_PER_IMAGE
 
