@@ -41,6 +41,7 @@ from baton_router.call.output_format import ParsingOptions, Tool
 from baton_router.call.request import Request
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.answer import Answer
+from baton_router.lifecycle.worker_wire import event_of
 from baton_router.text.model_card import read_model_card
 from baton_router.text.output_parsing.formats.catalog import output_format
 from baton_router.text.token_bytes import TokenBytes
@@ -143,7 +144,7 @@ def _parsing_micros() -> float:
         writer = ChoiceWriter(body, shape, AnswerStart("r", "m", [reader], is_parsed, None))
         began = time.thread_time()
         for message in messages:
-            for event in answer.on_decode(message):
+            for event in answer.on_event(event_of(message)):
                 b"".join(map(writer.part, reader.read(event)))
         seconds.append(time.thread_time() - began)
     plain, parsed = seconds

@@ -27,8 +27,11 @@ ROUTER_NAME = "baton-router"
 
 _WORKERS: tuple[Role, ...] = ("encode", "prefill", "decode", "worker")
 
+INFERENCE = "baton.v1.Inference"
+"""Name of the service that clients call; over HTTP, too."""
+
 CALLERS: dict[str, tuple[Role, ...]] = {
-    "baton.v1.Inference": ("client", "admin"),
+    INFERENCE: ("client", "admin"),
     "baton.v1.Encode": ("router",),
     "baton.v1.Prefill": ("router",),
     "baton.v1.Decode": ("router",),

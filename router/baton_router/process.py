@@ -29,7 +29,6 @@ from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
-from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from baton_router.apis.grpc.admin import RouterAdmin
 from baton_router.apis.grpc.call_wire import CallReader
 from baton_router.apis.grpc.service import InferenceService
@@ -149,7 +148,7 @@ async def serve(settings: RouterSettings) -> None:
         readiness = RouterReadiness({model.name: model.services.readiness for model in served})
         calls = CallReader(settings.max_prompt_bytes)
         service = InferenceService(models, tenants, limits, settings.default_timeout_s, calls)
-        server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
+        server.add(InferenceService.add_to_server, service)
         exposition = Exposition()
         exposition.add(RouterMetrics(models, fleets, requests, round_trips))
         exposition.add(RateLimitMetrics(limits, quotas.named, server))
@@ -157,7 +156,7 @@ async def serve(settings: RouterSettings) -> None:
         pools = {name: None if one is None else one.pool for name, one in readers.items()}
         exposition.add(ImageMetrics(images, pools))
         admin = RouterAdmin(models, fleets, requests, readiness, tenants, calls)
-        server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
+        server.add_admin(RouterAdmin.add_to_server, admin)
         server.on_drain(requests.drain)
         server.on_drain(readiness.drain)
         fleets.start()

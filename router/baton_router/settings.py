@@ -9,13 +9,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_settings import NoDecode
 
 from baton.models import DEFAULT_MODEL, named
+from baton.serving.access import INFERENCE
 from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.coalescer import INTERVAL_SECONDS
 from baton.serving.connection_guard import ConnectionLimits
 from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
-from baton.v1 import inference_pb2
 from baton_router.routing.admission.admission_queue import MAX_WAITING
 from baton_router.routing.admission.image_budget import MAX_HELD_BYTES
 from baton_router.routing.admission.policy import AdmissionName
@@ -51,7 +51,6 @@ from baton_router.text.request_bounds import (
 )
 
 _NONE = "none"
-_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 # Scheme, host and port, as browsers send them.
 _ORIGIN = r"https?://[^/\s,*]+"
 _ORIGINS = rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)$"
@@ -503,7 +502,7 @@ class RouterSettings(PlacementSettings):
     @property
     def by_token(self) -> tuple[str, ...]:
         """Services whose clients authenticate by token instead of certificate."""
-        return (_INFERENCE,) if self.client_auth == "token" else ()
+        return (INFERENCE,) if self.client_auth == "token" else ()
 
     def tenants(self) -> Tenants:
         """Reads the tenants. Raises `FailedPreconditionError` if the file cannot be read."""

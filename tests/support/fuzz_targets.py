@@ -60,6 +60,7 @@ from baton_router.apis.grpc.call_wire import CallReader
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer
+from baton_router.lifecycle.worker_wire import event_of
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 
@@ -180,14 +181,15 @@ def _answer() -> Answer:
 def prefill_event(data: bytes) -> None:
     single = Answer(Request("r", (5,), SamplingParams()), card(), time.monotonic())
     for answer in (_answer(), single):
-        for event in answer.on_prefill(parsed(prefill_pb2.PrefillResponse, data)):
+        for event in answer.on_event(event_of(parsed(prefill_pb2.PrefillResponse, data))):
             to_message(event)
 
 
 def decode_event(data: bytes) -> None:
     answer = _answer()
-    answer.on_prefill(prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult()))
-    for event in answer.on_decode(parsed(decode_pb2.DecodeGenerateResponse, data)):
+    computed = prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult())
+    answer.on_event(event_of(computed))
+    for event in answer.on_event(event_of(parsed(decode_pb2.DecodeGenerateResponse, data))):
         to_message(event)
     answer.take_surplus()
 

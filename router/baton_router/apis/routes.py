@@ -20,11 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from baton.cancellation import run_until
 from baton.errors import BatonError, InvalidArgumentError, UnavailableError
-from baton.serving.access import Access
+from baton.serving.access import INFERENCE, Access
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
-from baton.v1 import inference_pb2 as pb
 from baton.version import version
 from baton_router.apis.answers.exchange import Exchange
 from baton_router.apis.anthropic.errors import PATH as MESSAGES_PATH
@@ -62,8 +61,6 @@ from baton_router.lifecycle.in_flight import Requests
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.routing.admission.readiness import RouterReadiness
 from baton_router.served.served_models import Models, ServedModel
-
-_INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 _Body = TypeVar("_Body", bound=Struct)
 _Made = TypeVar("_Made")
@@ -380,7 +377,7 @@ class Routes:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
         caller = HttpCaller(request)
         if self._access is not None:
-            self._access.check(caller, _INFERENCE)
+            self._access.check(caller, INFERENCE)
         self._tenants.of(caller)
         return caller
 

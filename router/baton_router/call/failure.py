@@ -1,6 +1,7 @@
 """Failure of one attempt at a request, and its kind."""
 
 from enum import Enum, auto
+from typing import Final
 
 from baton.errors import BatonError
 
@@ -31,16 +32,17 @@ class AttemptFailure(Exception):  # noqa: N818 - it may become a retry, not an e
     Attributes:
         worker: the worker that refused or was lost; empty if there is none.
         pair: the two workers that were called.
-        place: output tokens that the attempt had reached when a worker died that was computing it;
-            None if it was not computing, or the number is unknown.
     """
 
     def __init__(
         self, kind: FailureKind, error: BatonError, worker: str = "", pair: Pair = ("", "")
     ) -> None:
         super().__init__(str(error))
-        self.kind = kind
-        self.error = error
-        self.worker = worker
-        self.pair = pair
-        self.place: int | None = None
+        self.kind: Final = kind
+        self.error: Final = error
+        self.worker: Final = worker
+        self.pair: Final = pair
+
+    def of_pair(self, prefill: str, decode: str) -> "AttemptFailure":
+        """Returns the failure as that of an attempt on these two workers."""
+        return AttemptFailure(self.kind, self.error, self.worker, (prefill, decode))

@@ -1,14 +1,14 @@
 """Events of a request as its client gets them, in the form of no API."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from baton_router.call.ending import Ending
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Request
-from baton_router.call.tokens import TopLogprobs
 from baton_router.call.usage import Account
+from baton_router.lifecycle.worker_events import PromptScores
 from baton_router.routing.placement.placement import Placement
 
 
@@ -18,28 +18,6 @@ class Accepted:
 
     request: Request
     placement: Placement | None
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Log-probabilities of consecutive tokens of the prompt, in nats.
-
-    Attributes:
-        position: of the first one in the prompt.
-        tops: most likely tokens at the position of each; empty unless asked for.
-    """
-
-    position: int
-    logprobs: Sequence[float]
-    tops: Sequence[TopLogprobs]
-
-    def after(self, num_known: int) -> "PromptScores | None":
-        """Returns those after the first `num_known` tokens of the prompt; None: there are none."""
-        num_repeated = max(0, num_known - self.position)
-        if num_repeated >= len(self.logprobs):
-            return None
-        rest = self.logprobs[num_repeated:], self.tops[num_repeated:]
-        return PromptScores(self.position + num_repeated, *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from baton_router.call.request import Request, RequestOutcome, work_of
 from baton_router.call.usage import Account, Timings
 from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.attempts import worker_methods
-from baton_router.lifecycle.attempts.worker_call import Received, WorkerCall
+from baton_router.lifecycle.attempts.worker_call import Received, WorkerCall, learn
 from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.worker_events import PoolResult, PrefillStarted
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
 from baton_router.routing.placement.decision import Decision
@@ -112,18 +113,20 @@ class PooledLifecycle:
                 while True:
                     kind, received = self._check(await call.read())
                     if kind == "started":
-                        started = worker_wire.prefill_started(received.started)
-                        self.account.started(*started)
+                        started: PrefillStarted = received
+                        self.account.started(
+                            started.queue_seconds, started.elapsed, started.num_cached_tokens
+                        )
                     elif kind == "result":
                         break
             finally:
                 call.cancel()
-        worker_wire.learn(member, received)
+        learn(member, received)
         self._fleet.note_held(member, hashes)
         member.circuit.record_success()
         self.account.timings.finished = time.monotonic()
-        values: Sequence[float] = received.result.values
-        return values
+        result: PoolResult = received
+        return result.values
 
     def _admitted(self) -> None:
         self._recovery.is_accepted = True
@@ -140,13 +143,12 @@ class PooledLifecycle:
     async def _recover(self, failure: AttemptFailure) -> None:
         """Waits until the next attempt is due. Raises the error that ends the request."""
         self.placement = None
-        failure.pair = failure.worker, ""
-        if failure.kind is FailureKind.LOST and self._recovery.is_accepted:
-            failure.place = 0
+        failure = failure.of_pair(failure.worker, "")
+        is_lost = failure.kind is FailureKind.LOST and self._recovery.is_accepted
         request_trace.failed(failure, handed_over_at=None, is_prefilling=True)
         self._raise_if_aborted()
         self._deadline.check()
-        pause = self._recovery.after(failure, 0)
+        pause = self._recovery.after(failure, 0, 0 if is_lost else None)
         logger.info("computing elsewhere: %s", failure)
         try:
             async with asyncio.timeout(min(pause, self._deadline.remaining())):

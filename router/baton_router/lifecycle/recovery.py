@@ -85,20 +85,25 @@ class Recovery:
         came_further = len(self._returns) < 2 or self._returns[-1] > self._returns[-2]
         return came_further and len(self._returns) < MAX_RETURNS
 
-    def after(self, failure: AttemptFailure, num_tokens: int) -> float:
+    def after(self, failure: AttemptFailure, num_tokens: int, lost_at: int | None = None) -> float:
         """Returns the backoff in seconds before the next attempt, `num_tokens` into the output.
-        Raises the error that ends the request."""
+        Raises the error that ends the request.
+
+        Args:
+            lost_at: output tokens that the attempt had reached when the worker died that was
+                computing it; None if none was, or the number is unknown.
+        """
         self.failures.append(failure.kind)
         pause = self._pause_for_capacity(failure, num_tokens)
         if pause is None:
+            if lost_at is not None:
+                self._check_not_poison(failure, _Loss(failure.worker, lost_at))
             pause = self._retry(failure, num_tokens)
         self._avoid(failure)
         return pause
 
     def _retry(self, failure: AttemptFailure, num_tokens: int) -> float:
         """Returns the backoff in seconds after a failure, or where no worker took the request."""
-        if failure.place is not None:
-            self._check_not_poison(failure, _Loss(failure.worker, failure.place))
         pause = self._pause(failure, num_tokens) if self.is_accepted else self._fail_over(failure)
         if failure.kind is not FailureKind.NO_WORKER and not self._budget.withdraw():
             raise self._over_budget(failure)

@@ -14,14 +14,14 @@ from dataclasses import replace
 from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
-from baton.v1 import decode_pb2, prefill_pb2
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request
 from baton_router.call.usage import Account
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT, Attempt, Event
+from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT, Attempt
 from baton_router.lifecycle.events import Accepted, ClientEvent, coalesced
 from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.worker_events import Draining, Received, Suspended
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import Decision
 from baton_router.routing.placement.placement import Placement
@@ -99,7 +99,7 @@ class RequestLifecycle:
                         if error is not None:
                             raise error
                         for event in events:
-                            if isinstance(event, decode_pb2.DecodeGenerateResponse):
+                            if isinstance(event, Draining | Suspended):
                                 await self._follow_drain(attempt, event)
             except AttemptFailure as failure:
                 await self._recover(failure)
@@ -141,7 +141,7 @@ class RequestLifecycle:
         )
 
     def _apply_all(
-        self, attempt: Attempt, events: list[Event]
+        self, attempt: Attempt, events: list[Received]
     ) -> tuple[Iterable[ClientEvent], BatonError | None]:
         """Applies events until the answer is complete or one of them contradicts it; returns the
         client's events up to there, which count as shown, and the error."""
@@ -149,11 +149,7 @@ class RequestLifecycle:
         responses: list[ClientEvent] = []
         for event in events:
             try:
-                responses += (
-                    answer.on_prefill(event)
-                    if isinstance(event, prefill_pb2.PrefillResponse)
-                    else answer.on_decode(event)
-                )
+                responses += answer.on_event(event)
             except BatonError as contradiction:
                 error = contradiction
                 break
@@ -164,24 +160,22 @@ class RequestLifecycle:
             attempt.end_sequence(index, answer.finish_reason(index))
         return coalesced(responses) if len(responses) > 1 else responses, error
 
-    async def _follow_drain(
-        self, attempt: Attempt, event: decode_pb2.DecodeGenerateResponse
-    ) -> None:
-        """Migrates the request to another decode worker if the event asks for it and the answer is
-        not complete. Raises `AttemptFailure`."""
+    async def _follow_drain(self, attempt: Attempt, event: Draining | Suspended) -> None:
+        """Migrates the request to another decode worker unless the answer is complete. Raises
+        `AttemptFailure`."""
         if self._answer.is_complete:
             return
-        if event.HasField("draining"):
+        if isinstance(event, Draining):
             # Without a successor, the worker may finish the request in time.
             decode = self._placer.successor(
                 self._answer.work(), attempt.decode_worker, self._recovery.refused
             )
             if decode is not None:
                 await attempt.hand_over(decode)
-        elif event.HasField("suspended"):
-            await self._move(attempt, event.suspended)
+        else:
+            await self._move(attempt, event)
 
-    async def _move(self, attempt: Attempt, stopped: decode_pb2.DecodeSuspended) -> None:
+    async def _move(self, attempt: Attempt, stopped: Suspended) -> None:
         """Resumes the suspended request on another worker: the KV of `num_tokens` tokens can be
         fetched, and the client has one token more, after which that worker continues."""
         work = self._answer.work()
@@ -199,8 +193,7 @@ class RequestLifecycle:
         answer = self._answer
         is_of_prefill = failure.worker == failure.pair[0]
         is_computing = answer.is_prefilling if is_of_prefill else answer.is_handed_over
-        if failure.kind is FailureKind.LOST and is_computing:
-            failure.place = answer.place
+        lost_at = answer.place if failure.kind is FailureKind.LOST and is_computing else None
         request_trace.failed(
             failure,
             handed_over_at=answer.handed_over_at,
@@ -208,7 +201,7 @@ class RequestLifecycle:
         )
         self._raise_if_aborted()
         self._deadline.check()
-        pause = self._recovery.after(failure, self._answer.num_output_tokens)
+        pause = self._recovery.after(failure, answer.num_output_tokens, lost_at)
         if self._recovery.is_accepted:
             logger.info("resuming elsewhere: %s", failure)
             self._answer.restart()

@@ -1,8 +1,9 @@
 """Conversion between messages of workers and the router's data."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -19,13 +20,38 @@ from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Request, Work
 from baton_router.call.tokens import Tokens, TopLogprobs
 from baton_router.lifecycle.attempts.return_cost import ReturnCost
-from baton_router.lifecycle.events import PromptScores
+from baton_router.lifecycle.worker_events import (
+    Admitted,
+    Draining,
+    Encoded,
+    KvReady,
+    PoolResult,
+    Preempted,
+    PrefillResult,
+    PrefillStarted,
+    PromptScores,
+    Received,
+    Released,
+    SequenceEnded,
+    StartedAlone,
+    Suspended,
+    WorkerEvent,
+)
 from baton_router.routing.fleet.member import Member
 from baton_router.routing.fleet.worker_model import WorkDone
 from baton_router.routing.placement.encoder_sources import EncoderChoice
 
-Decoded = OutputDelta | decode_pb2.DecodeGenerateResponse
-"""Event of a decode worker: tokens, still without text, as a delta or a message; or another one."""
+DecodeRequest = decode_pb2.DecodeGenerateRequest
+PrefixSource = prefill_pb2.PrefixSource
+EncoderSource = prefill_pb2.EncoderSource
+EncodeRequest = encode_pb2.EncodeRequest
+Response = (
+    prefill_pb2.PrefillResponse
+    | prefill_pb2.PoolResponse
+    | decode_pb2.DecodeGenerateResponse
+    | encode_pb2.EncodeResponse
+)
+"""Message of a worker that runs a request."""
 
 _REASONS = {
     pb.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
@@ -49,26 +75,6 @@ def duration(length: float) -> Duration:
 def _until(moment: Deadline | None) -> Duration | None:
     """Returns the time until a moment, negative once it has passed."""
     return None if moment is None else duration(moment.expires_at - moment.clock())
-
-
-def prefill_started(message: prefill_pb2.PrefillStarted) -> tuple[float, float, int]:
-    """Returns queue time in seconds, seconds since then, and cached prompt tokens."""
-    return seconds(message.queue_time), seconds(message.elapsed), message.num_cached_tokens
-
-
-def transferred(message: decode_pb2.KvReady) -> tuple[float, int, int, int]:
-    """Returns exposed seconds, transferred blocks and bytes, and reused blocks."""
-    return (
-        seconds(message.exposed),
-        message.num_transferred_blocks,
-        message.num_transferred_bytes,
-        message.num_reused_blocks,
-    )
-
-
-def encoded(message: encode_pb2.Encoded) -> tuple[bool, float, float]:
-    """Returns whether the output was cached, queue time in seconds, and seconds since then."""
-    return message.was_cached, seconds(message.queue_time), seconds(message.elapsed)
 
 
 def new_lease_id() -> bytes:
@@ -263,15 +269,82 @@ def pool_request(
     )
 
 
-def first_token(result: prefill_pb2.PrefillResult) -> OutputDelta:
-    """Returns the only token, still without text. Raises `InternalError` for none or several."""
-    if len(result.first_tokens) != 1:
-        raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
-    (first,) = result.first_tokens
-    logprobs = [first.logprob] if first.HasField("logprob") else ()
-    tops = [_top(first.top_logprobs)] if first.HasField("top_logprobs") else ()
-    tokens = Tokens(first.position, [first.token_id], logprobs, tops)
-    return OutputDelta(0, tokens, finish_reason=reason_of(first.finish_reason))
+def event_of(message: Response) -> Received:
+    """Returns the event of a message. Raises `InternalError` if it contradicts itself."""
+    kind = message.WhichOneof("event")
+    if kind == "tokens":
+        return delta_of(message.tokens)  # type: ignore[union-attr]
+    make = _EVENTS.get(kind or "")
+    return WorkerEvent() if make is None else make(getattr(message, kind or ""))
+
+
+def _result(
+    message: prefill_pb2.PrefillResult | prefill_pb2.PoolResult,
+) -> PrefillResult | PoolResult:
+    done = work_done(message.work_done)
+    if isinstance(message, prefill_pb2.PoolResult):
+        return PoolResult(done, message.values)
+    return PrefillResult(done, list(map(_first_token, message.first_tokens)))
+
+
+def _first_token(message: prefill_pb2.FirstToken) -> OutputDelta:
+    logprobs = [message.logprob] if message.HasField("logprob") else ()
+    tops = [_top(message.top_logprobs)] if message.HasField("top_logprobs") else ()
+    tokens = Tokens(message.position, [message.token_id], logprobs, tops)
+    return OutputDelta(0, tokens, finish_reason=reason_of(message.finish_reason))
+
+
+def _started(message: prefill_pb2.PrefillStarted) -> PrefillStarted:
+    return PrefillStarted(
+        seconds(message.queue_time), seconds(message.elapsed), message.num_cached_tokens
+    )
+
+
+def _kv_ready(message: decode_pb2.KvReady) -> KvReady:
+    return KvReady(
+        work_done(message.work_done),
+        seconds(message.exposed),
+        message.num_transferred_blocks,
+        message.num_transferred_bytes,
+        message.num_reused_blocks,
+        message.connector,
+    )
+
+
+def _encoded(message: encode_pb2.Encoded) -> Encoded:
+    return Encoded(
+        work_done(message.work_done),
+        message.was_cached,
+        seconds(message.queue_time),
+        seconds(message.elapsed),
+    )
+
+
+def _sequence_ended(message: decode_pb2.DecodeFinished) -> SequenceEnded:
+    score = message.score if message.HasField("score") else None
+    reason = reason_of(message.reason) or FinishReason.END_OF_SEQUENCE
+    return SequenceEnded(message.sequence_index, Ending(reason, score=score))
+
+
+def _prompt_scores(message: pb.PromptLogprobs) -> PromptScores:
+    tops = list(map(_top, message.top_logprobs))
+    return PromptScores(message.position, message.logprobs[:], tops)
+
+
+_EVENTS: dict[str, Callable[[Any], WorkerEvent]] = {
+    "admitted": lambda _: Admitted(),
+    "started": _started,
+    "prefill_started": lambda m: StartedAlone(work_done(m.work_done), _started(m)),
+    "prompt_logprobs": _prompt_scores,
+    "result": _result,
+    "kv_ready": _kv_ready,
+    "finished": _sequence_ended,
+    "draining": lambda _: Draining(),
+    "suspended": lambda m: Suspended(m.lease_id, m.num_tokens),
+    "preempted": lambda _: Preempted(),
+    "encoded": _encoded,
+    "released": lambda _: Released(),
+}
 
 
 def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
@@ -285,21 +358,12 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
     )
 
 
-def learn(
-    member: Member,
-    event: "prefill_pb2.PrefillResponse | prefill_pb2.PoolResponse | "
-    "decode_pb2.DecodeGenerateResponse | encode_pb2.EncodeResponse",
-) -> None:
-    """Updates the worker's latency model by the work and the transfer that `event` reports."""
-    message = getattr(event, event.WhichOneof("event") or "")
-    member.model.observe_work(work_done(message.work_done))
-    if isinstance(message, decode_pb2.KvReady):
-        per_token = member.bytes_per_token
-        num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
-        member.model.received(num_tokens, seconds(message.exposed), message.connector)
+def num_shared_blocks(message: kv_sharing_pb2.ShareResponse) -> int:
+    """Returns how many blocks another worker keeps."""
+    return message.shared.num_blocks
 
 
-def decoded(data: bytes) -> Decoded:
+def decoded(data: bytes) -> OutputDelta | decode_pb2.DecodeGenerateResponse:
     """Parses an event of a decode worker for a request without log-probabilities. Its tokens become
     a delta at once, and no message object crosses the router."""
     event = decode_pb2.DecodeGenerateResponse.FromString(data)
@@ -328,11 +392,6 @@ def _plain_delta(message: decode_pb2.DecodeTokens) -> OutputDelta:
     return OutputDelta(message.sequence_index, tokens, "", reason_of(message.finish_reason))
 
 
-def prompt_scores(message: pb.PromptLogprobs) -> PromptScores:
-    tops = list(map(_top, message.top_logprobs))
-    return PromptScores(message.position, message.logprobs[:], tops)
-
-
 def reason_of(message: pb.FinishReason.ValueType) -> FinishReason | None:
     """Returns a reason, None if it is unspecified. One that only the sender knows, which may be
     newer, counts as the model's own end."""
@@ -345,8 +404,3 @@ def reason_to_message(reason: FinishReason) -> pb.FinishReason.ValueType:
 
 def _top(message: pb.TopLogprobs) -> TopLogprobs:
     return TopLogprobs(tuple(message.token_ids), tuple(message.logprobs))
-
-
-def ending(message: decode_pb2.DecodeFinished) -> Ending:
-    score = message.score if message.HasField("score") else None
-    return Ending(reason_of(message.reason) or FinishReason.END_OF_SEQUENCE, score=score)

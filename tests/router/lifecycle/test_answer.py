@@ -18,9 +18,21 @@ from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.ending import Ending, FinishReason
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Request
+from baton_router.call.tokens import Tokens
 from baton_router.lifecycle.answers.answer import Answer
-from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores, coalesced
-from baton_router.lifecycle.worker_wire import decoded, reason_to_message
+from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, coalesced
+from baton_router.lifecycle.worker_events import (
+    Draining,
+    KvReady,
+    PrefillResult,
+    PrefillStarted,
+    PromptScores,
+    Received,
+    SequenceEnded,
+    WorkerEvent,
+)
+from baton_router.lifecycle.worker_wire import decoded, event_of
+from baton_router.routing.fleet.worker_model import WorkDone
 from baton_router.text.model_card import ModelCard, read_model_card
 from tests.support.router.calls import told_endings
 
@@ -44,41 +56,26 @@ def answer(**params: object) -> Answer:
 
 def tokens(
     index: int, position: int, letters: str, reason: FinishReason | None = None
-) -> decode_pb2.DecodeGenerateResponse:
-    return decode_pb2.DecodeGenerateResponse(
-        tokens=decode_pb2.DecodeTokens(
-            sequence_index=index,
-            position=position,
-            token_ids=ids(letters),
-            finish_reason=reason and reason_to_message(reason),
-        )
-    )
+) -> OutputDelta:
+    return OutputDelta(index, Tokens(position, list(ids(letters))), finish_reason=reason)
 
 
 def finished(
     index: int, reason: FinishReason = LENGTH, score: float | None = None
-) -> decode_pb2.DecodeGenerateResponse:
-    return decode_pb2.DecodeGenerateResponse(
-        finished=decode_pb2.DecodeFinished(
-            sequence_index=index, reason=reason_to_message(reason), score=score
-        )
-    )
+) -> SequenceEnded:
+    return SequenceEnded(index, Ending(reason, score=score))
 
 
-READY = decode_pb2.DecodeGenerateResponse(kv_ready=decode_pb2.KvReady(num_transferred_blocks=2))
+def ready(num_reused_blocks: int = 0, num_blocks: int = 2) -> KvReady:
+    return KvReady(NO_WORK, 0.0, num_blocks, 0, num_reused_blocks, "")
 
 
-def result(letter: str = "a", reason: FinishReason | None = None) -> prefill_pb2.PrefillResponse:
-    token = prefill_pb2.FirstToken(
-        token_id=ids(letter)[0], finish_reason=reason and reason_to_message(reason)
-    )
-    return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+def result(letter: str = "a", reason: FinishReason | None = None) -> PrefillResult:
+    return PrefillResult(NO_WORK, [tokens(0, 0, letter, reason)])
 
 
-def scored(position: int, *logprobs: float) -> prefill_pb2.PrefillResponse:
-    return prefill_pb2.PrefillResponse(
-        prompt_logprobs=pb.PromptLogprobs(position=position, logprobs=logprobs)
-    )
+NO_WORK = WorkDone(0, 0, 0, 0, 0.0)
+READY = ready()
 
 
 def texts(events: list[ClientEvent]) -> dict[int, str]:
@@ -94,8 +91,8 @@ def endings(events: list[ClientEvent]) -> list[tuple[int, FinishReason]]:
     return [(event.sequence_index, event.ending.reason) for event in ends]
 
 
-def shown(an_answer: Answer, *events: decode_pb2.DecodeGenerateResponse) -> list:
-    return [response for event in events for response in an_answer.on_decode(event)]
+def shown(an_answer: Answer, *events: Received) -> list:
+    return [response for event in events for response in an_answer.on_event(event)]
 
 
 @given(st.lists(st.text("abcde", min_size=1, max_size=8), min_size=2, max_size=4), st.randoms())
@@ -112,7 +109,7 @@ def test_answer_orders_tokens_of_interleaved_sequences(letters, order):
     while any(queues):
         assert not several.is_complete
         queue = order.choice([q for q in queues if q])
-        events += several.on_decode(queue.pop(0))
+        events += several.on_event(queue.pop(0))
     assert several.is_complete
     assert texts(events) == dict(enumerate(letters))
     assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
@@ -121,25 +118,29 @@ def test_answer_orders_tokens_of_interleaved_sequences(letters, order):
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_answer_refuses_prefill_without_exactly_one_token(count):
-    result = prefill_pb2.PrefillResult(first_tokens=[prefill_pb2.FirstToken()] * count)
     with pytest.raises(InternalError, match=f"brought {count} first tokens"):
-        answer().on_prefill(prefill_pb2.PrefillResponse(result=result))
+        answer().on_event(PrefillResult(NO_WORK, [tokens(0, 0, "a")] * count))
 
 
 @pytest.mark.parametrize("fields", [{"logprobs": [-1.0]}, {"top_logprobs": [pb.TopLogprobs()] * 3}])
-def test_answer_refuses_tokens_with_partial_logprobs(fields):
-    tokens = decode_pb2.DecodeTokens(token_ids=ids("ab"), **fields)
+def test_router_refuses_tokens_with_partial_logprobs(fields):
+    message = decode_pb2.DecodeTokens(token_ids=ids("ab"), **fields)
     with pytest.raises(InternalError, match="2 tokens came with"):
-        answer().on_decode(decode_pb2.DecodeGenerateResponse(tokens=tokens))
+        event_of(decode_pb2.DecodeGenerateResponse(tokens=message))
 
 
-def test_decoded_tokens_are_shown_as_those_of_message():
-    events = tokens(0, 0, "ab"), tokens(1, 0, "c"), READY, tokens(0, 2, "de", LENGTH), finished(0)
-    parsed = [decoded(event.SerializeToString()) for event in events]
-    assert [isinstance(event, OutputDelta) for event in parsed] == [True, True, False, True, False]
-    of_parsed, of_messages = shown(answer(n=2), *parsed), shown(answer(n=2), *events)
-    assert of_parsed[:-1] == of_messages[:-1]
-    assert endings(of_parsed) == endings(of_messages) == [(0, LENGTH)]
+def test_decoded_tokens_are_those_of_message():
+    tokens_of_two = decode_pb2.DecodeTokens(position=3, token_ids=ids("ab"), finish_reason=4)
+    message = decode_pb2.DecodeGenerateResponse(tokens=tokens_of_two)
+    assert decoded(message.SerializeToString()) == event_of(message) == tokens(0, 3, "ab", LENGTH)
+    other = decode_pb2.DecodeGenerateResponse(draining=decode_pb2.DecodeDraining())
+    assert decoded(other.SerializeToString()) == other
+    assert event_of(other) == Draining()
+
+
+def test_event_of_newer_worker_has_no_kind():
+    assert event_of(decode_pb2.DecodeGenerateResponse()) == WorkerEvent()
+    assert answer().on_event(WorkerEvent()) == []
 
 
 def test_answer_finishes_each_sequence_independently():
@@ -154,8 +155,8 @@ def test_answer_finishes_each_sequence_independently():
 @pytest.mark.parametrize("event", [tokens(1, 0, "", STOP_TOKEN), finished(1, STOP_TOKEN)])
 def test_answer_survives_stop_token_before_first_token(event):
     made = answer(n=2)
-    made.on_prefill(result())
-    (ended,) = made.on_decode(event)
+    made.on_event(result())
+    (ended,) = made.on_event(event)
     assert (ended.sequence_index, ended.ending) == (1, Ending(FinishReason.STOP_TOKEN))
 
 
@@ -180,14 +181,14 @@ def test_answer_shows_text_held_for_stop_string_at_end():
 
 def test_answer_hides_prefill_token_of_several_sequences():
     several = answer(n=2)
-    assert several.on_prefill(result("e", END)) == []
+    assert several.on_event(result("e", END)) == []
     events = shown(several, tokens(0, 0, "a"), finished(0), tokens(1, 0, "b"), finished(1))
     assert texts(events) == {0: "a", 1: "b"}
 
 
 def test_answer_hides_prefill_token_when_best_of_exceeds_n():
     best = answer(n=1, best_of=3)
-    assert best.on_prefill(result("e")) == []
+    assert best.on_event(result("e")) == []
     assert texts(shown(best, tokens(0, 0, "a"), finished(0))) == {0: "a"}
     assert best.is_complete
 
@@ -206,9 +207,9 @@ def test_answer_reports_scores_of_beams():
 def test_answer_sends_prompt_logprobs_before_first_tokens():
     asked = answer(prompt_logprobs=0)
     assert shown(asked, READY, tokens(0, 0, "ab"), finished(0)) == []
-    (first,) = asked.on_prefill(scored(1, -0.5))
+    (first,) = asked.on_event(PromptScores(1, [-0.5], []))
     assert first == PromptScores(1, [-0.5], [])
-    events = asked.on_prefill(result("a"))
+    events = asked.on_event(result("a"))
     assert texts(events) == {0: "ab"}
     assert endings(events) == [(0, LENGTH)]
 
@@ -218,15 +219,15 @@ def test_answer_passes_top_logprobs_with_their_token(from_prefill):
     tops = [pb.TopLogprobs(token_ids=[7 + i, 8], logprobs=[-0.25, -0.5]) for i in range(2)]
     if from_prefill:
         token = prefill_pb2.FirstToken(token_id=7, logprob=-0.25, top_logprobs=tops[0])
-        events = answer().on_prefill(
-            prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
-        )
+        result = prefill_pb2.PrefillResult(first_tokens=[token])
+        events = answer().on_event(event_of(prefill_pb2.PrefillResponse(result=result)))
         assert list(to_message(events[0]).tokens.top_logprobs) == tops[:1]
     else:
         decoded = decode_pb2.DecodeTokens(
             token_ids=[7, 8], logprobs=[-0.25, -0.5], top_logprobs=tops
         )
-        events = shown(answer(), decode_pb2.DecodeGenerateResponse(tokens=decoded))
+        message = decode_pb2.DecodeGenerateResponse(tokens=decoded)
+        events = shown(answer(), event_of(message))
         assert list(to_message(events[0]).tokens.top_logprobs) == tops
 
 
@@ -261,11 +262,10 @@ def test_answer_shows_each_token_once_over_many_attempts(letters, cuts, order):
             messages.append(finished(index))
         if 0 < begin < len(letters[0]):
             # The prefill worker chose the first one, and the decode worker says it again.
-            token = prefill_pb2.FirstToken(token_id=ids(letters[0])[begin], position=begin)
-            result = prefill_pb2.PrefillResult(first_tokens=[token])
-            events += asked.on_prefill(prefill_pb2.PrefillResponse(result=result))
+            first = tokens(0, begin, letters[0][begin])
+            events += asked.on_event(PrefillResult(NO_WORK, [first]))
         for message in messages[:cut]:
-            events += asked.on_decode(message)
+            events += asked.on_event(message)
         asked.restart()
         events += asked.conclude()
     assert asked.is_complete
@@ -299,7 +299,7 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
             while at < len(text):
                 size = order.randint(1, len(text) - at)
                 ends = reason if at + size == len(text) else None
-                events += resuming.on_decode(tokens(index, at, text[at : at + size], ends))
+                events += resuming.on_event(tokens(index, at, text[at : at + size], ends))
                 at += size
         for event in list(coalesced(events))[:loss]:
             progress.add(to_message(event))
@@ -366,8 +366,7 @@ def test_outcome_counts_only_tokens_generated_here():
 def test_usage_of_cached_tokens_is_the_most_of_one_attempt():
     single = answer()
     for num_cached in (1, 2, 1):
-        event = prefill_pb2.PrefillStarted(num_cached_tokens=num_cached)
-        single.on_prefill(prefill_pb2.PrefillResponse(started=event))
+        single.on_event(PrefillStarted(0.0, 0.0, num_cached))
         single.restart()
     assert single.account.num_cached_prompt_tokens == 2
 
@@ -375,8 +374,7 @@ def test_usage_of_cached_tokens_is_the_most_of_one_attempt():
 def test_usage_of_reused_blocks_is_the_most_of_one_attempt():
     single = answer()
     for num_reused in (1, 2, 1):
-        event = decode_pb2.KvReady(num_reused_blocks=num_reused, num_transferred_blocks=3)
-        single.on_decode(decode_pb2.DecodeGenerateResponse(kv_ready=event))
+        single.on_event(ready(num_reused, num_blocks=3))
         single.restart()
     assert single.account.num_reused_decode_blocks == 2
     assert single.account.num_transferred_blocks == 9

@@ -16,6 +16,7 @@ from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, prefill_pb2
 from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Request, work_of
 from baton_router.lifecycle.attempts.attempt import Attempt
 from baton_router.lifecycle.attempts.attempt_machine import (
@@ -228,10 +229,10 @@ class Attempts(RuleBasedStateMachine):
         await self.attempt.admit()
         while True:
             for event in await self.attempt.next_events():
-                self.got.append(event.WhichOneof("event"))
+                self.got.append("tokens" if isinstance(event, OutputDelta) else event.kind)
                 if self.got[-1] == "suspended":
                     self.got.clear()
-                    await self.attempt.move(self.work, event.suspended.lease_id)
+                    await self.attempt.move(self.work, event.lease_id)
 
     def run(self) -> None:
         self.loop.run_until_complete(settled())

@@ -35,12 +35,9 @@ def failure(
     error: BatonError | None = None,
     worker: str = "d0",
     *,
-    place: int | None = None,
     prefill: str = "p0",
 ) -> AttemptFailure:
-    made = AttemptFailure(kind, error or UnavailableError("gone"), worker, (prefill, "d0"))
-    made.place = place
-    return made
+    return AttemptFailure(kind, error or UnavailableError("gone"), worker, (prefill, "d0"))
 
 
 @pytest.mark.parametrize("kind", [REFUSED, LOST, SILENT])
@@ -97,21 +94,21 @@ def test_recovery_avoids_workers_until_none_is_left():
 @given(st.integers(0, 100), st.integers(0, 100))
 def test_recovery_finds_poison_when_two_fail_near_same_token(first, second):
     trying = recovery()
-    trying.after(failure(place=first), 0)
-    again = failure(LOST, InternalError("the engine failed"), "d1", place=second)
+    trying.after(failure(), 0, first)
+    again = failure(LOST, InternalError("the engine failed"), "d1")
     if abs(first - second) < SAME_PLACE_TOKENS:
         with pytest.raises(InternalError, match=r"d0 and d1 were lost .* engine failed"):
-            trying.after(again, 0)
+            trying.after(again, 0, second)
     else:
-        trying.after(again, 0)
+        trying.after(again, 0, second)
 
 
 def test_recovery_finds_no_poison_across_roles():
     trying = recovery()
-    trying.after(failure(worker="d0", place=5), 5)
-    trying.after(failure(worker="p0", place=5), 5)
+    trying.after(failure(worker="d0"), 5, 5)
+    trying.after(failure(worker="p0"), 5, 5)
     with pytest.raises(InternalError, match="poison: p0 and p1 were lost"):
-        trying.after(failure(worker="p1", place=5, prefill="p1"), 5)
+        trying.after(failure(worker="p1", prefill="p1"), 5, 5)
 
 
 def test_recovery_ignores_workers_lost_before_request_ran():

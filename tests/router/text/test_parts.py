@@ -13,14 +13,15 @@ from baton.client.types import Completion, Part, TextPart, ToolCall, ToolCallSta
 from baton.client.wire import resumed_request
 from baton.models import locate
 from baton.sampling import SamplingParams
-from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.grpc.client_wire import to_message
+from baton_router.call.ending import FinishReason
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.output_format import ParsingOptions, Tool
 from baton_router.call.parts import Text
 from baton_router.call.request import Request
 from baton_router.call.request_parsing import RequestParsing
+from baton_router.call.tokens import Tokens
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.events import Accepted, coalesced
 from baton_router.text.detokenizer import Detokenizer
@@ -29,7 +30,6 @@ from tests.support.router.calls import told_endings
 from tests.support.router.scripted import card
 from tests.support.router.written import ids_of
 
-END = pb.FINISH_REASON_END_OF_SEQUENCE
 ACCEPTED = Accepted(Request("r", (5, 6), SamplingParams()), None)
 TOOLS = (Tool("weather"), Tool("time", strict=True))
 OSLO = '{"city": "Oslo 漢"}'
@@ -63,11 +63,9 @@ def written(answer: Answer, ids: list[int], sizes: list[int], at: int = 0) -> li
     left = list(sizes)
     while at < len(ids):
         size = left.pop() if left else len(ids)
-        reason = END if at + size >= len(ids) else pb.FINISH_REASON_UNSPECIFIED
-        tokens = decode_pb2.DecodeTokens(
-            position=at, token_ids=ids[at : at + size], finish_reason=reason
-        )
-        events += answer.on_decode(decode_pb2.DecodeGenerateResponse(tokens=tokens))
+        reason = FinishReason.END_OF_SEQUENCE if at + size >= len(ids) else None
+        delta = OutputDelta(0, Tokens(at, ids[at : at + size]), finish_reason=reason)
+        events += answer.on_event(delta)
         at += size
     return events
 
@@ -153,9 +151,8 @@ def test_attempts_after_losses_repeat_no_part():
     expected = seen(read(written(answer_of(), ids, [])))
     answer, events = answer_of(), []
     for begin, end in ((0, 20), (20, 41), (41, len(ids))):
-        tokens = decode_pb2.DecodeTokens(position=begin, token_ids=ids[begin:end])
-        tokens.finish_reason = END if end == len(ids) else pb.FINISH_REASON_UNSPECIFIED
-        events += answer.on_decode(decode_pb2.DecodeGenerateResponse(tokens=tokens))
+        reason = FinishReason.END_OF_SEQUENCE if end == len(ids) else None
+        events += answer.on_event(OutputDelta(0, Tokens(begin, ids[begin:end]), "", reason))
         answer.restart()
     assert seen(read(events)) == expected
 

@@ -8,7 +8,8 @@ from baton_router.call.ending import Ending
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import Part
 from baton_router.call.tokens import Tokens, TopLogprobs
-from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores
+from baton_router.lifecycle.events import Accepted, ClientEvent, Finished
+from baton_router.lifecycle.worker_events import PromptScores
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ _STATES: dict[State, admin_pb2.WorkerState.ValueType] = {
 class RouterAdmin(admin_pb2_grpc.AdminServicer):
     """Admin service of the router, and through it of the cluster."""
 
+    add_to_server = staticmethod(admin_pb2_grpc.add_AdminServicer_to_server)
+
     def __init__(
         self,
         models: Models,

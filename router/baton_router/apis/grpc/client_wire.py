@@ -12,7 +12,8 @@ from baton_router.call.parts import (
     ToolCallArguments,
     ToolCallStart,
 )
-from baton_router.lifecycle.events import Accepted, ClientEvent, Finished, PromptScores
+from baton_router.lifecycle.events import Accepted, ClientEvent, Finished
+from baton_router.lifecycle.worker_events import PromptScores
 from baton_router.lifecycle.worker_wire import duration, reason_to_message
 from baton_router.routing.placement.encoder_sources import EncoderChoice
 from baton_router.routing.placement.placement import Placement, Scored

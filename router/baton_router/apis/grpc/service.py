@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 class InferenceService(pb_grpc.InferenceServicer):
     """Inference service: text in, tokens out."""
 
+    add_to_server = staticmethod(pb_grpc.add_InferenceServicer_to_server)
+
     def __init__(
         self,
         models: Models,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton.v1 import prefill_pb2
+from baton.errors import InternalError
 from baton_router.call.ending import Ending, FinishReason
 from baton_router.call.failure import FailureKind
 from baton_router.call.output_delta import OutputDelta
@@ -16,10 +16,17 @@ from baton_router.call.parts import Part, Text, ToolCallStart, joined
 from baton_router.call.request import Request, RequestOutcome, Work, work_of
 from baton_router.call.tokens import Tokens
 from baton_router.call.usage import Account, Timings
-from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.answers.output import Output
-from baton_router.lifecycle.events import ClientEvent, Finished, PromptScores
-from baton_router.lifecycle.worker_wire import Decoded
+from baton_router.lifecycle.events import ClientEvent, Finished
+from baton_router.lifecycle.worker_events import (
+    KvReady,
+    PrefillResult,
+    PrefillStarted,
+    PromptScores,
+    Received,
+    SequenceEnded,
+    StartedAlone,
+)
 from baton_router.text.model_card import ModelCard
 
 # Seconds after the handoff for which a loss of a ranked answer counts as one at its beginning.
@@ -64,7 +71,7 @@ class Answer:
         self._takes_first_token = params.num_sequences == 1
         self._awaits_prompt = params.prompt_logprobs is not None
         self._num_scored = 1  # The first token of a prompt has no log-probability.
-        self._held_back: list[Decoded] = []
+        self._held_back: list[Received] = []
         self._handed_over_at = math.inf
         self._take_received(request.received)
 
@@ -154,40 +161,40 @@ class Answer:
 
     # The workers' events.
 
-    def on_prefill(self, event: prefill_pb2.PrefillResponse) -> list[ClientEvent]:
-        """Applies an event of the prefill worker; returns the client's events."""
-        kind = event.WhichOneof("event")
-        if kind == "started":
-            self.is_prefilling = True
-            self._account.started(*worker_wire.prefill_started(event.started))
-        elif kind == "prompt_logprobs":
-            return self._on_scores(worker_wire.prompt_scores(event.prompt_logprobs))
-        elif kind == "result":
-            self.is_prefilling = False
-            return self._on_result(event.result)
-        return []
-
-    def on_decode(self, event: Decoded) -> list[ClientEvent]:
-        """Applies an event of the decode worker; returns the client's events.
+    def on_event(self, event: Received) -> list[ClientEvent]:
+        """Applies an event of one of the workers; returns the client's events.
 
         Raises `UnavailableError` if it contradicts the tokens already shown.
         """
-        if isinstance(event, OutputDelta):
-            return self._on_tokens(event)  # hot path
-        kind = event.WhichOneof("event")
-        if kind == "kv_ready":
-            self.is_handed_over, self._handed_over_at = True, time.monotonic()
-            self._account.handed_over(*worker_wire.transferred(event.kv_ready))
-        elif kind == "prefill_started":
-            self.is_handed_over, self._handed_over_at = True, time.monotonic()
-            self._account.started(*worker_wire.prefill_started(event.prefill_started))
-        elif kind == "tokens":
-            return self._on_tokens(worker_wire.delta_of(event.tokens))
-        elif self._awaits_prompt:
-            self._held_back.append(event)
-        elif kind == "finished":
-            return self._end(event.finished.sequence_index, worker_wire.ending(event.finished))
+        match event:
+            case OutputDelta():
+                return self._on_tokens(event)  # hot path
+            case PrefillStarted():
+                self.is_prefilling = True
+                self._on_started(event)
+            case PromptScores():
+                return self._on_scores(event)
+            case PrefillResult():
+                self.is_prefilling = False
+                return self._on_result(event)
+            case KvReady():
+                self._hand_over()
+                blocks = event.num_blocks, event.num_bytes, event.num_reused_blocks
+                self._account.handed_over(event.exposed_seconds, *blocks)
+            case StartedAlone():
+                self._hand_over()
+                self._on_started(event.started)
+            case SequenceEnded():
+                if not self._awaits_prompt:
+                    return self._end(event.sequence_index, event.ending)
+                self._held_back.append(event)
         return []
+
+    def _on_started(self, event: PrefillStarted) -> None:
+        self._account.started(event.queue_seconds, event.elapsed, event.num_cached_tokens)
+
+    def _hand_over(self) -> None:
+        self.is_handed_over, self._handed_over_at = True, time.monotonic()
 
     def take_surplus(self) -> set[int]:
         """Returns the sequences that the decode worker still generates though they are complete
@@ -217,14 +224,17 @@ class Answer:
         self._num_scored = max(self._num_scored, scores.position + len(scores.logprobs))
         return [] if new is None else [new]
 
-    def _on_result(self, result: prefill_pb2.PrefillResult) -> list[ClientEvent]:
+    def _on_result(self, result: PrefillResult) -> list[ClientEvent]:
         self._awaits_prompt = False
         responses: list[ClientEvent] = []
         if self._takes_first_token:
-            responses += self._show(worker_wire.first_token(result))
+            if len(result.first_tokens) != 1:
+                num_tokens = len(result.first_tokens)
+                raise InternalError(f"a prefill brought {num_tokens} first tokens, not one")
+            responses += self._show(result.first_tokens[0])
         held, self._held_back = self._held_back, []
         for event in held:
-            responses += self.on_decode(event)
+            responses += self.on_event(event)
         return responses
 
     # One sequence.

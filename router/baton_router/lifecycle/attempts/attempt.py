@@ -29,7 +29,6 @@ from baton.errors import InternalError
 from baton.rpc_errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
-from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from baton_router.call.ending import FinishReason
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Work
@@ -50,15 +49,14 @@ from baton_router.lifecycle.attempts.encoder_lease import EncoderLeases
 from baton_router.lifecycle.attempts.inbox import Inbox
 from baton_router.lifecycle.attempts.prefix_lease import PrefixLease
 from baton_router.lifecycle.attempts.return_cost import ReturnCost, return_cost
-from baton_router.lifecycle.attempts.worker_call import WorkerCall
+from baton_router.lifecycle.attempts.worker_call import WorkerCall, learn
 from baton_router.lifecycle.attempts.worker_methods import Method
+from baton_router.lifecycle.worker_events import Received, Report
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
 from baton_router.routing.placement.placement import Placement
 
 logger = logging.getLogger(__name__)
-
-Event = prefill_pb2.PrefillResponse | worker_wire.Decoded
 
 # Messages read from the workers and not yet consumed; a full queue is backpressure on the workers.
 _MAX_UNREAD = 64
@@ -71,9 +69,6 @@ SOURCE_TIMEOUT = 1.0
 
 # Timeout of `Decode.HandOver` in seconds.
 _HAND_OVER_SECONDS = 2.0
-
-# Kinds of messages that report the work of their worker.
-_REPORTS = ("result", "kv_ready", "prefill_started")
 
 _SOURCE_EVENTS = {event.value: event for event in SourceEvent} | {"lease_ended": SourceEvent.FAILED}
 _DECODE_EVENTS = {event.value: event for event in DecodeEvent}
@@ -122,7 +117,7 @@ class Attempt:
         self._ended_by = {action: ExitStack() for action in END_ACTIONS}
         self._offers: dict[bytes, Member] = {}
         self._hashes: list[bytes] = []
-        self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
+        self._decode_request: worker_wire.DecodeRequest | None = None
         self._held: Any = None
         self._failure: AttemptFailure | None = None
         self._inbox: Inbox[tuple[WorkerCall, str, Any]] = Inbox(_MAX_UNREAD)
@@ -191,10 +186,10 @@ class Attempt:
         lease_id = worker_wire.new_lease_id()
         self._offers[lease_id] = self._fleet.member(decode)
         tenant = self._work.request.tenant.name
-        request = worker_wire.hand_over_request(self._decode_request, lease_id, decode, tenant)
-        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode.member))
+        channel, timeout = self._channel_to(self._decode.member), self._deadline.forward()
+        asked = self._decode_request, lease_id, decode, tenant, min(_HAND_OVER_SECONDS, timeout)
         try:
-            await stub.HandOver(request, timeout=min(_HAND_OVER_SECONDS, self._deadline.forward()))
+            await worker_methods.hand_over(channel, *asked)
         except grpc.aio.AioRpcError as error:
             logger.info("no live migration from %s: %s", self.decode_worker, error_of(error))
 
@@ -219,10 +214,10 @@ class Attempt:
         self._apply(RouterEvent.ADMITTED)
         self._read_ahead(self._decode)
 
-    async def next_events(self) -> list[Event]:
-        """Returns the next messages of both workers in order of arrival, those that arrive within
+    async def next_events(self) -> list[Received]:
+        """Returns the next events of both workers in order of arrival, those that arrive within
         the coalescing window together. Raises `AttemptFailure` after the last one."""
-        events: list[Event] = []
+        events: list[Received] = []
         while not events:
             self._raise_if_failed()
             if not self._inbox:
@@ -244,9 +239,8 @@ class Attempt:
         assert self._decode_request is not None, "a sequence of a request that was not sent"
         member = self._decode.member
         request = worker_wire.end_sequence_request(self._decode_request, member, index, reason)
-        stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await stub.EndSequence(request, timeout=_END_SECONDS)
+            await worker_methods.end_sequence(self._channel_to(member), request, _END_SECONDS)
 
     def succeed(self) -> None:
         """Ends the load on both workers and records a success in their circuit breakers."""
@@ -255,7 +249,7 @@ class Attempt:
             self._prefill.circuit.record_success()
         self._decode.member.circuit.record_success()
 
-    def _react(self, call: WorkerCall, kind: str, message: Any) -> list[Event]:
+    def _react(self, call: WorkerCall, kind: str, message: Any) -> list[Received]:
         """Applies what was read of a call; returns the message if it is for the consumer."""
         if call is self._decode:
             if kind == "tokens" and self._state is AttemptState.DECODING:
@@ -265,8 +259,8 @@ class Attempt:
             event = _SOURCE_EVENTS.get(kind)
         if self._failure is not None or call not in (self._decode, self._source):
             return []  # nothing after a failure, nor of the source before a migration
-        if kind in _REPORTS:
-            worker_wire.learn(call.member, message)
+        if isinstance(message, Report):
+            learn(call.member, message)
         if event is not None:
             self._apply(event, call.member, message)
         return [] if isinstance(message, AttemptFailure) else [message]
@@ -300,8 +294,7 @@ class Attempt:
 
     def _fail(self, failure: AttemptFailure) -> None:
         source = "" if self._source is None else self._source.member.record.id
-        failure.pair = source, self.decode_worker
-        self._failure = failure
+        self._failure = failure.of_pair(source, self.decode_worker)
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
@@ -348,7 +341,7 @@ class Attempt:
         return self._work.prompt.hashes(self._decode.member.namespace)
 
     async def _open_decode(
-        self, lease_id: bytes, encoder_sources: Sequence[prefill_pb2.EncoderSource] = ()
+        self, lease_id: bytes, encoder_sources: Sequence[worker_wire.EncoderSource] = ()
     ) -> None:
         """Calls the decode worker to resume after the tokens that the source holds under
         `lease_id`; without a source, to compute the prompt itself, with `encoder_sources`. Raises

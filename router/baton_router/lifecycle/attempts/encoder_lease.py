@@ -18,13 +18,13 @@ from opentelemetry.util.types import AttributeValue
 from baton.errors import BatonError, InternalError
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.stages import stage
-from baton.v1 import encode_pb2, prefill_pb2
 from baton_router.call.failure import AttemptFailure
 from baton_router.call.request import Work
 from baton_router.call.usage import EncodedBy, EncodedInput
 from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.attempts import worker_methods
-from baton_router.lifecycle.attempts.worker_call import WorkerCall
+from baton_router.lifecycle.attempts.worker_call import WorkerCall, learn
+from baton_router.lifecycle.worker_events import Encoded
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
 from baton_router.routing.placement.encoder_sources import EncoderChoice
@@ -73,7 +73,7 @@ class EncoderLeases:
             else:
                 self._encode_locally(choice, "local")
 
-    def open(self, first_token_due: Deadline | None) -> list[prefill_pb2.EncoderSource]:
+    def open(self, first_token_due: Deadline | None) -> list[worker_wire.EncoderSource]:
         """Calls the sources, without waiting for any. Returns what the claimant fetches from."""
         self._tasks = [
             asyncio.create_task(self._hold(lease, first_token_due)) for lease in self._leases
@@ -125,7 +125,7 @@ class EncoderLeases:
             lease.call.cancel()
 
     async def _encoded(
-        self, lease: "_EncoderLease", channel: grpc.aio.Channel, request: encode_pb2.EncodeRequest
+        self, lease: "_EncoderLease", channel: grpc.aio.Channel, request: worker_wire.EncodeRequest
     ) -> EncodedInput:
         """Waits until the source has the output. Raises the error by which its call failed."""
         choice, began = lease.choice, time.monotonic()
@@ -139,18 +139,18 @@ class EncoderLeases:
         with stage("encode", details, kind=SpanKind.CLIENT) as span:
             lease.call.start(*await worker_methods.encode(channel, request, encoder_input))
             await lease.next("admitted")
-            event = await lease.next("encoded")
-            was_cached, queue_seconds, step_seconds = worker_wire.encoded(event.encoded)
+            encoded: Encoded = await lease.next("encoded")
             span.set_attributes(
                 {
-                    "baton.encode.was_cached": was_cached,
-                    "baton.encode.queue_ms": 1000 * queue_seconds,
-                    "baton.encode.step_ms": 1000 * step_seconds,
+                    "baton.encode.was_cached": encoded.was_cached,
+                    "baton.encode.queue_ms": 1000 * encoded.queue_seconds,
+                    "baton.encode.step_ms": 1000 * encoded.elapsed,
                 }
             )
-        worker_wire.learn(lease.call.member, event)
-        seconds = time.monotonic() - began
-        return EncodedInput("cached_remote") if was_cached else EncodedInput("encode", seconds)
+        learn(lease.call.member, encoded)
+        if encoded.was_cached:
+            return EncodedInput("cached_remote")
+        return EncodedInput("encode", time.monotonic() - began)
 
 
 class _EncoderLease:
@@ -169,7 +169,7 @@ class _EncoderLease:
             self.load.enter_context(call.member.loaded(num_encoder_tokens=choice.num_tokens))
 
     @property
-    def source(self) -> prefill_pb2.EncoderSource:
+    def source(self) -> worker_wire.EncoderSource:
         return worker_wire.encoder_source(self.choice.input, self.call.member, self.id)
 
     async def next(self, kind: str) -> Any:

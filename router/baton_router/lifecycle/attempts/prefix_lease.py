@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-from typing import Any
 
 import grpc
 
-from baton.serving.telemetry.propagation import outgoing
-from baton.v1 import kv_sharing_pb2_grpc, prefill_pb2
 from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle.attempts import worker_methods
 from baton_router.routing.fleet.member import Member
 
 # Maximum seconds to wait for the holder's answer.
@@ -31,11 +29,9 @@ class PrefixLease:
         self._holder = holder
         self._lease_id = worker_wire.new_lease_id()
         request = worker_wire.share_request(self._lease_id, block_hashes, claimant, tenant)
-        self._call: Any = kv_sharing_pb2_grpc.KvSharingStub(channel).Share(
-            request, metadata=outgoing()
-        )
+        self._call = worker_methods.share(channel, request)
 
-    async def source(self) -> prefill_pb2.PrefixSource | None:
+    async def source(self) -> worker_wire.PrefixSource | None:
         """Returns the source of the blocks; None if `holder` refuses or does not answer in time."""
         try:
             async with asyncio.timeout(PATIENCE):
@@ -46,7 +42,8 @@ class PrefixLease:
         if response is grpc.aio.EOF:
             logger.debug("%s grants no prefix lease, and no reason", self._holder.record.id)
             return None
-        return worker_wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
+        num_blocks = worker_wire.num_shared_blocks(response)
+        return worker_wire.prefix_source(self._holder, self._lease_id, num_blocks)
 
     def end(self) -> None:
         """Ends the lease, which releases the blocks. Idempotent."""

@@ -23,12 +23,14 @@ from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import failed, stage
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.output_delta import OutputDelta
+from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.attempts.worker_methods import Method
+from baton_router.lifecycle.worker_events import KvReady, Report
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
 
 Received = tuple[str, Any]
-"""Kind and message; or the `AttemptFailure` that ended the call, of the kind `lease_ended` if the
+"""Kind and event; or the `AttemptFailure` that ended the call, of the kind `lease_ended` if the
 lease was over, `ended` if the call ended with status OK or was cancelled here, else `failed`."""
 
 
@@ -79,7 +81,7 @@ class WorkerCall:
             self._call.cancel()
 
     async def read(self) -> Received:
-        """Waits for the next message, or the failure that ended the call."""
+        """Waits for the next event, or the failure that ended the call."""
         try:
             message: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -93,8 +95,13 @@ class WorkerCall:
         if message is grpc.aio.EOF:
             early = InternalError(f"{self._name} ended its answer before it was complete")
             return "ended", self._broken(early)
-        kind = message.WhichOneof("event")
-        return ("failed", self._given_back()) if kind == "preempted" else (kind, message)
+        try:
+            event = worker_wire.event_of(message)
+        except InternalError as error:
+            return "failed", self._broken(error)
+        if isinstance(event, OutputDelta):
+            return "tokens", event
+        return ("failed", self._given_back()) if event.kind == "preempted" else (event.kind, event)
 
     def _cancelled(self) -> Received:
         return "ended", self._broken(UnavailableError(f"the call to {self._name} was cancelled"))
@@ -126,3 +133,12 @@ class WorkerCall:
 
     def _broken(self, error: BatonError) -> AttemptFailure:
         return AttemptFailure(FailureKind.BROKEN, error, self._name)
+
+
+def learn(member: Member, report: Report) -> None:
+    """Updates the worker's latency model by the work and the transfer that it reports."""
+    member.model.observe_work(report.done)
+    if isinstance(report, KvReady):
+        per_token = member.bytes_per_token
+        num_tokens = report.num_bytes / per_token if per_token else 0.0
+        member.model.received(num_tokens, report.exposed_seconds, report.connector)

@@ -14,7 +14,16 @@ from google.protobuf.message import Message
 
 from baton import encoder_input_wire
 from baton.encoder_input import EncoderInput
-from baton.v1 import decode_pb2, encode_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.serving.telemetry.propagation import outgoing
+from baton.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    encode_pb2,
+    kv_sharing_pb2,
+    kv_sharing_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
 from baton_router.call.request import Work
 from baton_router.lifecycle import worker_wire
 
@@ -37,10 +46,10 @@ async def prefill(
 async def generate(
     channel: grpc.aio.Channel, request: decode_pb2.DecodeGenerateRequest, work: Work
 ) -> Method:
-    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Responses
-    are `worker_wire.Decoded`."""
+    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Tokens
+    without log-probabilities come as an `OutputDelta`."""
     has_logprobs = work.params.logprobs
-    deserialize: Callable[[bytes], worker_wire.Decoded] = (
+    deserialize: Callable[[bytes], Any] = (
         decode_pb2.DecodeGenerateResponse.FromString if has_logprobs else worker_wire.decoded
     )
     inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
@@ -61,6 +70,31 @@ async def encode(
     inputs = request.ENCODER_INPUT_FIELD_NUMBER, unsent
     deserialize = encode_pb2.EncodeResponse.FromString
     return await _method(channel, "/baton.v1.Encode/Encode", request, *inputs, deserialize)
+
+
+async def hand_over(
+    channel: grpc.aio.Channel,
+    request: worker_wire.DecodeRequest,
+    lease_id: bytes,
+    claimant: str,
+    tenant: str,
+    timeout: float,
+) -> None:
+    """Asks a decode worker to suspend `request` so that `claimant` can resume it."""
+    message = worker_wire.hand_over_request(request, lease_id, claimant, tenant)
+    await decode_pb2_grpc.DecodeStub(channel).HandOver(message, timeout=timeout)
+
+
+async def end_sequence(
+    channel: grpc.aio.Channel, request: decode_pb2.EndSequenceRequest, timeout: float
+) -> None:
+    """Asks a decode worker to end one sequence of several."""
+    await decode_pb2_grpc.DecodeStub(channel).EndSequence(request, timeout=timeout)
+
+
+def share(channel: grpc.aio.Channel, request: kv_sharing_pb2.ShareRequest) -> Any:
+    """Returns the call that keeps blocks for another worker while it is open."""
+    return kv_sharing_pb2_grpc.KvSharingStub(channel).Share(request, metadata=outgoing())
 
 
 async def _method(
