@@ -6,9 +6,9 @@ request still lacks: if a worker dies, falls silent or is cut off, the attempt f
 decides about the next one, and the stream resumes after the tokens that the client has. `answers/`
 makes the client's events of the workers' events.
 
-Tokens cross the router as plain data, in columns (`call/chunk.py`, `call/tokens.py`), which
-`worker_wire.py` makes of messages; each API makes its own form at its edge, gRPC's in
-`client_wire.py`.
+What workers say crosses the router as plain data (`worker_events.py`; tokens in columns,
+`call/output_delta.py`), which `worker_wire.py` makes of messages. Of what clients get
+(`events.py`), each API makes its own form at its edge, gRPC in `apis/grpc/client_wire.py`.
 
 However a request ends, all calls are cancelled, and a cancelled call gives back blocks, lease and
 promise. One `RequestOutcome` is made, for limits, admission, metrics, trace and recorder. A
