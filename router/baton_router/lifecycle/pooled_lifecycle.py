@@ -1,12 +1,9 @@
 """Lifecycle of a request for a pooled output: one call to a prefill worker, made again elsewhere if
 that worker is lost."""
 
-import asyncio
-import logging
 import time
 from collections.abc import Sequence
 
-from baton.errors import CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request, RequestOutcome, work_of
@@ -15,6 +12,7 @@ from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.attempts import worker_methods
 from baton_router.lifecycle.attempts.worker_call import Received, WorkerCall, learn
 from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.retries import Retries
 from baton_router.lifecycle.worker_events import PoolResult, PrefillStarted
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
@@ -22,8 +20,6 @@ from baton_router.routing.placement.decision import Decision
 from baton_router.routing.placement.placement import Placement
 from baton_router.routing.placement.placer import Placer
 from baton_router.telemetry import request_trace
-
-logger = logging.getLogger(__name__)
 
 
 class PooledLifecycle:
@@ -52,13 +48,11 @@ class PooledLifecycle:
         self.account = Account(Timings(arrived), len(request.token_ids))
         self.placement: Placement | None = None
         self._fleet = fleet
-        self._placer = placer
         self._recovery = recovery
+        self._retries = Retries(request, placer, recovery, deadline)
         self._deadline = deadline
         self._due = due
-        self._decision: Decision | None = None
         self._call: WorkerCall | None = None
-        self._aborted = asyncio.Event()
 
     @property
     def outcome(self) -> RequestOutcome:
@@ -67,14 +61,14 @@ class PooledLifecycle:
 
     def abort(self) -> None:
         """Aborts the request and frees its worker; `run` raises `CancelledError`."""
-        self._aborted.set()
+        self._retries.abort()
         if self._call is not None:
             self._call.cancel()
 
     async def run(self, decision: Decision | None = None) -> Sequence[float]:
         """Returns the pooled output. Raises the error that ended the request otherwise. `decision`
         is the placement decision it was admitted by."""
-        self._decision = decision
+        self._retries.decision = decision
         while True:
             try:
                 return await self._attempt(self._place())
@@ -83,14 +77,8 @@ class PooledLifecycle:
 
     def _place(self) -> Member:
         """Chooses the worker of the next attempt. Raises `AttemptFailure` if none can take it."""
-        recovery = self._recovery
-        decision = self._placer.place(
-            work_of(self.request), recovery.refused, recovery.broken, earlier=self._decision
-        )
-        self.placement = decision.placement
-        if decision.placement is None:
-            raise AttemptFailure(FailureKind.NO_WORKER, UnavailableError(decision.why_none))
-        return self._fleet.member(decision.placement.prefill)
+        self.placement = self._retries.place(work_of(self.request))
+        return self._fleet.member(self.placement.prefill)
 
     async def _attempt(self, member: Member) -> Sequence[float]:
         """Calls a worker for the result. Raises `AttemptFailure`."""
@@ -146,17 +134,4 @@ class PooledLifecycle:
         failure = failure.of_pair(failure.worker, "")
         is_lost = failure.kind is FailureKind.LOST and self._recovery.is_accepted
         request_trace.failed(failure, handed_over_at=None, is_prefilling=True)
-        self._raise_if_aborted()
-        self._deadline.check()
-        pause = self._recovery.after(failure, 0, 0 if is_lost else None)
-        logger.info("computing elsewhere: %s", failure)
-        try:
-            async with asyncio.timeout(min(pause, self._deadline.remaining())):
-                await self._aborted.wait()
-        except TimeoutError:
-            self._deadline.check()
-        self._raise_if_aborted()
-
-    def _raise_if_aborted(self) -> None:
-        if self._aborted.is_set():
-            raise CancelledError(f"request {self.request.request_id} was aborted")
+        await self._retries.wait(failure, 0, 0 if is_lost else None)

@@ -6,12 +6,10 @@ tokens that the client has; of several sequences, each after its own. Ranked seq
 search (hypotheses and scores) was lost with its engine.
 """
 
-import asyncio
-import logging
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 
-from baton.errors import BatonError, CancelledError, UnavailableError
+from baton.errors import BatonError, UnavailableError
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton_router.call.failure import AttemptFailure, FailureKind
@@ -21,14 +19,13 @@ from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.attempts.attempt import SOURCE_TIMEOUT, Attempt
 from baton_router.lifecycle.events import Accepted, ClientEvent, coalesced
 from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.retries import Retries
 from baton_router.lifecycle.worker_events import Draining, Received, Suspended
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import Decision
 from baton_router.routing.placement.placement import Placement
 from baton_router.routing.placement.placer import Placer
 from baton_router.telemetry import request_trace
-
-logger = logging.getLogger(__name__)
 
 
 class RequestLifecycle:
@@ -51,15 +48,13 @@ class RequestLifecycle:
         self._source_timeout = source_timeout
         self.request = request
         self._fleet = fleet
-        self._placer = placer
         self._answer = answer
         self._recovery = recovery
+        self._retries = Retries(request, placer, recovery, deadline)
         self._deadline = deadline
         self._coalescer = coalescer or Coalescer()
         self._first_token_due = first_token_due
         self._attempt: Attempt | None = None
-        self._decision: Decision | None = None
-        self._aborted = asyncio.Event()
 
     @property
     def account(self) -> Account:
@@ -73,14 +68,14 @@ class RequestLifecycle:
 
     def abort(self) -> None:
         """Aborts the request and frees both workers; `run` raises `CancelledError`."""
-        self._aborted.set()
+        self._retries.abort()
         if self._attempt is not None:
             self._attempt.cancel()
 
     async def run(self, decision: Decision | None = None) -> AsyncGenerator[ClientEvent, None]:
         """Yields the events of the request, from `accepted` to the last `finished`. Raises the
         error that ended it otherwise. `decision` is the placement decision it was admitted by."""
-        self._decision = decision
+        self._retries.decision = decision
         if self._answer.is_known:
             yield Accepted(self.request, None)
             for response in self._answer.conclude():
@@ -111,7 +106,7 @@ class RequestLifecycle:
         `AttemptFailure`."""
         self._attempt = attempt
         await attempt.admit()
-        self._raise_if_aborted()
+        self._retries.raise_if_aborted()
         self._answer.admitted()
         request_trace.admitted()
         if self._recovery.is_accepted:
@@ -122,19 +117,13 @@ class RequestLifecycle:
     def _next_attempt(self) -> Attempt:
         """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""
         work = self._answer.work()
-        recovery = self._recovery
-        decision = self._placer.place(
-            work, recovery.refused, recovery.broken, recovery.preempted_by, self._decision
-        )
-        if decision.placement is None:
-            raise AttemptFailure(FailureKind.NO_WORKER, UnavailableError(decision.why_none))
         return Attempt(
             work,
             self._fleet,
-            decision.placement,
+            self._retries.place(work),
             self._deadline,
             self._coalescer,
-            may_return=recovery.may_return,
+            may_return=self._recovery.may_return,
             first_token_due=self._first_token_due,
             on_encoded=self._answer.account.encoded,
             source_timeout=self._source_timeout,
@@ -167,9 +156,7 @@ class RequestLifecycle:
             return
         if isinstance(event, Draining):
             # Without a successor, the worker may finish the request in time.
-            decode = self._placer.successor(
-                self._answer.work(), attempt.decode_worker, self._recovery.refused
-            )
+            decode = self._retries.successor(self._answer.work(), attempt.decode_worker)
             if decode is not None:
                 await attempt.hand_over(decode)
         else:
@@ -184,7 +171,7 @@ class RequestLifecycle:
             raise AttemptFailure(FailureKind.NO_WORKER, error)
         self._answer.restart()
         await attempt.move(replace(work, output=work.output[:-1]), stopped.lease_id)
-        self._raise_if_aborted()
+        self._retries.raise_if_aborted()
         self._answer.admitted()
 
     async def _recover(self, failure: AttemptFailure) -> None:
@@ -199,19 +186,6 @@ class RequestLifecycle:
             handed_over_at=answer.handed_over_at,
             is_prefilling=answer.is_prefilling,
         )
-        self._raise_if_aborted()
-        self._deadline.check()
-        pause = self._recovery.after(failure, answer.num_output_tokens, lost_at)
+        await self._retries.wait(failure, answer.num_output_tokens, lost_at)
         if self._recovery.is_accepted:
-            logger.info("resuming elsewhere: %s", failure)
-            self._answer.restart()
-        try:
-            async with asyncio.timeout(min(pause, self._deadline.remaining())):
-                await self._aborted.wait()
-        except TimeoutError:
-            self._deadline.check()
-        self._raise_if_aborted()
-
-    def _raise_if_aborted(self) -> None:
-        if self._aborted.is_set():
-            raise CancelledError(f"request {self.request.request_id} was aborted")
+            answer.restart()

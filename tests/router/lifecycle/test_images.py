@@ -136,8 +136,8 @@ async def test_images_are_in_no_record_and_no_log(tmp_path, caplog):
     failing = decode(READY, tokens(0, 0), UnavailableError("the worker has stopped"))
     second = decode(READY, tokens(1, 1, 2, 3, 4), finished(), name="d1")
     async with fleet_of(prefill_behind(0, 1), failing, second) as fleet:
-        lifecycle = lifecycle_of(fleet, prompt=PROMPT, encoder_inputs=IMAGES)
-        lifecycle._placer = Placer(fleet, rules, recorder)  # type: ignore[arg-type]
+        placer = Placer(fleet, rules, recorder)  # type: ignore[arg-type]
+        lifecycle = lifecycle_of(fleet, prompt=PROMPT, encoder_inputs=IMAGES, placer=placer)
         await seen_of(lifecycle)
     recorder.stop()
     written = path.read_text() + caplog.text + repr(lifecycle.request)

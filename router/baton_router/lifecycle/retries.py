@@ -1,0 +1,75 @@
+"""Retries of one request: placement of each attempt, backoff after a failure, abortion."""
+
+import asyncio
+import logging
+
+from baton.errors import CancelledError, UnavailableError
+from baton.serving.deadline import Deadline
+from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.request import Request, Work
+from baton_router.lifecycle.recovery import Recovery
+from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.placement import Placement
+from baton_router.routing.placement.placer import Placer
+
+logger = logging.getLogger(__name__)
+
+
+class Retries:
+    """Retries of one request.
+
+    Attributes:
+        recovery: what earlier attempts have left.
+        decision: by which the request was admitted, and which the first attempt uses if nothing has
+            changed since; None: it was not placed yet.
+    """
+
+    def __init__(
+        self, request: Request, placer: Placer, recovery: Recovery, deadline: Deadline
+    ) -> None:
+        self.recovery = recovery
+        self.decision: Decision | None = None
+        self._request = request
+        self._placer = placer
+        self._deadline = deadline
+        self._aborted = asyncio.Event()
+
+    def abort(self) -> None:
+        """Aborts the request, also while it waits."""
+        self._aborted.set()
+
+    def raise_if_aborted(self) -> None:
+        if self._aborted.is_set():
+            raise CancelledError(f"request {self._request.request_id} was aborted")
+
+    def place(self, work: Work) -> Placement:
+        """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""
+        recovery = self.recovery
+        decision = self._placer.place(
+            work, recovery.refused, recovery.broken, recovery.preempted_by, self.decision
+        )
+        if decision.placement is None:
+            raise AttemptFailure(FailureKind.NO_WORKER, UnavailableError(decision.why_none))
+        return decision.placement
+
+    def successor(self, work: Work, worker: str) -> str | None:
+        """Returns the decode worker that should resume the work of `worker`, which drains; None:
+        there is none."""
+        return self._placer.successor(work, worker, self.recovery.refused)
+
+    async def wait(
+        self, failure: AttemptFailure, num_tokens: int, lost_at: int | None = None
+    ) -> None:
+        """Waits until the next attempt is due; arguments as of `Recovery.after`. Raises the error
+        that ends the request."""
+        self.raise_if_aborted()
+        self._deadline.check()
+        pause = self.recovery.after(failure, num_tokens, lost_at)
+        if self.recovery.is_accepted:
+            logger.info("resuming elsewhere: %s", failure)
+        try:
+            async with asyncio.timeout(min(pause, self._deadline.remaining())):
+                await self._aborted.wait()
+        except TimeoutError:
+            self._deadline.check()
+        self.raise_if_aborted()
