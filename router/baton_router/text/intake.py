@@ -74,6 +74,7 @@ class Intake:
         `max_tools`. `allow_special_tokens`: see `ChatTokenizer`. `images`: None: requests with
         images are refused."""
         self.images = images or PromptImages(card)
+        self._takes_images = self.images.are_taken
         self._card = card
         self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
         self._max_prompt_bytes = max_prompt_bytes
@@ -153,7 +154,8 @@ class Intake:
         """Returns the tokens of an input, at least 1, with its images. `images` and
         `encoder_inputs`: as of `GenerateCall`. `tenant`: whose cached images are taken; None: none
         are."""
-        check_image_fields(given, images, encoder_inputs)
+        if images or encoder_inputs:
+            check_image_fields(given, images, encoder_inputs)
         if isinstance(given, PromptTokens):
             return given
         if given is None or isinstance(given, str | Conversation):
@@ -167,6 +169,8 @@ class Intake:
         check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
         if encoder_inputs:
             return await self.images.check(encoder_inputs, token_ids)
+        if not images:
+            return PromptTokens(token_ids)
         read = await self.images.read(images, tenant)
         return self.images.expand_ids(token_ids, _flat(read))
 
@@ -180,7 +184,7 @@ class Intake:
     ) -> tuple[PromptTokens, str]:
         if isinstance(given, str):
             check_text("input.text", given, self._max_prompt_bytes)
-            read = await self.images.read(images, tenant)
+            read = await self._read(images, tenant)
             encode = self._encode_text if add_special_tokens else self._chat.encode
             return await self._tokenized(RenderedChat(given), read, "input.text", encode)
         if isinstance(given, Conversation):
@@ -195,11 +199,16 @@ class Intake:
         check_text(_MESSAGES, "".join(_texts_of(chat)), self._max_prompt_bytes)
         if chat.tools:
             check_template_takes_tools(self._card)
-        read = await self.images.read(chat.images, tenant)
+        read = await self._read(chat.images, tenant)
         render = partial(self._rendered, chat, [len(frames) for frames in read])
         is_long = len(chat.turns) > _THREAD_FROM_MESSAGES or chat.tools
         rendered = await asyncio.to_thread(render) if is_long else render()
         return await self._tokenized(rendered, read, _MESSAGES, self._chat.encode)
+
+    async def _read(
+        self, images: Sequence[GivenImage], tenant: Tenant | None
+    ) -> Sequence[Sequence[ReadImage]]:
+        return await self.images.read(images, tenant) if images else ()
 
     def _rendered(self, chat: Conversation, num_frames: Sequence[int]) -> RenderedChat:
         turns = template_turns(chat, needs_parts=self._card.template_needs_parts)
@@ -227,11 +236,13 @@ class Intake:
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a text and the text, with its images expanded."""
         images = _flat(read)
-        expanded = self.images.expand(given, images, field)
+        has_places = images or self._takes_images
+        expanded = self.images.expand(given, images, field) if has_places else given
         call = partial(encode, expanded)
         is_long = len(expanded.text) >= THREAD_FROM_CHARS
         token_ids = await asyncio.to_thread(call) if is_long else call()
-        return PromptTokens(token_ids, encoder_inputs(token_ids, images)), expanded.text
+        inputs = encoder_inputs(token_ids, images) if images else ()
+        return PromptTokens(token_ids, inputs), expanded.text
 
     def _without_words(self, params: SamplingParams) -> SamplingParams:
         """Returns the parameters with bad words replaced by their tokens."""

@@ -161,12 +161,12 @@ class Attempt:
         load.enter_context(self._fleet.pending.pending(computing.record.id, self._hashes))
         prefix_lease, encoder_leases = self._request_prefix_lease(), self._encoder_leases(computing)
         if self._source is None:
-            await self._open_decode(lease_id, encoder_leases.open(self._first_token_due))
+            await self._open_decode(lease_id, self._opened(encoder_leases))
             self._apply(RouterEvent.ADMITTED_ALONE)
             self._read_ahead(self._decode)
             return
         await self._open_decode(lease_id)
-        due, encoder_sources = self._first_token_due, encoder_leases.open(self._first_token_due)
+        due, encoder_sources = self._first_token_due, self._opened(encoder_leases)
         prefix = None if prefix_lease is None else await prefix_lease.source()
         request = worker_wire.prefill_request(
             self._work, lease_id, self.decode_worker, prefix, due, encoder_sources
@@ -323,8 +323,10 @@ class Attempt:
         self._ended_by[AttemptAction.END_PREFIX_LEASE].callback(prefix_lease.end)
         return prefix_lease
 
-    def _encoder_leases(self, claimant: Member) -> EncoderLeases:
-        """Returns the leases on encoder outputs that the placement names sources for."""
+    def _encoder_leases(self, claimant: Member) -> EncoderLeases | None:
+        """Returns the leases on encoder outputs that the placement names sources for, if any."""
+        if not self.placement.encoders:
+            return None
         leases = EncoderLeases(
             self.placement.encoders,
             self._work,
@@ -336,6 +338,9 @@ class Attempt:
         self._ended_by[AttemptAction.END_ENCODER_LEASES].callback(leases.end)
         self._stack.push_async_callback(leases.close)
         return leases
+
+    def _opened(self, leases: EncoderLeases | None) -> Sequence[worker_wire.EncoderSource]:
+        return () if leases is None else leases.open(self._first_token_due)
 
     def _block_hashes(self) -> list[bytes]:
         return self._work.prompt.hashes(self._decode.member.namespace)
