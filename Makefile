@@ -151,7 +151,7 @@ GPU_WHEELS   := --only-binary=:all: --python-version 3.12 --implementation cp \
 
 gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator$(if $(PYTHONPATH),:$(PYTHONPATH)):$(CURDIR)/$(GPU_BUNDLE)/site
 gpu: $(if $(wildcard $(GPU_BUNDLE)/wheels),$(GPU_BUNDLE)/site)  ## on a machine with a GPU: tests, benchmarks and a verdict, 9 minutes; GPU_ARGS='--only smoke'
-	$(PYTHON) -m bench.gpu_verdict $(GPU_ARGS)
+	$(PYTHON) -m bench.gpu.verdict $(GPU_ARGS)
 
 $(GPU_BUNDLE)/site: $(wildcard $(GPU_BUNDLE)/wheels/*.whl)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --upgrade \
@@ -160,7 +160,7 @@ $(GPU_BUNDLE)/site: $(wildcard $(GPU_BUNDLE)/wheels/*.whl)
 # TRITON: a Python with the Triton of the GPU machine, whose kernels no other one finds.
 gpu-bundle: $(VENV)/.dev  ## packages and kernels for make gpu without a network, in dist/gpu-bundle; FULL=1: of a cluster; TRITON=python3.12
 	rm -rf $(GPU_BUNDLE)
-	$(BIN)/python -m bench.gpu_packages $(if $(FULL),--full) > $(VENV)/gpu_packages.txt
+	$(BIN)/python -m bench.gpu.packages $(if $(FULL),--full) > $(VENV)/gpu_packages.txt
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps $(GPU_WHEELS) \
 	  --dest $(GPU_BUNDLE)/wheels -r $(VENV)/gpu_packages.txt
 	$(if $(TRITON),$(TRITON) -m tests.support.kernels.compiled_ahead $(GPU_BUNDLE))

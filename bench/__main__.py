@@ -12,37 +12,40 @@ from bench.report import CasesFailedError, NotPossibleError, Row, show
 MISSED = 2  # exit status of a strict run that missed an aim
 REPEATS, REPEATS_OF_ALL = 5, 3  # by default
 
-NAMES = (
-    "engine",
-    "peers",
-    "serve",
-    "worker",
-    "pools",
-    "mixed",
-    "scheduler",
-    "host",
-    "prefix",
-    "images",
-    "encode",
-    "locality",
-    "steps",
-    "simulate",
-    "speculate",
-    "transfer",
-    "handoff",
-    "migrate",
-    "router",
-    "front",
-    "tracing",
-    "gpu",
-)
-
+MODULES = {
+    "engine": "engine.engine",
+    "peers": "engine.peers",
+    "serve": "engine.serve",
+    "worker": "engine.worker",
+    "pools": "engine.pools",
+    "mixed": "engine.mixed",
+    "scheduler": "engine.scheduler",
+    "host": "engine.host",
+    "prefix": "router.prefix",
+    "images": "engine.images",
+    "encode": "router.encode",
+    "locality": "router.locality",
+    "steps": "engine.steps",
+    "simulate": "simulator.simulate",
+    "speculate": "engine.speculate",
+    "transfer": "transfer.transfer",
+    "handoff": "transfer.handoff",
+    "migrate": "transfer.migrate",
+    "router": "router.router",
+    "front": "router.front",
+    "tracing": "router.tracing",
+    "gpu": "gpu.gpu",
+}
+"""Module of each benchmark."""
+NAMES = tuple(MODULES)
+WITH_TLS = "transfer_tls"
 
 Run = Callable[[int], list[Row]]
 
 
-def benchmark(module: str) -> Run:
-    """Returns the function of a benchmark's module, given the number of repeats."""
+def benchmark(name: str) -> Run:
+    """Returns the function of a benchmark, which is given the number of repeats."""
+    module = (MODULES | {WITH_TLS: "transfer.tls"})[name]
     run: Run = importlib.import_module(f"bench.{module}").run
     return run
 
@@ -80,7 +83,7 @@ def main(
         print(f"bench {name}: running", file=sys.stderr)
         began = time.monotonic()
         try:
-            rows = benchmark(f"{name}_tls" if arguments.tls else name)(repeats)
+            rows = benchmark(WITH_TLS if arguments.tls else name)(repeats)
         except NotPossibleError as error:
             if not is_all:
                 raise SystemExit(str(error)) from error

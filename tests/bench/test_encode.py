@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench.encode_simulated import headline_rows
+from bench.simulator.encode_simulated import headline_rows
 from tests.support.repository import ROOT
 
 

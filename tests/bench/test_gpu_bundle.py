@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.gpu_bundle import pack, unpack
-from bench.gpu_packages import missing
+from bench.gpu.bundle import pack, unpack
+from bench.gpu.packages import missing
 from tests.support.repository import ROOT
 
 # Compiles a kernel for sm_90 as the environment says, and prints whether it was in the cache.

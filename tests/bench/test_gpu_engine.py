@@ -2,7 +2,7 @@
 
 import torch
 
-from bench.gpu_engine import random_model
+from bench.gpu.engine import random_model
 
 SHAPE = {
     "vocab_size": 64,

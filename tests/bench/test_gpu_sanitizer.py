@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.gpu_sanitizer import check
+from bench.gpu.sanitizer import check
 
 # memcheck finds an error; racecheck takes too long.
 SANITIZER = """#!/bin/sh

@@ -4,7 +4,7 @@ import pytest
 
 from baton.engine import Engine, EngineConfig
 from baton.models import locate
-from bench.gpu_speculation import speculation_rows
+from bench.gpu.speculation import speculation_rows
 
 PROMPTS = [(5, 6, 7, 8, 9), (40, 41, 42)]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench import gpu_stages
-from bench.gpu import Measurements, measure
-from bench.gpu_stages import SMOKE_SECONDS, read_benchmark, read_tests, smoke_alone, stages
-from bench.gpu_verdict import SECONDS, judge, scaled
+from bench.gpu import stages as gpu_stages
+from bench.gpu.gpu import Measurements, measure
+from bench.gpu.stages import SMOKE_SECONDS, read_benchmark, read_tests, smoke_alone, stages
+from bench.gpu.verdict import SECONDS, judge, scaled
 from bench.report import Row
 from bench.stages import GRACE_SECONDS, Findings, Stage, run_stage
 from tests.support.repository import ROOT

@@ -5,7 +5,7 @@ import random
 import httpx
 import pytest
 
-from bench.mixed import HEADLINE, ITL_AIM, MAX_GAP, MAX_TTFT, Answered, _answer, _rows
+from bench.engine.mixed import HEADLINE, ITL_AIM, MAX_GAP, MAX_TTFT, Answered, _answer, _rows
 
 EVENTS = (
     b'data: {"choices":[{"text":"a"}]}\n\n'

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import peers, vllm_cpu
 from bench.__main__ import main
+from bench.engine import peers, vllm_cpu
 from bench.report import NotPossibleError
 from bench.workload import save_model
 

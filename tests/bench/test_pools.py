@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench.pools import goodput_rows
+from bench.engine.pools import goodput_rows
 from tests.support.documents import README
 from tests.support.repository import ROOT
 

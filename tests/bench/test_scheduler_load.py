@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.scheduler import BLOCK_SIZE, Load
+from bench.engine.scheduler import BLOCK_SIZE, Load
 
 NUM_STEPS = 400
 

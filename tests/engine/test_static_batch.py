@@ -25,7 +25,7 @@ from baton_kernels.attention_plan import Ranges
 from baton_kernels.attention_plan_arrays import pack
 from baton_kernels.cpu.decode_inputs import CompiledDecodeInputs
 from baton_kernels.decode_inputs import DecodeInputs
-from bench import host
+from bench.engine import host
 from tests.support.grids import grid
 
 CPU = torch.device("cpu")

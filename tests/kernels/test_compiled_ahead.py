@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_bundle import pack, unpack
+from bench.gpu.bundle import pack, unpack
 from tests.support.repository import ROOT
 
 pytest.importorskip("tests.support.ptx.driver")

@@ -62,8 +62,8 @@ import pytest
 from baton.engine import Engine, EngineConfig
 from baton.models import locate
 from baton.sampling import SamplingParams
-from bench.gpu_sanitizer import TEST
-from bench.gpu_stages import stages
+from bench.gpu.sanitizer import TEST
+from bench.gpu.stages import stages
 
 for file in sorted(Path("bench").glob("gpu*.py")):
     import_module("bench." + file.stem)
@@ -78,7 +78,7 @@ for stage in stages(Path(sys.argv[1])):
     if "tests/gpu.ini" in stage.command:
         options = stage.command[stage.command.index("-c") :]
         assert not pytest.main([*options, *collect])
-    if "bench.gpu_sanitizer" in stage.command:
+    if "bench.gpu.sanitizer" in stage.command:
         assert not pytest.main(["-c", "tests/gpu.ini", "--rootdir", ".", *collect, TEST])
 """
 

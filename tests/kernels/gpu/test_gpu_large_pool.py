@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from baton.engine.attention.interface import RaggedBatch
 from baton_kernels.cache_write import write_kv
-from bench.gpu_attention import LayeredAttention
-from bench.gpu_sizes import AttentionShape
+from bench.gpu.attention import LayeredAttention
+from bench.gpu.sizes import AttentionShape
 
 pytestmark = pytest.mark.gpu
 SHAPE = AttentionShape()

@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend
 from transformers import ContinuousBatchingConfig
 
 from baton.engine.attention.library_choice import LIBRARIES
-from bench import gpu, gpu_ceilings
-from bench.gpu_attention import (
+from bench.gpu import ceilings as gpu_ceilings
+from bench.gpu import gpu
+from bench.gpu.attention import (
     LayeredAttention,
     Step,
     decodes,
@@ -23,9 +24,9 @@ from bench.gpu_attention import (
     library_prompt,
     prompt,
 )
-from bench.gpu_sizes import AttentionShape, EngineSizes, KernelSizes, Sizes
-from bench.gpu_stages import read_benchmark, read_ceilings
-from bench.gpu_summary import summary
+from bench.gpu.sizes import AttentionShape, EngineSizes, KernelSizes, Sizes
+from bench.gpu.stages import read_benchmark, read_ceilings
+from bench.gpu.summary import summary
 from bench.stages import Findings, StageResult
 from tests.support.kernels.attention_libraries import STAND_INS
 from tests.support.kernels.cpu_device import CpuDevice

@@ -32,13 +32,13 @@ from baton.engine.models.transformers_model import AttentionHook
 from baton_kernels import block_copy
 from baton_kernels.compile import MODULES
 from baton_kernels.gpu import H100
-from bench.gpu import measure
-from bench.gpu_bundle import pack
-from bench.gpu_engine import random_engine
-from bench.gpu_kernels import cases
-from bench.gpu_sizes import AttentionShape, KernelSizes, Sizes
-from bench.gpu_stages import TESTS
-from bench.gpu_timing import Bench, Work
+from bench.gpu.bundle import pack
+from bench.gpu.engine import random_engine
+from bench.gpu.gpu import measure
+from bench.gpu.kernels import cases
+from bench.gpu.sizes import AttentionShape, KernelSizes, Sizes
+from bench.gpu.stages import TESTS
+from bench.gpu.timing import Bench, Work
 from bench.report import CasesFailedError
 from tests.support.engine.recorded_steps import Rerun
 from tests.support.ptx.driver import Compiler, install
@@ -122,7 +122,7 @@ def pytest_runtest_protocol() -> Iterator[None]:
 
 
 class MetaDevice:
-    """Device without numbers or time, as a `bench.gpu_timing.Device`."""
+    """Device without numbers or time, as a `bench.gpu.timing.Device`."""
 
     name = "meta"
     properties = None

@@ -19,7 +19,7 @@ from tests.support.engine.recorded_steps import Rerun
 
 
 class CpuDevice:
-    """CPU, as a `bench.gpu_timing.Device`. Engines have `num_blocks` blocks."""
+    """CPU, as a `bench.gpu.timing.Device`. Engines have `num_blocks` blocks."""
 
     name = "cpu"
     properties = SimpleNamespace(name="emulated GPU", major=9, minor=0, total_memory=2**30)

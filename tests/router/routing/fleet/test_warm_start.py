@@ -14,7 +14,7 @@ from baton.cluster.registry import Registration
 from baton.serving.channels import Channels
 from baton_router.call.prompt import Prompt
 from baton_router.routing.fleet.fleet import Fleet
-from bench.warm import EPOCH, holds_exactly, publish
+from bench.router.warm import EPOCH, holds_exactly, publish
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 

@@ -1,12 +1,12 @@
 """A prefix that many prompts begin with goes to several workers once its holders cannot keep up;
-one that is used now and then stays where it is. Workers are as `bench.replay` has them."""
+one that is used now and then stays where it is. Workers are as `bench.router.replay` has them."""
 
 import random
 
 import pytest
 
 from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
-from bench.replay import Replayed, replay
+from bench.router.replay import Replayed, replay
 
 NUM_WORKERS = 4
 # As the router assumes before it has learned anything.

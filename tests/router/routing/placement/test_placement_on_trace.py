@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baton_simulator.traces import TraceRow, read_mooncake
-from bench.replay import replay
+from bench.router.replay import replay
 
 NUM_WORKERS = 8
 # Of the whole trace, and of its first 2,000 requests.
