@@ -17,6 +17,7 @@ from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.exchange import ERROR_GRACE_SECONDS, in_trace_of
+from baton_router.apis.openai.sampling import Names, renamed
 from baton_router.apis.openai.schemas import (
     BatonOptions,
     Embedding,
@@ -30,9 +31,9 @@ from baton_router.apis.openai.schemas import (
 from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.served.served_models import Models
 
-# Fields of errors, by their names over gRPC.
-_INPUT = re.compile(r"inputs((?:\[[0-9]+\])*)(\.\w+)?")
-_PAIR = re.compile(r"pairs(\[[0-9]+\])?(\.first|\.second)?")
+# Fields of errors that have another name here.
+_INPUTS = ((re.compile(r"inputs((?:\[[0-9]+\])*)(\.\w+)?$"), r"input\1"),)
+_FIRST, _PAIR = (re.compile(rf"pairs(\[[0-9]+\])?{of}$") for of in (r"\.first", r"(\.second)?"))
 
 
 class PooledExchange:
@@ -40,7 +41,7 @@ class PooledExchange:
 
     Args:
         answer: computes the answer.
-        field_of: returns the field of the body that an error over gRPC is about.
+        names: of fields in errors, as of `renamed`.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class PooledExchange:
         caller: Caller,
         deadline: Deadline,
         answer: Callable[[], Awaitable[Struct]],
-        field_of: Callable[[str], str],
+        names: Names,
     ) -> None:
         self._caller = caller
         self._deadline = deadline
         self._answer = answer
-        self._field_of = field_of
+        self._names = names
 
     async def write(self, send: Send) -> None:
         """Writes the answer. Raises if the request is refused or fails."""
@@ -62,7 +63,7 @@ class PooledExchange:
                 async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
                     content = msgspec.json.encode(await self._answer())
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(self._field_of(error.field), error.problem) from error
+            raise renamed(error, self._names) from error
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),
@@ -103,7 +104,7 @@ class PooledOutputs:
             usage = _usage(response.num_prompt_tokens)
             return EmbeddingResponse(data=data, model=response.model, usage=usage)
 
-        return PooledExchange(caller, deadline, answer, _field_of_input)
+        return PooledExchange(caller, deadline, answer, _INPUTS)
 
     async def score(self, body: ScoreRequest, caller: Caller) -> PooledExchange:
         """Makes the exchange of `/v1/score`. Raises `InvalidArgumentError`."""
@@ -121,13 +122,8 @@ class PooledOutputs:
                 usage=_usage(response.num_prompt_tokens),
             )
 
-        def field_of(field: str) -> str:
-            match = _PAIR.fullmatch(field)
-            if match is None:
-                return field
-            return names[0] if match[2] == ".first" else names[1]
-
-        return PooledExchange(caller, deadline, answer, field_of)
+        terms = ((_FIRST, names[0]), (_PAIR, names[1]))
+        return PooledExchange(caller, deadline, answer, terms)
 
     def _deadline(self, options: BatonOptions) -> Deadline:
         given = options.timeout_s
@@ -161,11 +157,6 @@ def _texts(name: str, given: str | list[str] | None) -> list[str]:
     if given is None:
         raise InvalidArgumentError(name, "is missing; set text_1 and text_2")
     return [given] if isinstance(given, str) else given
-
-
-def _field_of_input(field: str) -> str:
-    match = _INPUT.fullmatch(field)
-    return field if match is None else f"input{match[1]}"
 
 
 def _base64(vector: "np.ndarray[Any, np.dtype[np.float32]]") -> str:

@@ -22,6 +22,9 @@ from baton_router.text.images.image_source import ImageError
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
+Names = Sequence[tuple[re.Pattern[str], str]]
+"""Names of fields in the terms of an API: patterns, and what stands for each in its place."""
+
 # Fields of errors that have another name in OpenAI's API.
 _NAMES = {
     "parsing.tools": "tools",
@@ -103,9 +106,7 @@ def in_openai_terms(error: InvalidArgumentError, body: Struct) -> InvalidArgumen
     )
 
 
-def renamed(
-    error: InvalidArgumentError, names: Sequence[tuple[re.Pattern[str], str]]
-) -> InvalidArgumentError:
+def renamed(error: InvalidArgumentError, names: Names) -> InvalidArgumentError:
     """Returns the same error of a field that the first pattern that matches it renames."""
     if isinstance(error, ImageError):
         return error
