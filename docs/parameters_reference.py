@@ -27,7 +27,10 @@ baton router --config router.yaml       # a file with the line `log_level: DEBUG
 A setting has one name in all three places. A flag goes before the environment, the environment
 before the file, the file before the default. A setting of type boolean has two flags: `--metrics`
 and `--no-metrics`. An unknown flag, or an unknown name in the file, ends the process with code 2
-and a sentence that names the nearest known one."""
+and a sentence that names the nearest known one.
+
+In a file, settings that begin alike may stand in a group: `images: {max_pixels: 1000000}` is
+`images_max_pixels: 1000000`. The groups of a router are those that `--help` has headings for."""
 
 _ERRORS = """```python
 from baton import Client, SamplingParams

@@ -4,19 +4,12 @@ The settings of a worker follow from these fields. Knows nothing of pydantic, wi
 engine runs.
 """
 
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from dataclasses import Field, dataclass, fields
+from typing import Any, Literal, get_args, get_origin
 
 from baton.engine.plugins import drafter_named, policy_named
 from baton.errors import InvalidArgumentError
-
-_T = TypeVar("_T")
-
-
-def _setting(default: _T, description: str, **bounds: float) -> _T:
-    """Returns a field whose metadata are keywords of pydantic's `Field`: `ge`, `ge` and `lt`, or
-    `gt` and `le`."""
-    return field(default=default, metadata={"description": description, **bounds})
+from baton.setting import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,56 +19,56 @@ class EngineConfig:
     Raises `InvalidArgumentError` that names the field, the value and its bound.
     """
 
-    device: str = _setting("auto", "cpu, cuda, cuda:N, or auto: the first GPU, else the CPU.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+    device: str = setting("auto", "cpu, cuda, cuda:N, or auto: the first GPU, else the CPU.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
         "dtype of the weights and, unless kv_cache_dtype is set, of the KV cache. auto: float32 on "
         "a CPU, the checkpoint's own on a GPU.",
     )
-    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = _setting(
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = setting(
         "auto",
         "dtype of the KV cache; equal on all workers. auto: that of the weights. fp8_e4m3: one "
         "byte per number, scaled by the checkpoint's k_scale and v_scale; holds twice the tokens "
         "of bfloat16, at a loss of precision; on a GPU it needs compute capability 8.9 (Ada).",
     )
-    block_size: int = _setting(16, "Tokens of a KV block; equal on all workers.", ge=1)
-    num_blocks: int | None = _setting(
+    block_size: int = setting(16, "Tokens of a KV block; equal on all workers.", ge=1)
+    num_blocks: int | None = setting(
         None,
         "KV blocks in the pool of each cache group. Unset: as many as fit kv_cache_bytes.",
         ge=1,
     )
-    kv_cache_bytes: int | None = _setting(
+    kv_cache_bytes: int | None = setting(
         None,
         "Size of all KV pools together, in bytes. Unset: 512 MiB on a CPU, on a GPU the rest of "
         "gpu_memory_utilization.",
         ge=1,
     )
-    gpu_memory_utilization: float = _setting(
+    gpu_memory_utilization: float = setting(
         0.9,
         "Fraction of the GPU's memory that this worker takes for weights, the largest step, CUDA "
         "graphs, encoder outputs and the KV pools together.",
         gt=0,
         le=1,
     )
-    max_model_len: int | None = _setting(
+    max_model_len: int | None = setting(
         None, "Maximum tokens of one sequence. Unset: the model's own limit.", ge=1
     )
-    max_num_seqs: int = _setting(64, "Maximum sequences that run at once.", ge=1)
-    max_num_batched_tokens: int | None = _setting(
+    max_num_seqs: int = setting(64, "Maximum sequences that run at once.", ge=1)
+    max_num_batched_tokens: int | None = setting(
         None,
         "Maximum tokens of one step; longer prompts are computed in chunks. Unset: 512 on a CPU, "
         "2048 on a GPU.",
         ge=1,
     )
-    max_num_tokens_with_decodes: int | None = _setting(
+    max_num_tokens_with_decodes: int | None = setting(
         None,
         "Maximum tokens of a step in which sequences decode, so that long prompts delay their "
         "tokens less. Unset: max_num_batched_tokens if that is set, else 128 on a CPU, or more for "
         "images that chunks must not cut, 2048 on a GPU.",
         ge=1,
     )
-    prefix_caching: bool = _setting(True, "Reuse the KV blocks of equal prefixes.")
-    policy: str = _setting(
+    prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prefixes.")
+    policy: str = setting(
         "decode-first",
         "Scheduling policy. fcfs: strictly in order of arrival. priority: the smallest priority of "
         "a request first, with ageing. prefill-first: prompts that have begun, then decodes, then "
@@ -86,7 +79,7 @@ class EngineConfig:
         "shortest-prefill: decodes, then short prompts before long ones, with ageing. Or "
         "one that an installed package adds (baton.scheduling_policies).",
     )
-    max_cache_reads: int | None = _setting(
+    max_cache_reads: int | None = setting(
         None,
         "Maximum tokens attended to in one step, summed over its sequences, as a mean over the "
         "layers, of which a windowed one reads its window: keeps steps short when many long "
@@ -94,13 +87,13 @@ class EngineConfig:
         "step begins with the one passed over for longest. Unset: no limit.",
         ge=1,
     )
-    long_prefill_threshold: int | None = _setting(
+    long_prefill_threshold: int | None = setting(
         None,
         "Maximum tokens of one prompt in one step, so that a long prompt leaves room for others. "
         "Unset: no limit but that of the step.",
         ge=1,
     )
-    handoff_chunk_tokens: int | None = _setting(
+    handoff_chunk_tokens: int | None = setting(
         None,
         "A prompt that another worker continues is computed in chunks of half of what is left of "
         "it, none of fewer than these tokens, so that its KV moves while the rest is computed; not "
@@ -108,7 +101,7 @@ class EngineConfig:
         "Unset: 512 on a CPU, 2048 on a GPU, as many as a step has by default.",
         ge=1,
     )
-    free_block_margin: float = _setting(
+    free_block_margin: float = setting(
         0.05,
         "Fraction of the KV blocks that stays free for running sequences: prompts, waiting or "
         "begun, leave it unless nothing else runs. A larger margin means fewer preemptions and "
@@ -116,66 +109,66 @@ class EngineConfig:
         ge=0,
         lt=1,
     )
-    full_sequence_must_fit: bool = _setting(
+    full_sequence_must_fit: bool = setting(
         False,
         "Start a prompt only if all of it fits into the free KV blocks. A prefill for another "
         "worker always waits for that.",
     )
-    preemption: Literal["auto", "recompute", "swap", "return"] = _setting(
+    preemption: Literal["auto", "recompute", "swap", "return"] = setting(
         "auto",
         "Handling of a preempted sequence's KV. recompute: drop and recompute it. swap: keep it in "
         "host memory, up to swap_bytes. return: drop it and return the request, if it came from a "
         "prefill worker, to the router, which places it again. auto: the mode with the least "
         "expected time.",
     )
-    swap_bytes: int = _setting(
+    swap_bytes: int = setting(
         0, "Host memory for the KV of preempted sequences, in bytes. 0: no swap.", ge=0
     )
-    max_drafts: int = _setting(
+    max_drafts: int = setting(
         0,
         "Maximum draft tokens that drafter proposes and that are verified, per sequence and step. "
         "Changes no result; faster where outputs repeat their prompt. 0: no speculation.",
         ge=0,
     )
-    drafter: str = _setting(
+    drafter: str = setting(
         "ngram",
         "Proposer of draft tokens. ngram: what followed the latest tokens earlier in the text. Or "
         "one that an installed package adds (baton.drafters).",
     )
-    encoder_budget: int | None = _setting(
+    encoder_budget: int | None = setting(
         None,
         "Maximum tokens of images that one step encodes, of a model that takes images. Unset: as "
         "many as a step computes, but at least one image.",
         ge=1,
     )
-    encoder_cache_tokens: int | None = _setting(
+    encoder_cache_tokens: int | None = setting(
         None,
         "Tokens of images whose encoder output is kept, for all requests with the same image, in "
         "memory beside the KV pools. Unset: 256 MiB of them, or a 64th of the GPU's memory if that "
         "is more, but at least four times encoder_budget.",
         ge=1,
     )
-    encoder_only: bool = _setting(
+    encoder_only: bool = setting(
         False,
         "Load the encoder of a vision-language model alone, without its language model and without "
         "room for KV: for encode workers, which then keep their role.",
     )
-    speculate: bool = _setting(
+    speculate: bool = setting(
         True, "Speculate, up to max_drafts, for requests that do not set it themselves."
     )
-    shared_pools: bool = _setting(
+    shared_pools: bool = setting(
         False,
         "Keep the KV pools and encoder outputs on a CPU in memory that workers of the same user on "
         "this host may read, so that blocks move at the speed of memory.",
     )
-    kernels: Literal["auto", "triton", "torch"] = _setting(
+    kernels: Literal["auto", "triton", "torch"] = setting(
         "auto",
         "Kernels of attention and other operations. auto: Triton's on a GPU, if there is one for "
         "the model's heads; on a CPU torch's, and for attention, norms, activations and rotations "
         "kernels in C, if there is a C compiler to build them at the first start. torch: torch's "
         "alone.",
     )
-    attention_backend: Literal["auto", "triton", "flashinfer", "flash-attn"] = _setting(
+    attention_backend: Literal["auto", "triton", "flashinfer", "flash-attn"] = setting(
         "auto",
         "Attention on a GPU. triton: Baton's kernels. flashinfer: FlashInfer's "
         "(the extra flashinfer). flash-attn: FlashAttention 3's, on Hopper "
@@ -183,18 +176,18 @@ class EngineConfig:
         "cache of the same dtype, and no attention sinks; decode steps replayed from CUDA graphs "
         "are triton's.",
     )
-    deterministic: bool = _setting(
+    deterministic: bool = setting(
         False,
         "Batch-invariant logits: bitwise equal in any batch, with any chunks, on any worker with "
         "this setting. Slower; needs a GPU and a Llama-shaped model, with experts or without.",
     )
-    cuda_graphs: bool = _setting(True, "Replay decode steps from CUDA graphs on a GPU.")
-    async_scheduling: bool | None = _setting(
+    cuda_graphs: bool = setting(True, "Replay decode steps from CUDA graphs on a GPU.")
+    async_scheduling: bool | None = setting(
         None,
         "Launch a step before the tokens of the previous one are back. Unset: on a GPU, which "
         "would be idle meanwhile.",
     )
-    num_threads: int | None = _setting(
+    num_threads: int | None = setting(
         None, "CPU threads of one forward pass. Unset: torch's default.", ge=1
     )
 

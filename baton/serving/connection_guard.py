@@ -26,6 +26,7 @@ from typing import Any
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from baton.serving.listening import host_and_port
+from baton.setting import setting
 
 # Seconds between two looks at the counters.
 _INTERVAL_SECONDS = 0.1
@@ -45,18 +46,23 @@ _Counters = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Limits of one gRPC connection. A second's worth may come at once.
+    """Limits of one gRPC connection. A second's worth may come at once."""
 
-    Attributes:
-        new_streams_per_s: calls that it opens per second.
-        resets_per_s: calls that it opens and resets per second. Resets without as many new calls
-            do not count: a client may cancel all that it has in flight.
-    """
-
-    new_streams_per_s: int
-    resets_per_s: int
+    max_new_streams_per_s: int = setting(
+        2000,
+        "Maximum calls that one gRPC connection opens in a second: more than a router serves. A "
+        "connection beyond it is dropped.",
+        ge=1,
+    )
+    max_resets_per_s: int = setting(
+        200,
+        "Maximum calls that one gRPC connection opens and resets in a second, since thousands of "
+        "them delay all other clients. A connection beyond it is dropped. A client may still "
+        "cancel all that it has in flight at once.",
+        ge=1,
+    )
 
 
 @dataclass(slots=True)
@@ -82,9 +88,9 @@ class CallRates:
         self._num_opened = num_opened
         self._num_reset = num_reset
         self._limits = limits
-        self._new_streams = _Level(limits.new_streams_per_s)
-        self._opened = _Level(limits.resets_per_s)
-        self._reset = _Level(limits.resets_per_s)
+        self._new_streams = _Level(limits.max_new_streams_per_s)
+        self._opened = _Level(limits.max_resets_per_s)
+        self._reset = _Level(limits.max_resets_per_s)
 
     def update(self, num_opened: int, num_reset: int, seconds: float) -> str | None:
         """Counts the calls of the last `seconds`. Returns what is over a limit; None: nothing."""
@@ -93,9 +99,9 @@ class CallRates:
         self._reset.add(num_reset - self._num_reset, seconds)
         self._num_opened, self._num_reset = num_opened, num_reset
         if self._new_streams.is_over:
-            return f"opens more than {self._limits.new_streams_per_s} calls a second"
+            return f"opens more than {self._limits.max_new_streams_per_s} calls a second"
         if self._opened.is_over and self._reset.is_over:
-            return f"opens and resets more than {self._limits.resets_per_s} calls a second"
+            return f"opens and resets more than {self._limits.max_resets_per_s} calls a second"
         return None
 
 

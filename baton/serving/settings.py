@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -39,6 +39,45 @@ def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """Group of settings: the fields of a frozen dataclass that `baton.setting.setting` made.
+
+    With the prefix `images_` the field `max_bytes` is `--images-max-bytes`,
+    `BATON_IMAGES_MAX_BYTES`, and in a file either `images_max_bytes: 1000` or
+    `images: {max_bytes: 1000}`.
+    """
+
+    of: type
+    prefix: str = ""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Defaults other than those of the dataclass, by field."""
+
+    @property
+    def names(self) -> dict[str, dataclasses.Field[Any]]:
+        """Fields by the names of their settings."""
+        return {self.prefix + f.name: f for f in dataclasses.fields(self.of) if f.metadata}
+
+    def values(self, settings: "ServingSettings") -> dict[str, Any]:
+        """Returns the values of the fields."""
+        return {field.name: getattr(settings, name) for name, field in self.names.items()}
+
+
+def grouped(base: "type[ServingSettings]", **groups: Group) -> Any:
+    """Returns settings that have those of the groups, too."""
+    fields: Any = {
+        name: (field.type, Field(group.defaults.get(field.name, field.default), **field.metadata))
+        for group in groups.values()
+        for name, field in group.names.items()
+    }
+    made: Any = create_model(base.__name__, __base__=base, **fields)
+    made.GROUPS = {**base.GROUPS, **groups}
+    return made
+
+
 class ServingSettings(BaseSettings):
     """Settings that every serving process has.
 
@@ -57,6 +96,7 @@ class ServingSettings(BaseSettings):
         cli_show_env_vars=True,
     )
 
+    GROUPS: ClassVar[Mapping[str, "Group"]] = {}
     OLD_NAMES: ClassVar[Mapping[str, str]] = {}
     """Fields by the names that they had in the release before; these still work, with a warning."""
 
@@ -173,6 +213,11 @@ class ServingSettings(BaseSettings):
                 )
         return self
 
+    def group(self, of: type[_T], name: str, **others: object) -> _T:
+        """Returns the settings of a group as its dataclass. `others`: fields that are no settings
+        of the group."""
+        return of(**self.GROUPS[name].values(self), **others)
+
     @property
     def tls(self) -> Tls | None:
         """TLS files of this process; None: plaintext."""
@@ -232,6 +277,7 @@ def parse(
     command_line = CliSettingsSource[ArgumentParser](
         settings_class, cli_prog_name=program, parse_args_method=_parse_args
     )
+    _group_help(settings_class, command_line.root_parser)
     command_line.root_parser.epilog = (
         f"Example: {program} --redis-url redis://127.0.0.1:6379/0 --model tiny"
     )
@@ -258,6 +304,22 @@ def parse(
     except ValidationError as error:
         sentences = [_sentence(details, flags, environment) for details in error.errors()]
         raise SettingsError("; ".join(sentences)) from error
+
+
+def _ungrouped(settings_class: type[ServingSettings], path: Path, values: _Values) -> _Values:
+    """Returns the values of a file with those of groups under their own names."""
+    flat: _Values = {}
+    for key, value in values.items():
+        group = settings_class.GROUPS.get(key)
+        if group is None or not isinstance(value, dict):
+            flat[key] = value
+            continue
+        known = {field.name: name for name, field in group.names.items()}
+        for inner, given in value.items():
+            if inner not in known:
+                raise SettingsError(_unknown(f"{path}: key {key}.", str(inner), known))
+            flat[known[inner]] = given
+    return flat
 
 
 class _OldNames:
@@ -303,6 +365,17 @@ def _parse_args(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
     return given
 
 
+def _group_help(settings_class: type[ServingSettings], parser: ArgumentParser) -> None:
+    """Puts the flags of each group under a heading of their own."""
+    others = parser._optionals._group_actions
+    for name, group in settings_class.GROUPS.items():
+        flags = {_flag(setting) for setting in group.names}
+        section = parser.add_argument_group(name)
+        section._group_actions += [a for a in others if flags & set(a.option_strings)]
+    for section in parser._action_groups[2:]:
+        others[:] = [action for action in others if action not in section._group_actions]
+
+
 def _from_file(
     settings_class: type[ServingSettings], path: Path, old_names: "_OldNames"
 ) -> _Values:
@@ -315,7 +388,7 @@ def _from_file(
     except (OSError, YAMLError, AttributeError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"cannot read {path} as YAML like `port: 50051`: {problem}") from error
-    values = old_names.in_file(values)
+    values = old_names.in_file(_ungrouped(settings_class, path, values))
     for key in values:
         if key not in settings_class.model_fields:
             raise SettingsError(_unknown(f"{path}: key", key, settings_class.model_fields))
@@ -339,7 +412,8 @@ def _sentence(details: ErrorDetails, flags: _Values, environment: _Values) -> st
 def _unknown(kind: str, given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, known, n=1)
     hint = f"did you mean {close[0]}?" if close else "--help lists what there is"
-    return f"{kind} {given} is unknown; {hint}"
+    space = "" if kind.endswith(".") else " "
+    return f"{kind}{space}{given} is unknown; {hint}"
 
 
 def _flag(field: str) -> str:

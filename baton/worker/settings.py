@@ -1,10 +1,9 @@
 """Settings of a worker in any role: those of its engine, and its own."""
 
-import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from baton.engine.config import EngineConfig
 from baton.engine.plugins import DRAFTER_GROUP, DRAFTERS, POLICY_GROUP
@@ -14,10 +13,7 @@ from baton.models import DEFAULT_MODEL, named
 from baton.plugins import check_plugin
 from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.listening import is_loopback
-from baton.serving.settings import ServingSettings
-
-_DEFAULTS = {"shared_pools": True}
-"""Defaults in which a worker differs from a bare engine."""
+from baton.serving.settings import Group, ServingSettings, grouped
 
 KV_CONNECTORS = ("auto", "grpc", "shm", "nixl", "cuda-ipc")
 KV_CONNECTOR_GROUP = "baton.kv_connectors"
@@ -31,14 +27,9 @@ _PLUGINS: dict[str, tuple[Iterable[str], str]] = {
 if TYPE_CHECKING:
     _EngineSettings = ServingSettings
 else:
-    _EngineSettings = create_model(
-        "EngineSettings",
-        __base__=ServingSettings,
-        **{
-            each.name: (each.type, Field(_DEFAULTS.get(each.name, each.default), **each.metadata))
-            for each in dataclasses.fields(EngineConfig)
-        },
-    )
+    # A worker differs from a bare engine.
+    _ENGINE = Group(EngineConfig, defaults={"shared_pools": True})
+    _EngineSettings = grouped(ServingSettings, engine=_ENGINE)
 
 
 class WorkerSettings(_EngineSettings):
@@ -134,7 +125,7 @@ class WorkerSettings(_EngineSettings):
 
     def engine_config(self) -> EngineConfig:
         """Returns the engine's configuration, with a token in each step for every sequence."""
-        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(EngineConfig)}
+        given = self.GROUPS["engine"].values(self)
         for limit in (given["max_num_batched_tokens"], given["max_num_tokens_with_decodes"]):
             if limit is not None:
                 given["max_num_seqs"] = min(given["max_num_seqs"], limit)

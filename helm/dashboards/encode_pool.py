@@ -139,7 +139,7 @@ BOARD = Board(
                 Panel(
                     "Images that wait",
                     [Query(f"sum by (model) ({_of_model('baton_images_waiting')})", "{{model}}")],
-                    text="For a process to decode them (--image-processes).",
+                    text="For a process to decode them (--images-processes).",
                 ),
                 Panel(
                     "Image budget",

@@ -1,15 +1,22 @@
 """Endpoint picker settings: flags, environment and YAML file."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from baton.models import DEFAULT_MODEL, named
+from baton.serving.settings import Group, grouped
 from baton_router.settings import PlacementSettings
+from baton_router.text.request_bounds import PromptLimits
+
+if TYPE_CHECKING:
+    _WithLimits = PlacementSettings
+else:
+    _WithLimits = grouped(PlacementSettings, limits=Group(PromptLimits))
 
 
-class PickerSettings(PlacementSettings):
+class PickerSettings(_WithLimits):
     """Settings of an endpoint picker."""
 
     OLD_NAMES: ClassVar[Mapping[str, str]] = {
@@ -99,6 +106,10 @@ class PickerSettings(PlacementSettings):
         description="Timeout in seconds for a request body to arrive, after which it is rejected "
         "with 408.",
     )
+
+    @property
+    def limits(self) -> PromptLimits:
+        return self.group(PromptLimits, "limits")
 
     @property
     def served(self) -> tuple[str, str]:

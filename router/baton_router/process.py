@@ -76,7 +76,7 @@ async def serve(settings: RouterSettings) -> None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
         )
-    if settings.http_port is not None:
+    if settings.http.port is not None:
         check_extra("http", "--http-port")
     tenants, quotas = settings.tenants(), settings.all_quotas()
     limits = RateLimits(quotas.of)
@@ -96,19 +96,15 @@ async def serve(settings: RouterSettings) -> None:
     large = LargeRequests(settings.large_request_budget_bytes)
     bounds = message_bounds(
         max(card.max_model_len for card in cards),
-        settings.max_prompt_bytes,
-        settings.max_messages,
-        settings.http_max_tools,
-        settings.max_inputs,
-        settings.max_input_tokens,
-        settings.image_limits(),
+        settings.limits,
+        settings.images,
         settings.max_message_bytes,
     )
     server = Server(
         settings,
         by_token=settings.by_token,
         large=LargeMessages(large, bounds),
-        connection_limits=settings.connection_limits(),
+        connection_limits=settings.grpc,
     )
     async with AsyncExitStack() as stack:
         stack.callback(large.close)
@@ -146,7 +142,7 @@ async def serve(settings: RouterSettings) -> None:
         controllers += [model.services.admission_controller for model in served]
         models = Models(served, tenants, limits, settings.aliases())
         readiness = RouterReadiness({model.name: model.services.readiness for model in served})
-        calls = CallReader(settings.max_prompt_bytes)
+        calls = CallReader(settings.limits.max_prompt_bytes)
         service = InferenceService(models, tenants, limits, settings.default_timeout_s, calls)
         server.add(InferenceService.add_to_server, service)
         exposition = Exposition()
@@ -164,10 +160,10 @@ async def serve(settings: RouterSettings) -> None:
             model.rebalancer.start()
             stack.push_async_callback(model.rebalancer.stop)
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleets))
-        if settings.http_port is not None:
+        if settings.http.port is not None:
             parts = (redis, models, requests, readiness, tenants, limits, exposition, large)
             http = _http_server(settings, *parts)
-            await http.start(settings.http_port)
+            await http.start(settings.http.port)
             stack.push_async_callback(http.stop)
             server.on_drain(http.wait_idle)
         await server.start()
@@ -206,9 +202,7 @@ async def _prompt_images(
         folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
         if read_json(folder / "config.json").get("model_type") not in VISION_TOWERS:
             return PromptImages(card)
-        limits, num_processes = settings.image_limits(), settings.image_processes
-        hosts = settings.image_hosts
-        reader = await start_reader(str(folder), limits, num_processes, hosts, stack)
+        reader = await start_reader(str(folder), settings.images, stack)
         return PromptImages(card, reader)
     except (FailedPreconditionError, UnsupportedModelError) as error:
         logger.warning("requests with images are refused: %s", error)
@@ -220,9 +214,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
     settings = shared.settings
     intake = Intake(
         card,
-        settings.max_prompt_bytes,
-        settings.max_messages,
-        settings.http_max_tools,
+        settings.limits,
         allow_special_tokens=settings.allow_special_tokens_in_chat,
         images=images,
     )
@@ -261,7 +253,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
         admission_controller,
         forecasts,
         objectives,
-        settings.hysteresis(),
+        settings.hysteresis,
         is_elastic=settings.elastic,
         takes_images=card.takes_images,
         model=card.name,
@@ -269,10 +261,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
     inference = Inference(
         services, settings.coalesce_ms / 1000, capture_content=settings.capture_content
     )
-    pooled_intake = PooledIntake(
-        card, settings.max_prompt_bytes, settings.max_inputs, settings.max_input_tokens
-    )
-    pooled_inference = PooledInference(services, pooled_intake)
+    pooled_inference = PooledInference(services, PooledIntake(card, settings.limits))
     return ServedModel(services, rebalancer, inference, pooled_inference)
 
 
@@ -295,7 +284,6 @@ def _http_server(
     from baton_router.apis.anthropic.messages import Messages
     from baton_router.apis.edge.allowed_hosts import allowed_hosts
     from baton_router.apis.edge.bodies import Bodies
-    from baton_router.apis.edge.connection import ConnectionLimits
     from baton_router.apis.edge.metrics import HttpMetrics
     from baton_router.apis.edge.server import HttpServer
     from baton_router.apis.edge.structure import bounds_of
@@ -316,29 +304,19 @@ def _http_server(
         extra_of = partial(timeline_for, tenants=tenants, placer=services.placer)
         of_model[model.name] = Generations(model.inference, services.intake, timeout, extra_of)
     generations = ModelGenerations(models, of_model)
-    store = ResponseStore(
-        redis,
-        settings.responses_ttl_s,
-        settings.responses_max_bytes,
-        settings.responses_per_tenant,
-    )
-    responses = Responses(generations, store, tenants)
+    responses = Responses(generations, ResponseStore(redis, settings.responses), tenants)
     render = exposition.render if settings.metrics else None
     bounds = bounds_of(
-        max(model.services.card.max_model_len for model in models),
-        settings.http_max_body_elements,
-        settings.http_max_prompt_ids,
-        settings.max_messages,
-        settings.http_max_tools,
+        max(model.services.card.max_model_len for model in models), settings.http, settings.limits
     )
-    unknown = UnknownFields(refuses=settings.http_unknown_fields == "refuse")
+    unknown = UnknownFields(refuses=settings.http.unknown_fields == "refuse")
     exposition.add(HttpMetrics(unknown))
-    of_inputs = bounds.of_inputs(settings.max_inputs, settings.max_input_tokens)
+    of_inputs = bounds.of_inputs(settings.limits.max_inputs, settings.limits.max_input_tokens)
     bodies = Bodies(
-        settings.http_max_body_bytes, bounds, large, unknown, {EmbeddingRequest: of_inputs}
+        settings.http.max_body_bytes, bounds, large, unknown, {EmbeddingRequest: of_inputs}
     )
     access = None if settings.tls is None else Access(settings.by_token)
-    hosts = allowed_hosts(settings.http_allowed_hosts, settings.host)
+    hosts = allowed_hosts(settings.http.allowed_hosts, settings.host)
     routes = Routes(
         models,
         generations,
@@ -353,14 +331,11 @@ def _http_server(
         bodies,
         access,
         hosts,
-        settings.http_allowed_origins,
+        settings.http.allowed_origins,
     )
     asks = settings.client_auth == "certificate"
-    connections = ConnectionLimits(
-        settings.http_max_connections, settings.http_max_header_bytes, settings.http_head_timeout_s
-    )
     return HttpServer(
-        routes.app(), settings.host, settings.tls, connections, asks_for_certificates=asks
+        routes.app(), settings.host, settings.tls, settings.http, asks_for_certificates=asks
     )
 
 

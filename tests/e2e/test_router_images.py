@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def router(checkpoint) -> Iterator[LoneRouter]:
-    with lone_router(model=f"llava={checkpoint}", image_processes=1) as started:
+    with lone_router(model=f"llava={checkpoint}", images_processes=1) as started:
         yield started
 
 

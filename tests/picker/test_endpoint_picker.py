@@ -17,7 +17,7 @@ from baton_picker.metrics import PickerMetrics
 from baton_picker.process import EndpointPickerServer
 from baton_picker.settings import PickerSettings
 from baton_router.routing.placement.decision import Rules
-from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.record_file import RecordFile, RecordLimits
 from baton_router.routing.placement.record.record_format import RecordReader
 from baton_router.routing.placement.record.recorder import Recorder
 from baton_router.text.model_card import read_model_card
@@ -347,7 +347,7 @@ async def test_picker_metrics_are_exactly_the_documented_ones(servers):
 
 
 async def test_picker_records_decisions_for_replay(servers, tmp_path):
-    recorder = Recorder(RecordFile(tmp_path / "r", 2**20, 2), RULES)
+    recorder = Recorder(RecordFile(tmp_path / "r", RecordLimits(files=2)), RULES)
     recorder.start()
     async with picking(recorder=recorder) as (_, stub):
         picked = [await picked_for(stub, LONG, servers) for _ in range(3)]

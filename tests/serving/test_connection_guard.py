@@ -15,7 +15,7 @@ from tests.support.serving.stream_resets import attackers
 from tests.support.waiting import until
 
 GENERATE = "/baton.v1.Inference/Generate"
-LIMITS = ConnectionLimits(new_streams_per_s=2000, resets_per_s=200)
+LIMITS = ConnectionLimits(max_new_streams_per_s=2000, max_resets_per_s=200)
 
 
 async def generate(request, context):
@@ -68,7 +68,7 @@ async def test_guard_lets_client_cancel_all_that_it_has_in_flight():
         await cancelled.wait()
         yield chunk("x")
 
-    limits = ConnectionLimits(new_streams_per_s=2000, resets_per_s=10)
+    limits = ConnectionLimits(max_new_streams_per_s=2000, max_resets_per_s=10)
     async with serving(endless, connection_limits=limits) as running:
         calls = []
         for _ in range(15):

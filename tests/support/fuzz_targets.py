@@ -63,6 +63,7 @@ from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.worker_wire import event_of
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.request_bounds import RequestLimits
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
 PAIRING = Pairing("1.2.3", b"model", (LAYOUT,))
@@ -196,7 +197,11 @@ def decode_event(data: bytes) -> None:
 
 def generate(data: bytes) -> None:
     request = parsed(pb.GenerateRequest, data)
-    asyncio.run(Intake(card(), 4096).read(CallReader(4096).generate_call(request), 2048))
+    asyncio.run(
+        Intake(card(), RequestLimits(max_prompt_bytes=4096)).read(
+            CallReader(4096).generate_call(request), 2048
+        )
+    )
 
 
 # What Redis holds.

@@ -40,12 +40,7 @@ from baton_router.text.parsing import (
     request_parsing,
 )
 from baton_router.text.prompt_images import PromptImages, check_image_fields
-from baton_router.text.request_bounds import (
-    DEFAULT_MAX_MESSAGES,
-    DEFAULT_MAX_TOOLS,
-    check_text,
-    request_id_of,
-)
+from baton_router.text.request_bounds import RequestLimits, check_text, request_id_of
 
 # Fewer tokens are detokenized faster than a thread is dispatched.
 _THREAD_FROM_TOKENS = 256
@@ -63,23 +58,20 @@ class Intake:
     def __init__(
         self,
         card: ModelCard,
-        max_prompt_bytes: int,
-        max_messages: int = DEFAULT_MAX_MESSAGES,
-        max_tools: int = DEFAULT_MAX_TOOLS,
+        limits: RequestLimits,
         *,
         allow_special_tokens: bool = False,
         images: PromptImages | None = None,
     ) -> None:
-        """Limits texts to `max_prompt_bytes`, conversations to `max_messages`, requests to
-        `max_tools`. `allow_special_tokens`: see `ChatTokenizer`. `images`: None: requests with
-        images are refused."""
+        """Takes the way of control tokens in users' texts (`ChatTokenizer`), and the reader of
+        images; `images` None: requests with images are refused."""
         self.images = images or PromptImages(card)
         self._takes_images = self.images.are_taken
         self._card = card
         self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
-        self._max_prompt_bytes = max_prompt_bytes
-        self._max_messages = min(max_messages, card.max_model_len)
-        self._max_tools = max_tools
+        self._max_prompt_bytes = limits.max_prompt_bytes
+        self._max_messages = min(limits.max_messages, card.max_model_len)
+        self._max_tools = limits.max_tools
 
     async def read(
         self, call: GenerateCall, max_model_len: int, tenant: Tenant = ANONYMOUS

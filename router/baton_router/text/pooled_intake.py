@@ -14,7 +14,7 @@ from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
-from baton_router.text.request_bounds import check_text, request_id_of
+from baton_router.text.request_bounds import RequestLimits, check_text, request_id_of
 
 # Texts above which a thread tokenizes them together.
 _THREAD_FROM_TEXTS = 16
@@ -26,16 +26,12 @@ class PooledIntake:
     def __init__(
         self,
         card: ModelCard,
-        max_prompt_bytes: int,
-        max_inputs: int,
-        max_input_tokens: int,
+        limits: RequestLimits,
     ) -> None:
-        """Limits texts to `max_prompt_bytes`, calls to `max_inputs` inputs or pairs of
-        `max_input_tokens` together."""
         self._card = card
-        self._max_prompt_bytes = max_prompt_bytes
-        self._max_inputs = max_inputs
-        self._max_input_tokens = max_input_tokens
+        self._max_prompt_bytes = limits.max_prompt_bytes
+        self._max_inputs = limits.max_inputs
+        self._max_input_tokens = limits.max_input_tokens
 
     async def read_inputs(
         self, call: EmbedCall, max_model_len: int, tenant: Tenant = ANONYMOUS

@@ -1,6 +1,7 @@
 """Bounds of what one request may hold, over gRPC and HTTP."""
 
 import secrets
+from dataclasses import dataclass
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import (
@@ -10,34 +11,53 @@ from baton.sampling import (
 )
 from baton.serving.channels import MAX_MESSAGE_BYTES
 from baton.serving.message_bounds import MessageBounds
+from baton.setting import setting
 from baton_router.text.images.image_limits import ImageLimits
 
 _DEFAULT_IMAGES = ImageLimits()
-DEFAULT_MAX_MESSAGES = 4096
-# Of HTTP bodies.
-DEFAULT_MAX_ELEMENTS = 65_536
-DEFAULT_MAX_PROMPT_IDS = 262_144
-DEFAULT_MAX_TOOLS = 512
-# Of one call for embeddings or scores.
-DEFAULT_MAX_INPUTS = 2048
-DEFAULT_MAX_INPUT_TOKENS = 300_000
 _MAX_REQUEST_ID_BYTES = 128
 
 _MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning", "parts")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLimits:
+    """Limits of prompts."""
+
+    max_prompt_bytes: int = setting(
+        2**20, "Maximum bytes of a prompt's text, before it is tokenized.", ge=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits(PromptLimits):
+    """Limits of what one request may hold."""
+
+    max_messages: int = setting(
+        4096, "Maximum messages of a conversation; at most the model's length.", ge=1
+    )
+    max_tools: int = setting(512, "Maximum tools of a request, over HTTP or gRPC.", ge=1)
+    max_inputs: int = setting(
+        2048,
+        "Maximum inputs of one request for embeddings, and pairs of one for scores.",
+        ge=1,
+    )
+    max_input_tokens: int = setting(300_000, "Maximum tokens of these inputs together.", ge=1)
+
+
 def message_bounds(
     max_model_len: int,
-    max_prompt_bytes: int,
-    max_messages: int,
-    max_tools: int = DEFAULT_MAX_TOOLS,
-    max_inputs: int = DEFAULT_MAX_INPUTS,
-    max_input_tokens: int = DEFAULT_MAX_INPUT_TOKENS,
+    limits: RequestLimits,
     images: ImageLimits = _DEFAULT_IMAGES,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> MessageBounds:
     """Returns the bounds of messages for a model of this length in tokens."""
-    num_messages = min(max_messages, max_model_len)
+    max_prompt_bytes, max_tools, max_inputs = (
+        limits.max_prompt_bytes,
+        limits.max_tools,
+        limits.max_inputs,
+    )
+    num_messages = min(limits.max_messages, max_model_len)
     counts = {
         "TokenIds.ids": max_model_len,
         "ReceivedTokens.ids": MAX_SEQUENCES * max_model_len,
@@ -58,7 +78,7 @@ def message_bounds(
     }
     return MessageBounds(
         {f"baton.v1.{name}": most for name, most in counts.items()},
-        {"baton.v1.EmbedRequest": {"baton.v1.TokenIds.ids": max_input_tokens}},
+        {"baton.v1.EmbedRequest": {"baton.v1.TokenIds.ids": limits.max_input_tokens}},
         max_text_bytes=max_prompt_bytes,
         max_bytes_of={
             "baton.v1.Image.data": images.max_bytes,

@@ -11,6 +11,7 @@ from baton.errors import InvalidArgumentError
 from baton.serving.large_requests import LargeRequests
 from baton_router.apis.edge.bodies import BODY_SECONDS, read_body
 from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
+from baton_router.apis.edge.settings import BodyLimits
 from baton_router.apis.edge.structure import (
     MAX_DEPTH,
     MAX_KEYS,
@@ -19,9 +20,12 @@ from baton_router.apis.edge.structure import (
     bounds_of,
 )
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.bodies import parsed_body
 
-BOUNDS = bounds_of(16, max_elements=1000, max_messages=5, max_tools=4)
+BOUNDS = bounds_of(
+    16, BodyLimits(max_body_elements=1000), RequestLimits(max_messages=5, max_tools=4)
+)
 HEADERS = {"content-type": "application/json; charset=utf-8"}
 
 

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from baton.cli.certs import Authority
 from baton.tls import Tls
-from baton_router.apis.edge.connection import ConnectionLimits
 from baton_router.apis.edge.middleware import Failures
 from baton_router.apis.edge.server import HttpServer
+from baton_router.apis.edge.settings import ConnectionLimits
 from tests.support.waiting import until
 
 POST_ROOT = b"POST / HTTP/1.1\r\nhost: x\r\n"
@@ -122,7 +122,7 @@ async def front(tls: Tls | None = None, **limits: Any) -> AsyncIterator[Front]:
 
 
 async def test_http_front_times_out_missing_request_head():
-    async with front(head_seconds=0.3) as running:
+    async with front(head_timeout_s=0.3) as running:
         silent, slow = await running.connect(), await running.connect()
         await slow.send(b"GET / HTTP/1.1\r\nhost: ")
         for client in (silent, slow):
@@ -133,7 +133,7 @@ async def test_http_front_times_out_missing_request_head():
 
 
 async def test_http_front_times_out_dripping_request_head():
-    async with front(head_seconds=0.5) as running:
+    async with front(head_timeout_s=0.5) as running:
         began = asyncio.get_running_loop().time()  # the timeout begins with the connection
         client = await running.connect()
         answer = asyncio.create_task(client.answer())
@@ -147,7 +147,7 @@ async def test_http_front_times_out_dripping_request_head():
 
 
 async def test_http_front_times_every_head_but_no_answer():
-    async with front(head_seconds=0.3) as running:
+    async with front(head_timeout_s=0.3) as running:
         client = await running.connect()
         await client.send(WHOLE % b"slow")
         await asyncio.sleep(0.6)
@@ -369,7 +369,7 @@ def server_tls(tmp_path_factory) -> Tls:
 
 
 async def test_http_front_times_out_tls_handshake(server_tls):
-    async with front(server_tls, head_seconds=0.3) as running:
+    async with front(server_tls, head_timeout_s=0.3) as running:
         silent = await running.connect(secured=False)
         begun = await running.connect(secured=False)
         await begun.send(b"\x16\x03\x01\x02\x00")

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import NotFoundError, UnavailableError
+from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.apis.responses.store import ResponseStore
 from tests.support.redis_servers import RedisServer
 
@@ -36,7 +37,7 @@ async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
 
 
 def store_on(redis: Redis, ttl: float = LONG, most: int = 10) -> ResponseStore:
-    return ResponseStore(redis, ttl, max_bytes=1000, max_responses=most)
+    return ResponseStore(redis, ResponseLimits(ttl_s=ttl, max_bytes=1000, per_tenant=most))
 
 
 async def test_store_returns_what_was_put_until_it_is_deleted(redis):

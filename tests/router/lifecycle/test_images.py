@@ -21,9 +21,10 @@ from baton_router.routing.admission.image_budget import ImageBudget
 from baton_router.routing.admission.quotas import Quotas
 from baton_router.routing.placement.decision import Rules
 from baton_router.routing.placement.placer import Placer
-from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.record_file import RecordFile, RecordLimits
 from baton_router.routing.placement.record.recorder import Recorder
 from baton_router.text.intake import Intake
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.front import inference_of
 from tests.support.router.scripted import (
     READY,
@@ -87,7 +88,9 @@ class IntakeWithImages(Intake):
 
 def inference_with_images(fleet: FakeFleet, budget: ImageBudget) -> Inference:
     services = inference_of(fleet, Quotas())._services
-    return Inference(replace(services, intake=IntakeWithImages(card(), 2**20), images=budget), 0.0)
+    return Inference(
+        replace(services, intake=IntakeWithImages(card(), RequestLimits()), images=budget), 0.0
+    )
 
 
 @asynccontextmanager
@@ -131,7 +134,7 @@ async def test_images_are_in_no_record_and_no_log(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     path = tmp_path / "placements"
     rules = Rules(conditional_disaggregation=False)
-    recorder = Recorder(RecordFile(path, 2**20, 1), rules)
+    recorder = Recorder(RecordFile(path, RecordLimits(files=1)), rules)
     recorder.start()
     failing = decode(READY, tokens(0, 0), UnavailableError("the worker has stopped"))
     second = decode(READY, tokens(1, 1, 2, 3, 4), finished(), name="d1")

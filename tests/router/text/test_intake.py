@@ -10,9 +10,10 @@ from baton_router.call.ending import FinishReason
 from baton_router.call.request import Request
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.calls import call_of
 
-MAX_PROMPT_BYTES = 1000
+LIMITS = RequestLimits(max_prompt_bytes=1000)
 MAX_LEN = 64
 
 
@@ -23,7 +24,7 @@ def card() -> ModelCard:
 
 async def read(max_model_len: int = MAX_LEN, **fields: object) -> Request:
     fields = {"text": "abc", **fields} if not {"chat", "token_ids"} & fields.keys() else fields
-    intake = Intake(card(), MAX_PROMPT_BYTES)
+    intake = Intake(card(), LIMITS)
     return await intake.read(call_of(pb.GenerateRequest(**fields)), max_model_len)
 
 
@@ -209,7 +210,7 @@ async def test_intake_bans_bad_word_of_spaces_as_it_is():
 
 async def test_intake_refuses_request_without_input():
     with pytest.raises(InvalidArgumentError, match="input: is missing"):
-        await Intake(card(), MAX_PROMPT_BYTES).read(call_of(pb.GenerateRequest()), MAX_LEN)
+        await Intake(card(), LIMITS).read(call_of(pb.GenerateRequest()), MAX_LEN)
 
 
 async def test_intake_lets_prompt_and_output_fill_model_length():
@@ -240,6 +241,6 @@ async def test_intake_renders_chat_with_single_special_tokens():
     "text", ["abc", "def f():\n    pass\n" * 300], ids=["short", "in a thread"]
 )
 async def test_intake_tokenizes_as_generate_does(text):
-    intake = Intake(card(), 10_000)
+    intake = Intake(card(), RequestLimits())
     token_ids, shown = await intake.tokenize(text)
     assert (shown, token_ids) == (text, card().tokenizer.encode(text).ids)

@@ -17,7 +17,7 @@ from baton_router.call.request import Request
 from baton_router.text.conversation import template_turns
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
-from baton_router.text.request_bounds import message_bounds
+from baton_router.text.request_bounds import RequestLimits, message_bounds
 from tests.support.router.calls import call_of
 from tests.support.router.scripted import card as tiny
 from tests.support.router.written import calling_card, save_calling_model
@@ -48,7 +48,7 @@ async def read(
         sampling=sampling_pb2.SamplingParams(grammar=grammar),
         parsing=pb.OutputParsing(**parsing),
     )
-    return await Intake(card, 10_000, max_tools=4).read(call_of(request), card.max_model_len)
+    return await Intake(card, RequestLimits(max_tools=4)).read(call_of(request), card.max_model_len)
 
 
 def prompt_of(card: ModelCard, request: Request) -> str:
@@ -106,7 +106,7 @@ async def test_prompt_that_ends_in_or_after_reasoning_is_noticed(card):
         ("2 + 3?\n<think>\n\n</think>\n", False, True),
     ):
         request = pb.GenerateRequest(text=text, parsing=pb.OutputParsing(reasoning=True))
-        read = await Intake(card, 10_000).read(call_of(request), card.max_model_len)
+        read = await Intake(card, RequestLimits()).read(call_of(request), card.max_model_len)
         assert read.parsing is not None
         assert read.parsing.options.is_reasoning_open == is_open
         assert read.parsing.options.is_reasoning_over == is_over
@@ -222,7 +222,9 @@ async def test_intake_refuses_budget_without_reasoning_format(folder):
 
 
 def test_message_bounds_allow_more_ids_to_embed_than_to_continue():
-    bounds = message_bounds(100, 1000, 100, max_inputs=3, max_input_tokens=200)
+    bounds = message_bounds(
+        100, RequestLimits(max_prompt_bytes=1000, max_inputs=3, max_input_tokens=200)
+    )
     ids = pb.TokenIds(ids=[5] * 60)
     taken = pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=ids)] * 3)
     bounds.check(taken.SerializeToString(), taken.DESCRIPTOR)
@@ -238,7 +240,7 @@ def test_message_bounds_allow_more_ids_to_embed_than_to_continue():
 
 
 def test_message_bounds_count_tools_and_calls():
-    bounds: MessageBounds = message_bounds(100, 1000, 100, 4)
+    bounds: MessageBounds = message_bounds(100, RequestLimits(max_tools=4))
     tools = pb.GenerateRequest(parsing=pb.OutputParsing(tools=[TIME] * 5))
     calls = pb.ChatMessage(tool_calls=[pb.ToolCall(id="c")] * 101)
     many = pb.GenerateRequest(chat=pb.Chat(messages=[calls]))

@@ -21,6 +21,7 @@ from baton_router.apis.openai.generations import Generations
 from baton_router.apis.openai.model_generations import ModelGenerations
 from baton_router.apis.openai.schemas import EmbeddingRequest
 from baton_router.apis.page.timeline import timeline_for
+from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.apis.responses.responses import Responses
 from baton_router.apis.responses.store import ResponseStore
 from baton_router.apis.routes import Routes
@@ -45,10 +46,11 @@ from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard
 from baton_router.text.pooled_intake import PooledIntake
 from baton_router.text.prompt_images import PromptImages
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
-MAX_PROMPT_BYTES = 2**20
 MAX_INPUTS, MAX_INPUT_TOKENS = 8, 60
+LIMITS = RequestLimits(max_inputs=MAX_INPUTS, max_input_tokens=MAX_INPUT_TOKENS)
 MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
 TTFT_OBJECTIVE = 2.0
@@ -129,7 +131,7 @@ def routes_of(
         for model in served
     }
     generations = ModelGenerations(models, of_model)
-    store = ResponseStore(connect(NO_REDIS), responses_ttl, max_bytes=2**20, max_responses=9)
+    store = ResponseStore(connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9))
     longest = max(model.max_model_len for model in cards.values())
     bounds = bounds_of(longest)
     of_inputs = {EmbeddingRequest: bounds.of_inputs(MAX_INPUTS, MAX_INPUT_TOKENS)}
@@ -162,7 +164,7 @@ def served_model(
 ) -> ServedModel:
     """A model that scripted workers serve."""
     known = _FrontFleet(fleet, model.max_model_len)
-    intake = Intake(model, MAX_PROMPT_BYTES, images=PromptImages(model, images))
+    intake = Intake(model, LIMITS, images=PromptImages(model, images))
     is_pooled = model.pooling is not None
     placer = Placer(known, HANDOFFS, prefill_alone=is_pooled)  # type: ignore[arg-type]
     forecasts = Forecasts[Request](
@@ -186,7 +188,7 @@ def served_model(
         TTFT_OBJECTIVE,
     )
     inference = Inference(services, coalesce_seconds=0.0)
-    pooled_intake = PooledIntake(model, MAX_PROMPT_BYTES, MAX_INPUTS, MAX_INPUT_TOKENS)
+    pooled_intake = PooledIntake(model, LIMITS)
     pooled_inference = PooledInference(services, pooled_intake)
     return ServedModel(services, None, inference, pooled_inference)  # type: ignore[arg-type]
 

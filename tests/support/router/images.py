@@ -13,6 +13,7 @@ from baton_router.text.images.image_reader import ImageReader, start_reader
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.engine.images import save_vision_language
 
 # As llava-hf's: content is always a list of parts, images come first.
@@ -39,7 +40,7 @@ async def running_reader(
 ) -> AsyncIterator[ImageReader]:
     """Yields the reader of a vision model's images, with one process."""
     async with AsyncExitStack() as stack:
-        reader = await start_reader(folder, limits or ImageLimits(), 1, ([], []), stack)
+        reader = await start_reader(folder, limits or ImageLimits(processes=1), stack)
         assert reader is not None
         yield reader
 
@@ -49,7 +50,7 @@ async def running_intake(folder: str, limits: ImageLimits | None = None) -> Asyn
     """Yields the intake of a vision model, with one process for its images."""
     async with running_reader(folder, limits) as reader:
         card = read_model_card(folder)
-        yield Intake(card, 2**20, images=PromptImages(card, reader))
+        yield Intake(card, RequestLimits(), images=PromptImages(card, reader))
 
 
 def data_url(file: bytes, media_type: str = "image/png") -> str:

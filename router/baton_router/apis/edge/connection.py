@@ -12,7 +12,6 @@ gets 503 with retry-after.
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -20,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton_router.apis.edge.caller import AUTH_CONTEXT
 from baton_router.apis.edge.errors import Failure
+from baton_router.apis.edge.settings import ConnectionLimits
 from baton_router.apis.edge.tls import auth_context
 
 # Seconds for which a refused connection stays open for reading.
@@ -32,22 +32,6 @@ _NO_ROOM = Failure(
     "unavailable",
     headers={"retry-after": "1"},
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Connection limits of one HTTP server.
-
-    Attributes:
-        max_connections: maximum open connections, and beside them TLS handshakes in progress.
-        max_header_bytes: maximum bytes of a request's first line and headers.
-        head_seconds: timeout for these, from the connection's or the head's first byte on; and
-            for a TLS handshake.
-    """
-
-    max_connections: int = 1024
-    max_header_bytes: int = 16 * 1024
-    head_seconds: float = 20.0
 
 
 class _RefusedHeadError(Exception):
@@ -189,7 +173,7 @@ class Connection(HttpToolsProtocol):
 
     def _time_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._limits.head_seconds, self._give_up)
+            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._give_up)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -199,7 +183,7 @@ class Connection(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._head_timer = None
         if not self.is_busy:
-            text = f"the headers did not come within {self._limits.head_seconds:g} s"
+            text = f"the headers did not come within {self._limits.head_timeout_s:g} s"
             self._refuse(Failure(408, text, "invalid_request_error", "headers_timeout"))
 
     def _refuse(self, failure: Failure) -> None:

@@ -12,9 +12,10 @@ from starlette.types import ASGIApp
 
 from baton.serving.listening import cannot_listen
 from baton.tls import Tls
-from baton_router.apis.edge.connection import Connection, ConnectionLimits
+from baton_router.apis.edge.connection import Connection
 from baton_router.apis.edge.listener import Listener
 from baton_router.apis.edge.middleware import InFlight
+from baton_router.apis.edge.settings import ConnectionLimits
 from baton_router.apis.edge.tls import server_context
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class _Uvicorn(uvicorn.Server):
                 listening,
                 self._new_connection,
                 self._context,
-                self._limits.head_seconds,
+                self._limits.head_timeout_s,
                 self._limits.max_connections,
             )
             for listening in sockets

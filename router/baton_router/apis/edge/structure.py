@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import MAX_BIASED_TOKENS
-from baton_router.text.request_bounds import (
-    DEFAULT_MAX_ELEMENTS,
-    DEFAULT_MAX_MESSAGES,
-    DEFAULT_MAX_PROMPT_IDS,
-    DEFAULT_MAX_TOOLS,
-)
+from baton_router.apis.edge.settings import BodyLimits
+from baton_router.text.request_bounds import RequestLimits
+
+_BODY, _REQUEST = BodyLimits(), RequestLimits()
 
 MAX_PROMPTS = 128
 MAX_KEYS = 128
@@ -80,22 +78,19 @@ class Bounds:
 
 
 def bounds_of(
-    max_model_len: int,
-    max_elements: int = DEFAULT_MAX_ELEMENTS,
-    max_prompt_ids: int = DEFAULT_MAX_PROMPT_IDS,
-    max_messages: int = DEFAULT_MAX_MESSAGES,
-    max_tools: int = DEFAULT_MAX_TOOLS,
+    max_model_len: int, body: BodyLimits = _BODY, request: RequestLimits = _REQUEST
 ) -> Bounds:
     """Returns the bounds for a model of this length in tokens, of which each message and each tool
-    takes one at least. `max_prompt_ids`: of all prompts of a body, if the length is shorter."""
+    takes one at least."""
+    num_messages = min(request.max_messages, max_model_len)
     return Bounds(
-        max_elements,
-        2 * MAX_PROMPTS + max(max_prompt_ids, max_model_len),
+        body.max_body_elements,
+        2 * MAX_PROMPTS + max(body.max_prompt_ids, max_model_len),
         max_model_len,
         {
-            "messages": min(max_messages, max_model_len),
-            "input": min(max_messages, max_model_len),
-            "tools": min(max_tools, max_model_len),
+            "messages": num_messages,
+            "input": num_messages,
+            "tools": min(request.max_tools, max_model_len),
             "logit_bias": MAX_BIASED_TOKENS,
         },
     )

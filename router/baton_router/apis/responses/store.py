@@ -24,6 +24,7 @@ from baton.cluster.keys import response_key, responses_key
 from baton.cluster.redis import Command, prefix_of, transact, transact_each
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import NotFoundError, UnavailableError
+from baton_router.apis.responses.limits import ResponseLimits
 
 _logger = logging.getLogger(__name__)
 
@@ -68,16 +69,13 @@ class ResponseStore:
 
     Args:
         redis: from `baton.cluster.redis.connect`.
-        ttl: seconds for which a response is kept; 0: none are stored.
-        max_bytes: maximum bytes of a response with its conversation.
-        max_responses: maximum number of responses of a tenant; the oldest are dropped beyond it.
     """
 
-    def __init__(self, redis: Redis, ttl: float, max_bytes: int, max_responses: int) -> None:
+    def __init__(self, redis: Redis, limits: ResponseLimits) -> None:
         self._redis = redis
-        self._ttl = ttl
-        self._max_bytes = max_bytes
-        self._max_responses = max_responses
+        self._ttl = limits.ttl_s
+        self._max_bytes = limits.max_bytes
+        self._max_responses = limits.per_tenant
         self._prefix = prefix_of(redis)
         self._log = ThrottledLog(_logger)
 

@@ -84,7 +84,7 @@ class Rebalancer:
         self._admission = admission_controller
         self._forecasts = forecasts
         self._objectives = objectives
-        self._cooldown_seconds = limits.cooldown_seconds
+        self._cooldown_seconds = limits.cooldown_s
         self._clock = clock
         self._poll_interval = poll_interval
         self._roles = RoleBalance(limits)

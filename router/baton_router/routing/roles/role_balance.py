@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
+from baton.setting import setting
 from baton.worker_role import ROLES, Role
 
 
@@ -71,17 +72,22 @@ class Hysteresis:
     Attributes:
         high: pressure above which a pool needs another worker.
         low: pressure below which a pool can spare a worker; at most a third of `high`.
-        dwell_seconds: seconds for which both conditions must hold.
-        cooldown_seconds: seconds between two changes.
-        min_encode_workers: encode workers that changes leave; 0: the pool may be left without
-            workers, and get its first one.
     """
 
     high: float = 0.9
     low: float = 0.3
-    dwell_seconds: float = 10.0
-    cooldown_seconds: float = 60.0
-    min_encode_workers: int = 1
+    dwell_s: float = setting(
+        10.0, "Seconds of imbalance between the pools before a role changes.", ge=0
+    )
+    cooldown_s: float = setting(
+        60.0, "Minimum seconds between two changes of roles, of any workers.", ge=0
+    )
+    min_encode_workers: int = setting(
+        1,
+        "Encode workers that changes of roles leave. With 0 a pool without images is given up, and "
+        "begins again once prefill workers are overloaded with images.",
+        ge=0,
+    )
 
     def __post_init__(self) -> None:
         assert 0 < 3 * self.low <= self.high, "a change could be a reason for the opposite one"
@@ -144,7 +150,7 @@ class RoleBalance:
 
     def begin_cooldown(self, now: float) -> None:
         """Begins a cooldown without proposals, after a role change was made or has failed."""
-        self._cooldown_until = now + self._limits.cooldown_seconds
+        self._cooldown_until = now + self._limits.cooldown_s
         self._since.clear()
         for pool in self._pools.values():
             pool.reset()
@@ -162,7 +168,7 @@ class RoleBalance:
         for role, pool in self._pools.items():
             pool.observe(pressures[role])
         with_workers = {one.role for one in workers}
-        if now - self._observed_at > max(1.0, self._limits.dwell_seconds):
+        if now - self._observed_at > max(1.0, self._limits.dwell_s):
             self._since.clear()  # an unobserved time does not count
         self._since = {
             (pressed, idle): self._since.get((pressed, idle), now)
@@ -187,7 +193,7 @@ class RoleBalance:
             ),
             key=lambda one: (
                 bool(one.donors),
-                one.lasted >= limits.dwell_seconds,
+                one.lasted >= limits.dwell_s,
                 pressures[one.pressed],
                 -pressures[one.idle],
             ),
@@ -200,8 +206,8 @@ class RoleBalance:
         if self._cooldown_until is not None and now < self._cooldown_until:
             left = self._cooldown_until - now
             return None, f"{pressed}; but roles rest for {left:.1f} s after the last change"
-        if found.lasted < limits.dwell_seconds:
-            dwell = f"it has to last {limits.dwell_seconds:g} s"
+        if found.lasted < limits.dwell_s:
+            dwell = f"it has to last {limits.dwell_s:g} s"
             return None, f"{pressed} for {found.lasted:.1f} s; {dwell}"
         least = min(found.donors, key=_load_of)
         reason = (

@@ -233,7 +233,7 @@ def _checked(url: str, hosts: AllowedHosts) -> SplitResult:
         raise FetchError("has no host that can be looked up; expected an ASCII name")
     if not hosts.allows(host):
         raise FetchError(
-            f"leads to the host {host[:_SHOWN_CHARS]!r}, which --image-url-hosts does not allow"
+            f"leads to the host {host[:_SHOWN_CHARS]!r}, which --images-url-hosts does not allow"
         )
     if port == 0:
         raise FetchError("has port 0; expected another one")

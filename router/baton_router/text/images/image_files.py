@@ -29,7 +29,7 @@ class ImageFiles:
     async def read(self, images: Sequence[GivenImage]) -> list[list[bytes]]:
         """Returns the files of each: one, but for clips whose frames have one each. Raises
         `ImageError` for the first one that is refused."""
-        check_number(images, repeat(1), self._limits.max_images)
+        check_number(images, repeat(1), self._limits.max_per_request)
         found: list[list[bytes]] = []
         num_left = self._limits.max_total_bytes
         for image in images:
@@ -42,7 +42,7 @@ class ImageFiles:
                     f"{self._limits.max_total_bytes} bytes",
                 )
             found.append(files)
-        check_number(images, map(len, found), self._limits.max_images)
+        check_number(images, map(len, found), self._limits.max_per_request)
         return found
 
     async def _read(self, image: GivenImage) -> list[bytes]:
@@ -89,7 +89,7 @@ class ImageFiles:
             raise ImageError(
                 field,
                 f"is an {scheme} URL, and this router fetches none. Send a data URL, or start the "
-                "router with --image-url-hosts",
+                "router with --images-url-hosts",
             )
         try:
             return await self._fetcher.fetch(url)

@@ -3,43 +3,71 @@
 from dataclasses import dataclass
 
 from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
-
-DEFAULT_MAX_IMAGES = 16
-DEFAULT_MAX_CLIP_FRAMES = 8
-DEFAULT_MAX_IMAGE_BYTES = 20 * 2**20
-DEFAULT_MAX_TOTAL_BYTES = 48 * 2**20
-DEFAULT_MAX_PIXELS = 2**26
-DEFAULT_CACHE_BYTES = 64 * 2**20
-DEFAULT_MEMORY_BYTES = 2 * 2**30
-DEFAULT_TIMEOUT_SECONDS = 30.0
-DEFAULT_FETCH_SECONDS = 10.0
-DEFAULT_NUM_PROCESSES = 2
+from baton.setting import setting
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Limits of images.
+    """Limits of images. `max_tensor_bytes`: of one image or clip after preprocessing."""
 
-    Attributes:
-        max_images: images of one request, frames of clips included.
-        max_bytes: bytes of the encoded file of one image.
-        max_total_bytes: bytes of the files of all images of one request.
-        max_pixels: width times height of one image, times all frames of a clip.
-        memory_bytes: address space of a process that decodes.
-        timeout: seconds for one image or clip to be decoded and preprocessed.
-        fetch_timeout: seconds for one image to be fetched, redirects included.
-        max_clip_frames: frames that are taken of one clip.
-        max_tensor_bytes: bytes of one image or clip after preprocessing.
-        cache_bytes: bytes of preprocessed images that are cached.
-    """
-
-    max_images: int = DEFAULT_MAX_IMAGES
-    max_bytes: int = DEFAULT_MAX_IMAGE_BYTES
-    max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES
-    max_pixels: int = DEFAULT_MAX_PIXELS
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
-    timeout: float = DEFAULT_TIMEOUT_SECONDS
-    fetch_timeout: float = DEFAULT_FETCH_SECONDS
-    max_clip_frames: int = DEFAULT_MAX_CLIP_FRAMES
+    max_per_request: int = setting(
+        16, "Maximum images of one request, frames of clips included.", ge=1
+    )
+    max_clip_frames: int = setting(
+        8, "Maximum frames that are taken of one clip, evenly spaced.", ge=1
+    )
+    max_bytes: int = setting(
+        20 * 2**20,
+        "Maximum bytes of one image, as an encoded file. In HTTP requests images are base64, of "
+        "4/3 the bytes: --http-max-body-bytes bounds them, too.",
+        ge=1024,
+    )
+    max_total_bytes: int = setting(
+        48 * 2**20, "Maximum bytes of all images of one request together.", ge=1024
+    )
+    max_pixels: int = setting(
+        2**26,
+        "Maximum pixels of one image: its width times its height, and times all frames of a clip.",
+        ge=1,
+    )
+    timeout_s: float = setting(
+        30.0, "Timeout in seconds to decode and preprocess one image or clip.", gt=0
+    )
+    processes: int = setting(
+        2,
+        "Maximum processes of the router that decode images, for each model that takes some. The "
+        "first starts with the router, others when they are needed.",
+        ge=1,
+    )
+    cache_bytes: int = setting(
+        64 * 2**20,
+        "Maximum bytes of preprocessed images that the router caches, for each model that takes "
+        "some, so that a conversation does not decode its images again in each turn. 0: none.",
+        ge=0,
+    )
+    process_memory_bytes: int = setting(
+        2 * 2**30,
+        "Maximum bytes of address space of each of these processes. An image that needs more is "
+        "refused.",
+        ge=512 * 2**20,
+    )
+    url_hosts: str | None = setting(
+        None,
+        "Hosts from which the router fetches images that requests give by http or https URL, "
+        "separated by commas, as in `images.example.org,*.example.com`; `*` is any. Only public "
+        "addresses are connected to. Unset: none; requests may have data URLs.",
+    )
+    url_networks: str | None = setting(
+        None,
+        "Networks that are not public, of which --images-url-hosts may have addresses "
+        "nevertheless, separated by commas, as in `10.1.0.0/16`. Unset: none.",
+    )
+    url_timeout_s: float = setting(
+        10.0, "Timeout in seconds to fetch one image, redirects included.", gt=0
+    )
     max_tensor_bytes: int = MAX_ENCODER_INPUT_BYTES
-    cache_bytes: int = DEFAULT_CACHE_BYTES
+
+
+def comma_list(given: str | None) -> list[str]:
+    """Returns the items of a list in a setting; None: there are none."""
+    return [item.strip() for item in (given or "").split(",") if item.strip()]

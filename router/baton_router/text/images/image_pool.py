@@ -74,8 +74,10 @@ class ImagePool:
         self.num_busy = 0
         self.num_restarts = 0
         self.preprocessing = Distribution(buckets.STAGE)
-        self._start = Start(path, limits.max_pixels, limits.memory_bytes, limits.max_tensor_bytes)
-        self._timeout = limits.timeout
+        self._start = Start(
+            path, limits.max_pixels, limits.process_memory_bytes, limits.max_tensor_bytes
+        )
+        self._timeout = limits.timeout_s
         self._slots = asyncio.Semaphore(num_processes)
         self._max_pending = num_processes * (1 + _MAX_WAITING)
         self._idle: list[_Process] = []
@@ -109,7 +111,7 @@ class ImagePool:
             raise OverloadedError(
                 f"{len(self._jobs)} images of {self._pending_bytes} bytes wait to be decoded; "
                 f"expected at most {self._max_pending} of {_MAX_PENDING_BYTES}. Retry later, or "
-                "raise --image-processes."
+                "raise --images-processes."
             )
         self._pending_bytes = pending_bytes
         # A client that leaves does not cost the process, which is in the middle of its image.

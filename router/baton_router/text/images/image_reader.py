@@ -15,7 +15,7 @@ from baton_router.text.images.expansion import ReadImage
 from baton_router.text.images.image_cache import FileKey, Frames, ImageCache
 from baton_router.text.images.image_fetch import AllowedHosts, ImageFetcher
 from baton_router.text.images.image_files import ImageFiles
-from baton_router.text.images.image_limits import ImageLimits
+from baton_router.text.images.image_limits import ImageLimits, comma_list
 from baton_router.text.images.image_messages import PreprocessedImage
 from baton_router.text.images.image_pool import ImagePool, RefusedImageError
 from baton_router.text.images.image_source import ImageError, check_number
@@ -48,7 +48,7 @@ class ImageReader:
         self._format = images
         self._identity = identity
         self.placeholder, self.placeholder_id = placeholder
-        self.max_images = limits.max_images
+        self.max_images = limits.max_per_request
         self.cache = ImageCache(limits.cache_bytes)
         self._max_clip_frames = limits.max_clip_frames
 
@@ -138,26 +138,19 @@ async def _digest(file: bytes) -> bytes:
 
 
 async def start_reader(
-    folder: str,
-    limits: ImageLimits,
-    num_processes: int,
-    hosts: tuple[Sequence[str], Sequence[str]],
-    stack: AsyncExitStack,
+    folder: str, limits: ImageLimits, stack: AsyncExitStack
 ) -> ImageReader | None:
     """Returns a reader whose first process runs; None: the checkpoint's model takes no images.
-    Closing the stack ends its processes. Raises `UnsupportedModelError`.
-
-    Args:
-        hosts: hosts from which images are fetched, and networks that they may be in.
-    """
-    pool = ImagePool(folder, limits, num_processes)
+    Closing the stack ends its processes. Raises `UnsupportedModelError`."""
+    pool = ImagePool(folder, limits, limits.processes)
     stack.push_async_callback(pool.close)
     facts = await pool.start()
     if facts.format is None:
         return None
     fetcher = None
-    if hosts[0]:
-        fetcher = ImageFetcher(AllowedHosts(*hosts), limits.max_bytes, limits.fetch_timeout)
+    if hosts := comma_list(limits.url_hosts):
+        allowed = AllowedHosts(hosts, comma_list(limits.url_networks))
+        fetcher = ImageFetcher(allowed, limits.max_bytes, limits.url_timeout_s)
     return ImageReader(
         ImageFiles(limits, fetcher),
         pool,

@@ -15,7 +15,7 @@ from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
 from baton_router.routing.placement.placer import Placer
 from baton_router.routing.placement.policy import POLICY_NAMES
-from baton_router.routing.placement.record.record_file import RecordFile
+from baton_router.routing.placement.record.record_file import RecordFile, RecordLimits
 from baton_router.routing.placement.record.record_format import (
     RecordReader,
     decision_line,
@@ -81,7 +81,9 @@ def decided(request_id: str, *candidates: Candidate) -> Decision:
 
 
 def recorder(path: Path, max_bytes: int = 2**20, num_files: int = 3) -> Recorder:
-    started = Recorder(RecordFile(path, max_bytes, num_files), DEFAULT_RULES)
+    started = Recorder(
+        RecordFile(path, RecordLimits(max_bytes=max_bytes, files=num_files)), DEFAULT_RULES
+    )
     started.start()
     return started
 

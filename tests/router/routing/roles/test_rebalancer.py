@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
 OBJECTIVES = Objectives(ttft=1.0)
-MARKS = Hysteresis(dwell_seconds=0.3, cooldown_seconds=5.0)
+MARKS = Hysteresis(dwell_s=0.3, cooldown_s=5.0)
 IDLE_GATE = cast(
     "AdmissionController",
     SimpleNamespace(num_waiting=0, num_waiting_tokens=0, num_waiting_encoder_tokens=0),

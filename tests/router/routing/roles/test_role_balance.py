@@ -17,7 +17,7 @@ from baton_router.routing.roles.role_balance import (
     WorkerState,
 )
 
-MARKS = Hysteresis(high=0.9, low=0.3, dwell_seconds=10.0, cooldown_seconds=60.0)
+MARKS = Hysteresis(high=0.9, low=0.3, dwell_s=10.0, cooldown_s=60.0)
 PRESSED, BETWEEN, IDLE = 1.5, 0.5, 0.1
 
 
@@ -246,7 +246,7 @@ def flips_under(
 def test_role_balance_settles_under_constant_load(
     num_prefill, num_decode, prefill, decode, low, cooldown
 ):
-    limits = Hysteresis(0.9, low, dwell_seconds=5.0, cooldown_seconds=cooldown)
+    limits = Hysteresis(0.9, low, dwell_s=5.0, cooldown_s=cooldown)
     flips = list(flips_under(pools(num_prefill, num_decode), prefill, decode, limits))
     assert len({flip.role for flip in flips}) <= 1
     assert len(flips) <= num_prefill + num_decode - 2
@@ -264,7 +264,7 @@ def test_role_balance_of_three_pools_settles_under_constant_load(
     numbers, work, low, least, is_shared
 ):
     """Wherever images are encoded: no worker gets a role again that it has given up."""
-    limits = Hysteresis(0.9, low, 5.0, cooldown_seconds=3.0, min_encode_workers=least)
+    limits = Hysteresis(0.9, low, 5.0, cooldown_s=3.0, min_encode_workers=least)
     workers = pools(*numbers)
     flips = list(flips_under(workers, work[0], work[1], limits, work[2], is_shared=is_shared))
     had = {(worker.worker, worker.role) for worker in workers}
@@ -283,7 +283,7 @@ def test_role_balance_keeps_changes_apart_and_both_roles_alive(
     num_prefill, num_decode, samples, ready
 ):
     """Also where workers come and go: those of the set bits are not ready."""
-    limits = Hysteresis(dwell_seconds=3.0, cooldown_seconds=10.0)
+    limits = Hysteresis(dwell_s=3.0, cooldown_s=10.0)
     roles, workers, now = RoleBalance(limits), pools(num_prefill, num_decode), 0.0
     changes: list[float] = []
     for prefill, decode, pause in samples:

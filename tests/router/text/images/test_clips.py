@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def intake(checkpoint) -> AsyncIterator[Intake]:
-    limits = ImageLimits(max_images=7, max_clip_frames=3)
+    limits = ImageLimits(max_per_request=7, max_clip_frames=3, processes=1)
     async with running_intake(checkpoint, limits) as made:
         yield made
 
@@ -143,7 +143,7 @@ async def test_front_takes_clip_as_over_grpc(intake, checkpoint, url):
 CONTENT = "messages[0].content[1].video_url: "
 REFUSED = {
     "a video": (data_url(b"\0\0\0\x18ftypmp42", "video/mp4"), "Send a video as frames"),
-    "a host": ("https://example.org/a.gif", "--image-url-hosts"),
+    "a host": ("https://example.org/a.gif", "--images-url-hosts"),
     "a path": ("file:///a.gif", "expected a data URL"),
     "an empty frame": (frames_url([FILES[0], b""]), "is empty"),
     "a broken frame": (frames_url([FILES[0], b"no frame"]), "is no image that can be read"),

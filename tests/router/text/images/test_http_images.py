@@ -17,6 +17,7 @@ from baton_router.text.images.image_reader import ImageReader
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 from baton_router.text.prompt_images import PromptImages
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.engine.images import PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
 from tests.support.router.calls import call_of
 from tests.support.router.front import front_of, openai_client_of
@@ -49,7 +50,7 @@ async def expected(model: ModelCard, reader: ImageReader) -> list[int]:
     """Returns the prompt of the same conversation over gRPC."""
     parts = [pb.ContentPart(text=TEXT), pb.ContentPart(image=pb.Image(url=URL))]
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", parts=parts)])
-    intake = Intake(model, 2**20, images=PromptImages(model, reader))
+    intake = Intake(model, RequestLimits(), images=PromptImages(model, reader))
     request = await intake.read(call_of(pb.GenerateRequest(chat=chat)), model.max_model_len)
     return list(request.token_ids)
 

@@ -17,6 +17,7 @@ from baton_router.text.images.image_reader import ImageReader
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.engine.images import IMAGE_TOKEN, image
 from tests.support.router.calls import call_of, tokenized
 from tests.support.router.front import front_of
@@ -80,7 +81,7 @@ def cached(checkpoint: str, reader: ImageReader, cache_bytes: int = 2**20) -> In
     """Returns an intake that has cached nothing."""
     reader.cache = ImageCache(cache_bytes)
     card = read_model_card(checkpoint)
-    return Intake(card, 2**20, images=PromptImages(card, reader))
+    return Intake(card, RequestLimits(), images=PromptImages(card, reader))
 
 
 def counts(intake: Intake) -> tuple[int, int]:

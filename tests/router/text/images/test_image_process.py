@@ -59,7 +59,7 @@ async def pool_of(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(checkpoint) -> AsyncIterator[ImagePool]:
-    async with pool_of(checkpoint, memory_bytes=MEMORY_BYTES) as made:
+    async with pool_of(checkpoint, process_memory_bytes=MEMORY_BYTES) as made:
         yield made
 
 
@@ -248,13 +248,13 @@ async def test_clip_beyond_tensor_bytes_is_refused(checkpoint):
 
 async def test_image_beyond_memory_is_refused(checkpoint):
     file = encoded(Image.new("L", (8000, 8000)))
-    async with pool_of(checkpoint, memory_bytes=640 << 20) as pool:
+    async with pool_of(checkpoint, process_memory_bytes=640 << 20) as pool:
         assert "takes more memory" in await refusal(pool, file)
         assert await pool.process(GOOD)
 
 
 async def test_hang_ends_after_timeout(checkpoint):
-    async with pool_of(checkpoint, timeout=2.0) as pool:
+    async with pool_of(checkpoint, timeout_s=2.0) as pool:
         pid = pid_of(pool)
         os.kill(pid, signal.SIGSTOP)
         assert "was not decoded within 2 s" in await refusal(pool, GOOD)

@@ -19,6 +19,7 @@ from baton_router.call.request import Request
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
+from baton_router.text.request_bounds import RequestLimits
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, TOKENS_PER_IMAGE, image, words
 from tests.support.router.calls import call_of, tokenized
 from tests.support.router.images import encoded, running_intake, save_checkpoint
@@ -230,10 +231,14 @@ async def test_data_url_equals_the_file(intake):
 
 async def test_model_without_images_refuses_them():
     card = read_model_card(locate("tiny"))
-    intake = Intake(card, 1000)
+    intake = Intake(card, RequestLimits(max_prompt_bytes=1000))
     for fields in ({"text": "abc", "images": files(1)}, {"chat": chat("abc", *files(1))}):
         with pytest.raises(FailedPreconditionError, match="takes no images"):
             await read(intake, **fields)
-    intake = Intake(card, 1000, images=PromptImages(card, why_none="pip install more"))
+    intake = Intake(
+        card,
+        RequestLimits(max_prompt_bytes=1000),
+        images=PromptImages(card, why_none="pip install more"),
+    )
     with pytest.raises(FailedPreconditionError, match="pip install more"):
         await read(intake, text="abc", images=files(1))

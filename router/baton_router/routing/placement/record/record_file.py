@@ -5,23 +5,32 @@ Independent of the lines' content. Blocks on disk I/O, so it belongs in a thread
 
 import contextlib
 import os
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from baton.setting import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLimits:
+    """Limits of a record."""
+
+    max_bytes: int = setting(
+        64 * 2**20,
+        "Maximum bytes of --record; a full file is rotated to FILE.1, FILE.2 and so on.",
+        ge=2**16,
+    )
+    files: int = setting(4, "Maximum files of --record, including the current one.", ge=1)
+
 
 class RecordFile:
-    """Rotating file: lines are appended to `path`; `path.1` is the previous file, and so on.
+    """Rotating file: lines are appended to `path`; `path.1` is the previous file, and so on."""
 
-    Args:
-        max_bytes: maximum size of each file.
-        num_files: maximum number of files, the current one included.
-    """
-
-    def __init__(self, path: Path, max_bytes: int, num_files: int) -> None:
-        assert num_files > 0
+    def __init__(self, path: Path, limits: RecordLimits) -> None:
         self._path = path
-        self._max_bytes = max_bytes
-        self._num_files = num_files
+        self._max_bytes = limits.max_bytes
+        self._num_files = limits.files
         self._descriptor: int | None = None
         self._num_bytes = 0
 
