@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from baton.client import AsyncClient, Client
+    from baton.rpc.tls import Tls
     from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
-    from baton.tls import Tls
 
 __all__ = [
     "AsyncClient",
@@ -28,7 +28,7 @@ _MODULES = {
     "Grammar": "baton.sampling",
     "GrammarKind": "baton.sampling",
     "SamplingParams": "baton.sampling",
-    "Tls": "baton.tls",
+    "Tls": "baton.rpc.tls",
 }
 
 

@@ -1,6 +1,6 @@
 """`baton` command, as a script and as `python -m baton`."""
 
-from baton.early_sigterm import end_at_sigterm
+from baton.cli.early_sigterm import end_at_sigterm
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from baton.cli.checks.cluster import cluster
 from baton.cli.checks.finding import Finding, Level
 from baton.cli.checks.machine import NO_WORKER, machine
 from baton.cli.checks.store import store
-from baton.tls import Tls
+from baton.rpc.tls import Tls
 
 _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
 

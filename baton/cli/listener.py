@@ -5,7 +5,7 @@ import socket
 
 from baton.client.client import Client
 from baton.errors import BatonError, UnauthenticatedError
-from baton.tls import Tls
+from baton.rpc.tls import Tls
 
 _TIMEOUT = 1.0  # seconds for each question
 _MAX_ANSWER = 1 << 16

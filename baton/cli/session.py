@@ -7,7 +7,7 @@ from baton.cli.listener import http_answer, listens, resolves, router_at
 from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.client.client import Client
 from baton.errors import UnavailableError
-from baton.tls import Tls
+from baton.rpc.tls import Tls
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from baton.errors import FailedPreconditionError
+from baton.rpc.tls import Tls
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Role
-from baton.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)

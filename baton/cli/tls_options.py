@@ -10,7 +10,7 @@ from baton.cli.option_group import takes_options
 from baton.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from baton.tls import Tls
+    from baton.rpc.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TlsOptions:
 
     def tls(self) -> "Tls | None":
         """Returns files; None: plaintext. Raises `InvalidArgumentError` for a certificate alone."""
-        from baton.tls import Tls
+        from baton.rpc.tls import Tls
 
         if self.tls_ca is None:
             if self.tls_cert is not None or self.tls_key is not None:

@@ -18,7 +18,6 @@ from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 import grpc
 
-from baton.cancellation import is_task_cancelled
 from baton.client import rpcs
 from baton.client.connections import AsyncConnections, BlockingConnections, Connections
 from baton.client.generation import AsyncGeneration, Calls, Generation
@@ -66,8 +65,9 @@ from baton.client.types import (
 )
 from baton.client.wire import generate_request
 from baton.errors import BatonError, CancelledError, InvalidArgumentError
+from baton.rpc.cancellation import is_task_cancelled
+from baton.rpc.tls import Tls
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
-from baton.tls import Tls
 
 __all__ = [
     "Accepted",

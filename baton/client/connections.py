@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from baton.tls import PemFiles, Tls
+from baton.rpc.tls import PemFiles, Tls
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.inference_pb2_grpc import InferenceStub
 

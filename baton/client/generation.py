@@ -10,12 +10,12 @@ from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 import grpc
 
-from baton.cancellation import is_task_cancelled
 from baton.client.progress import Progress
 from baton.client.resume import CallAttempt, Resumption
 from baton.client.types import Accepted, Chunk, Completion, Finished, TokenLogprobs
 from baton.errors import CancelledError
-from baton.rpc_errors import error_of
+from baton.rpc.cancellation import is_task_cancelled
+from baton.rpc.errors import error_of
 from baton.v1 import inference_pb2 as pb
 
 _CANCELLED = "the generation was cancelled"

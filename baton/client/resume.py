@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.backoff import Backoff
 from baton.client.progress import Progress
 from baton.client.wire import resumed_request
-from baton.rpc_errors import error_of, is_cancelled_here, is_from_server
+from baton.rpc.backoff import Backoff
+from baton.rpc.errors import error_of, is_cancelled_here, is_from_server
 from baton.v1 import inference_pb2 as pb
 
 # Consecutive calls without a new token after which a generation fails.

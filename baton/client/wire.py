@@ -50,8 +50,8 @@ from baton.client.types import (
     WorkerMemory,
 )
 from baton.errors import InvalidArgumentError
-from baton.params_wire import to_proto
-from baton.role_wire import role_to_message
+from baton.rpc.params import params_to_message
+from baton.rpc.roles import role_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as admin
 from baton.v1 import inference_pb2 as pb
@@ -80,7 +80,7 @@ def generate_request(
 ) -> pb.GenerateRequest:
     if not hasattr(priority, "__index__") or not -(2**31) <= priority < 2**31:
         raise InvalidArgumentError("priority", f"is {priority!r}; must be in [-2^31, 2^31)")
-    sampling = None if params is None else to_proto(params)
+    sampling = None if params is None else params_to_message(params)
     request = pb.GenerateRequest(
         model=model,
         request_id=request_id,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
-from baton.backoff import Backoff
+from baton.rpc.backoff import Backoff
 
 _BACKOFF = Backoff(first=0.1, longest=2.0)
 _CANCEL_INTERVAL = 0.05  # seconds before cancelling again: redis-py may swallow it while connecting

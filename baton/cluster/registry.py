@@ -17,7 +17,7 @@ from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis import Command, prefix_of, signing_keys_of, transact, transact_each
-from baton.worker_role import ROLES, Role
+from baton.rpc.worker_role import ROLES, Role
 
 _ROLES: dict[str, Role] = {role: role for role in ROLES}
 

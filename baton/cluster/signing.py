@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from baton.errors import FailedPreconditionError
-from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
+from baton.rpc.watched_files import INTERVAL_SECONDS, WatchedFiles
 
 MIN_KEY_CHARS = 32
 MAX_AGE = 60.0  # seconds for which a signature with a time is valid, and clocks may differ

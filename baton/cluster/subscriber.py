@@ -13,7 +13,6 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.backoff import Backoff
 from baton.cluster.events import (
     SEQUENCE_BYTES,
     EventBatch,
@@ -36,6 +35,7 @@ from baton.cluster.redis import (
 )
 from baton.cluster.snapshot_signatures import SnapshotSignatures, signatures_range
 from baton.cluster.throttled_log import ThrottledLog
+from baton.rpc.backoff import Backoff
 
 _BLOCK_MS = 200  # longest wait of a read for entries, and so of a new follow for its first read
 _MAX_ENTRIES = 1024  # per read, of all streams together

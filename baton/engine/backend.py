@@ -185,7 +185,7 @@ def _why_no_kernels(
 ) -> str | None:
     if device.type != "cuda" and not _host_runs_kernels():
         return "they run on a GPU and the device is a CPU: unset it there"
-    from baton_kernels.attention_inputs import check_model
+    from baton_kernels.attention.inputs import check_model
 
     if config.deterministic and (reason := why_unknown(model)) is not None:
         return reason

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from baton.cluster.prefix import BlockHash
-from baton.encoder_input import EncoderInput
 from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
@@ -72,6 +71,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
+from baton.models.encoder_input import EncoderInput
 from baton.models.patched_images import PatchedImages
 from baton.models.pooling import why_not
 from baton.sampling import SamplingParams

@@ -5,7 +5,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace
-from baton.encoder_input import EncoderInput
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
@@ -17,6 +16,7 @@ from baton.engine.scheduler.scheduling.plan import (
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError
+from baton.models.encoder_input import EncoderInput
 from baton.models.image_format import ImageFormat
 from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams

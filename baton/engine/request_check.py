@@ -6,7 +6,6 @@ Any process that has the facts may check. Knows nothing of what the engine holds
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
-from baton.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.facts import EngineFacts
 from baton.engine.memory.pool_size import peak_blocks
@@ -14,6 +13,7 @@ from baton.engine.messages import EngineRequest, ModelInfo
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.models.image_format import ImageFormat
 from baton.models.pooling import why_not
 from baton.sampling import check_length, check_token_ids, check_vocabulary

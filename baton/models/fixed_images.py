@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from baton.encoder_input import TensorData
+from baton.models.encoder_input import TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 

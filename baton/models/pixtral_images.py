@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from baton.encoder_input import TensorData
 from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.models.encoder_input import TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from baton.encoder_input import TensorData
 from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.models.encoder_input import TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from baton.errors import FailedPreconditionError
+from baton.rpc.tls import PemFiles, Tls
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, Role, identity_in
-from baton.tls import PemFiles, Tls
 
 # Rounds of an in-memory TLS handshake, at most.
 _MAX_ROUNDS = 8

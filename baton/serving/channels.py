@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import grpc
 
+from baton.rpc.tls import Pem, PemFiles, Tls
 from baton.serving.certificates import watched
-from baton.tls import Pem, PemFiles, Tls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 # Of one request: a hundred images of LLaVA (336 x 336 pixels), or 5.6 megapixels in patches as

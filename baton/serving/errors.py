@@ -1,4 +1,4 @@
-"""Status of each exception, as `google.rpc.Status`. `baton.rpc_errors` converts it back.
+"""Status of each exception, as `google.rpc.Status`. `baton.rpc.errors` converts it back.
 
 InvalidArgumentError      INVALID_ARGUMENT + BadRequest
 OverloadedError           RESOURCE_EXHAUSTED + RetryInfo
@@ -26,7 +26,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from baton import errors
-from baton.rpc_errors import DOMAIN, REASONS, error_of
+from baton.rpc.errors import DOMAIN, REASONS, error_of
 
 __all__ = ["error_of", "status_of"]
 

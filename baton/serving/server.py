@@ -11,8 +11,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.cancellation import run_until
 from baton.errors import FailedPreconditionError
+from baton.rpc.cancellation import run_until
+from baton.rpc.tls import Pem, PemFiles
 from baton.serving.access import Access, AccessInterceptor
 from baton.serving.certificates import watched
 from baton.serving.channels import server_options
@@ -22,7 +23,6 @@ from baton.serving.large_messages import LargeMessages
 from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
-from baton.tls import Pem, PemFiles
 
 LIVENESS = "liveness"
 READINESS = "readiness"

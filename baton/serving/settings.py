@@ -27,10 +27,10 @@ from pydantic_settings import (
 )
 from yaml import YAMLError
 
+from baton.rpc.tls import Tls
 from baton.serving.access import WORKER_NAME
 from baton.serving.channels import MAX_MESSAGE_BYTES
 from baton.serving.listening import is_loopback
-from baton.tls import Tls
 
 ENV_PREFIX = "BATON_"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.errors import UnauthenticatedError
+from baton.rpc.watched_files import WatchedFiles
 from baton.serving.access import Connected, identity_of
 from baton.serving.tokens import Tokens, owner_of, read_tokens
-from baton.watched_files import WatchedFiles
 
 DEFAULT_TENANT = "default"
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from baton.role_wire import role_of
+from baton.rpc.roles import role_of
 from baton.serving import build_info
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from baton.engine.process.engine_child import EngineChild
+from baton.rpc.worker_role import Role
 from baton.serving import process
 from baton.v1 import admin_pb2_grpc
 from baton.worker.admin import WorkerAdmin
@@ -15,7 +16,6 @@ from baton.worker.metrics import WorkerMetrics
 from baton.worker.roles import roles, settings_class
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
-from baton.worker_role import Role
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import asyncio
 import logging
 
 from baton.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from baton.rpc.worker_role import Role
 from baton.worker.worker import Worker
-from baton.worker_role import Role
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 
 Labels = tuple[str, ...]
 Totals = Mapping[str, Mapping[Labels, float]]

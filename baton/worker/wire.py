@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Sequence
 
-from baton import encoder_input_wire
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.engine.messages import EngineRequest
 from baton.engine.metering.step_times import StepTimes
@@ -15,7 +14,8 @@ from baton.engine.scheduler.scheduling.policy import DEFAULT_DEADLINE_SECONDS
 from baton.engine.scheduler.sequences.config import ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError
-from baton.params_wire import from_proto
+from baton.rpc.encoder_inputs import encoder_input_of
+from baton.rpc.params import params_of
 from baton.v1 import decode_pb2, encode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 
@@ -62,7 +62,7 @@ def engine_request(
     return EngineRequest(
         request_id=message.request_id,
         token_ids=tuple(message.token_ids),
-        params=from_proto(message.sampling, default_seed=0),
+        params=params_of(message.sampling, default_seed=0),
         num_prompt_tokens=message.num_prompt_tokens,
         purpose=purpose,
         kv_source=kv_source,
@@ -75,7 +75,7 @@ def engine_request(
         return_cost=return_cost,
         first_token_deadline=arrival + first_token_due(message, time_remaining),
         encoder_inputs=tuple(
-            encoder_input_wire.from_proto(each, f"encoder_inputs[{i}]")
+            encoder_input_of(each, f"encoder_inputs[{i}]")
             for i, each in enumerate(message.encoder_inputs)
         ),
     )
@@ -86,7 +86,7 @@ def encode_job(message: encode_pb2.EncodeRequest, time_remaining: float | None) 
     Raises `InvalidArgumentError` for a malformed input."""
     arrival = time.monotonic()
     return EncodeJob(
-        encoder_input_wire.from_proto(message.encoder_input, "encoder_input"),
+        encoder_input_of(message.encoder_input, "encoder_input"),
         priority=message.priority,
         arrival_time=arrival,
         first_token_deadline=arrival + first_token_due(message, time_remaining),

@@ -15,7 +15,6 @@ from typing import NoReturn, TypeVar, cast
 
 from redis.asyncio import Redis
 
-from baton.cancellation import run_until
 from baton.cluster.address import with_password
 from baton.cluster.events import KvEvents
 from baton.cluster.publisher import EventPublisher
@@ -33,6 +32,8 @@ from baton.engine.process.pool_memory import MemoryNotSharedError
 from baton.engine.request_check import why_no_images
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from baton.rpc.cancellation import run_until
+from baton.rpc.worker_role import Role
 from baton.serving.access import WORKER_NAME
 from baton.serving.certificates import check_role
 from baton.serving.channels import LARGE_FRAMES, Channels
@@ -47,7 +48,6 @@ from baton.version import version
 from baton.worker.layout_wire import serialize_layouts
 from baton.worker.pairing import Pairing
 from baton.worker.settings import WorkerSettings
-from baton.worker_role import Role
 
 logger = logging.getLogger(__name__)
 

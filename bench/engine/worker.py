@@ -24,7 +24,7 @@ import grpc
 from baton.cli.ports import HOST, free_port
 from baton.cli.process import Process
 from baton.engine import Engine, EngineConfig
-from baton.params_wire import to_proto
+from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
@@ -155,7 +155,7 @@ async def _tokens_of(
         request_id=name,
         token_ids=prompt,
         num_prompt_tokens=len(prompt),
-        sampling=to_proto(params),
+        sampling=params_to_message(params),
     )
     token_ids: list[int] = []
     async for response in stub.Generate(request):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from baton_kernels.block_copy import copy_blocks
-from baton_kernels.cache_write import write_kv
 from baton_kernels.gpu import Gpu
+from baton_kernels.rows.cache_write import write_kv
 from bench.gpu.attention import (
     LayeredAttention,
     Step,

@@ -19,7 +19,7 @@ from itertools import count
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs
 from baton_router.routing.placement.explanation import why

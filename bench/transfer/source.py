@@ -27,12 +27,12 @@ from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.source import HandleServer
-from baton_kvtransfer.handle import FirstToken
-from baton_kvtransfer.lease import Claim
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken
+from baton_kvtransfer.lease.lease import Claim
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from bench.transfer import bare as transfer_bare
 

@@ -13,8 +13,8 @@ import torch
 
 from baton.cli import certs
 from baton.cli.tls_folder import TlsFolder
+from baton.rpc.tls import Tls
 from baton.serving.channels import LARGE_FRAMES, Channels
-from baton.tls import Tls
 from baton.worker.memory import keep_freed_memory
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity

@@ -30,7 +30,7 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.grpc.payload import MESSAGE_BYTES
 from baton_kvtransfer.connectors.nixl.agent import is_installed
-from baton_kvtransfer.handle import Handle, TransferReport
+from baton_kvtransfer.lease.handle import Handle, TransferReport
 from bench.child import Child
 from bench.report import Row, medians
 from bench.transfer import bare as transfer_bare

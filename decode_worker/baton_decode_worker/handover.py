@@ -4,17 +4,17 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from baton.cancellation import run_until
 from baton.engine.async_engine import SequenceStream
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import AlreadyExistsError, NotFoundError
+from baton.rpc.cancellation import run_until
 from baton.v1 import decode_pb2 as pb
 from baton_decode_worker import wire
-from baton_kvtransfer.block_range import BlockRange
-from baton_kvtransfer.handle import FirstToken
-from baton_kvtransfer.lease import Claim
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken
+from baton_kvtransfer.lease.lease import Claim
+from baton_kvtransfer.lease.table import LeaseTable
 
 # Seconds after which a router that could not place the request is notified of the drain again.
 REMIND_INTERVAL = 1.0

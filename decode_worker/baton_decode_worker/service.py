@@ -6,11 +6,11 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from baton.cancellation import run_until
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from baton.rpc.cancellation import run_until
 from baton.serving.attempt_id import request_id_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.logs import name_request
@@ -27,7 +27,7 @@ from baton_decode_worker.settings import DecodeSettings
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import KvExchange
-from baton_kvtransfer.handle import Handle
+from baton_kvtransfer.lease.handle import Handle
 from baton_kvtransfer.wire import claim_of, handle_of
 
 # Seconds for a fetch if the caller sets no deadline.

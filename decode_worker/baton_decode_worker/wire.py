@@ -20,7 +20,7 @@ from baton.worker.wire import (
     top_logprobs_to_messages,
     work_done_to_message,
 )
-from baton_kvtransfer.handle import FirstToken, TransferReport
+from baton_kvtransfer.lease.handle import FirstToken, TransferReport
 
 # A ranked sequence is sent as a whole; this keeps its messages far below gRPC's size limit.
 _TOKENS_PER_MESSAGE = 1024

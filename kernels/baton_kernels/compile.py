@@ -33,21 +33,21 @@ from baton_kernels.wgmma_barriers import unordered_writes
 # Each has `VARIANTS`, and `FP_FUSION`: whether multiplication and addition may be fused, as in its
 # launches.
 MODULES: Final = (
-    "baton_kernels.activation",
-    "baton_kernels.attention_variants",
-    "baton_kernels.bitmask",
+    "baton_kernels.rows.activation",
+    "baton_kernels.attention.variants",
+    "baton_kernels.sampling.bitmask",
     "baton_kernels.block_copy",
-    "baton_kernels.cache_write",
-    "baton_kernels.expert_choice",
-    "baton_kernels.experts",
-    "baton_kernels.linear",
-    "baton_kernels.norm",
-    "baton_kernels.penalties",
-    "baton_kernels.rotary",
-    "baton_kernels.row_summary",
-    "baton_kernels.sampling",
-    "baton_kernels.sampling_search",
-    "baton_kernels.token_rules",
+    "baton_kernels.rows.cache_write",
+    "baton_kernels.rows.expert_choice",
+    "baton_kernels.rows.experts",
+    "baton_kernels.rows.linear",
+    "baton_kernels.rows.norm",
+    "baton_kernels.sampling.penalties",
+    "baton_kernels.rows.rotary",
+    "baton_kernels.sampling.row_summary",
+    "baton_kernels.sampling.sampling",
+    "baton_kernels.sampling.search",
+    "baton_kernels.sampling.token_rules",
 )
 # From here on `cuobjdump` counts the bytes that the system reserves, which no limit does.
 _COUNTS_RESERVED: Final = 90

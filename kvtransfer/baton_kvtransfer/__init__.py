@@ -4,7 +4,7 @@ A claimant asks a source once which transports it offers (`Describe`): gRPC, or 
 (shared, opened by CUDA, or read by NIXL). `client.py` opens `KvTransfer.Fetch`, whose stream is
 the heartbeat of the lease. Blocks flow as chunks finish; those that the claimant holds are
 skipped. Threads read and write them, never the event loop: the source's ahead of what it sends
-(`send_ahead.py`), the claimant's while more arrives (`arrivals.py`); on a GPU on a stream beside
-the engine's, which waits for no step (`transfer_stream.py`). What follows from an event in each
-state of a lease is a table (`lease_machine.py`).
+(`stream/send_ahead.py`), the claimant's while more arrives (`stream/arrivals.py`); on a GPU on a
+CUDA stream beside the engine's, which waits for no step (`stream/transfer_stream.py`). What follows
+from an event in each state of a lease is a table (`lease/machine.py`).
 """

@@ -7,27 +7,27 @@ from typing import Any, NoReturn
 
 import grpc
 
-from baton.cancellation import run_until
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
-from baton.rpc_errors import is_loss
+from baton.rpc.cancellation import run_until
+from baton.rpc.errors import is_loss
 from baton.serving.channels import Channels
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.worker.pairing import Pairing
-from baton_kvtransfer import frames
-from baton_kvtransfer.arrivals import Arrivals
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Connector, Integrity, Receiver
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
-from baton_kvtransfer.handle import FirstToken, Handle, TransferReport
-from baton_kvtransfer.handoff import Handoff
-from baton_kvtransfer.lease_machine import ClaimantEvent
+from baton_kvtransfer.lease.handle import FirstToken, Handle, TransferReport
+from baton_kvtransfer.lease.handoff import Handoff
+from baton_kvtransfer.lease.machine import ClaimantEvent
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.offers import Description, description_of
 from baton_kvtransfer.plugins import NamedPlugin
 from baton_kvtransfer.sources import Sources, TransportTimes
+from baton_kvtransfer.stream import frames
+from baton_kvtransfer.stream.arrivals import Arrivals
+from baton_kvtransfer.stream.block_batch import BlockBatch
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
 from baton_kvtransfer.wire import connector_values, fetch_request, first_token_of

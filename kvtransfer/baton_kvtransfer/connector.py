@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError
-from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.stream.block_batch import BlockBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of, is_loss
+from baton.rpc.errors import error_of, is_loss
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distributions
 from baton_kvtransfer.connector import GRPC
-from baton_kvtransfer.handle import TransferReport
+from baton_kvtransfer.lease.handle import TransferReport
 
 Reason = Literal[
     "lease_over", "not_opened", "damaged", "late", "unpaired", "source_lost", "cancelled", "other"

@@ -15,8 +15,6 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from baton.worker.layout_wire import layouts_of
 from baton.worker.pairing import Pairing
-from baton_kvtransfer import frames
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Sender
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
 from baton_kvtransfer.connectors.grpc.payload import PayloadSender
@@ -24,12 +22,14 @@ from baton_kvtransfer.connectors.nixl.agent import NixlOffer
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.source import PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
-from baton_kvtransfer.lease import Lease
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.lease import Lease
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.offers import Description, PluginOffer, description_to_message
+from baton_kvtransfer.stream import frames
+from baton_kvtransfer.stream.block_batch import BlockBatch
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import sending_span
-from baton_kvtransfer.transfer_stream import TransferStream
 from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
 
 Event = pb.FetchResponse | BlockBatch

@@ -25,8 +25,8 @@ from baton_kvtransfer.connectors.shm import claimant as shm_claimant
 from baton_kvtransfer.gpu_notice import GpuNotice
 from baton_kvtransfer.offers import Description
 from baton_kvtransfer.plugins import NamedPlugin
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from baton_kvtransfer.transfer_service import KV
-from baton_kvtransfer.transfer_stream import TransferStream
 
 # Connectors that read the source's memory; the fallback is `GRPC`.
 FASTEST_FIRST = (CUDA_IPC, SHM, NIXL)

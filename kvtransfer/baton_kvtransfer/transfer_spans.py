@@ -6,7 +6,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from baton.serving.telemetry.stages import stage
 from baton_kvtransfer.connector import Connector
-from baton_kvtransfer.handle import Handle, TransferReport
+from baton_kvtransfer.lease.handle import Handle, TransferReport
 from baton_kvtransfer.transfer_service import TransferService
 
 

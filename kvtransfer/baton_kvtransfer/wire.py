@@ -11,8 +11,8 @@ from baton.worker.layout_wire import layouts_of, layouts_to_messages
 from baton.worker.pairing import Pairing
 from baton.worker.wire import hashes_of, top_logprobs_to_message
 from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Integrity
-from baton_kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle
-from baton_kvtransfer.lease import Claim
+from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, FirstToken, Handle
+from baton_kvtransfer.lease.lease import Claim
 
 HANDLE_VERSION = 1
 

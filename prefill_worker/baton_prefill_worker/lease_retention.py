@@ -7,17 +7,17 @@ whose decode worker already waits find no free blocks; its prompt is computed ag
 
 from dataclasses import replace
 
-from baton.cancellation import run_until
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.errors import NotFoundError, UnavailableError
+from baton.rpc.cancellation import run_until
 from baton.sampling import SamplingParams
-from baton_kvtransfer.handle import FirstToken
-from baton_kvtransfer.lease import Lease
-from baton_kvtransfer.lease_machine import LeaseState
-from baton_kvtransfer.lease_reclaim import claimed_or_deadlocked
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.handle import FirstToken
+from baton_kvtransfer.lease.lease import Lease
+from baton_kvtransfer.lease.machine import LeaseState
+from baton_kvtransfer.lease.reclaim import claimed_or_deadlocked
+from baton_kvtransfer.lease.table import LeaseTable
 
 
 class LeaseRetention:

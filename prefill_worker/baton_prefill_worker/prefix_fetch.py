@@ -2,13 +2,13 @@
 
 import logging
 
-from baton.cancellation import run_until
 from baton.engine.async_engine import SequenceStream
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.rpc.cancellation import run_until
 from baton.v1 import prefill_pb2 as pb
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
-from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
+from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, Handle
 from baton_kvtransfer.wire import handle_of_source
 
 FETCH_TIMEOUT = 10.0

@@ -29,11 +29,11 @@ from baton.worker.wire import (
     work_done_to_message,
 )
 from baton.worker.worker import Worker
-from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import KvExchange
-from baton_kvtransfer.handle import FirstToken
-from baton_kvtransfer.lease import Claim
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken
+from baton_kvtransfer.lease.lease import Claim
 from baton_kvtransfer.wire import first_token_to_message, lease_id_of
 from baton_prefill_worker.lease_retention import LeaseRetention
 from baton_prefill_worker.prefix_fetch import FETCH_TIMEOUT, fetch_prefix, source_of

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from baton.cluster.round_trips import RoundTrips
+from baton.rpc.worker_role import ROLES
 from baton.serving.server import Server
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution
 from baton.serving.telemetry.families import Labels, counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
-from baton.worker_role import ROLES
 from baton_router.call.failure import FailureKind
 from baton_router.call.usage import ENCODED_BY
 from baton_router.lifecycle.in_flight import Requests

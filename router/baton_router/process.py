@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from baton.cancellation import run_until
 from baton.cluster.address import with_password
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
 from baton.cluster.signing import signing_keys
 from baton.errors import FailedPreconditionError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton.rpc.cancellation import run_until
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.allocator import return_large_blocks
 from baton.serving.certificates import check_role

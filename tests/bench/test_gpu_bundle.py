@@ -12,7 +12,7 @@ from tests.support.repository import ROOT
 # Compiles a kernel for sm_90 as the environment says, and prints whether it was in the cache.
 PROGRAM = """
 import triton
-from baton_kernels.activation import FP_FUSION, VARIANTS
+from baton_kernels.rows.activation import FP_FUSION, VARIANTS
 from baton_kernels.compile import compile_variant
 
 triton.knobs.compilation.listener = lambda **told: print(told["cache_hit"])

@@ -15,7 +15,7 @@ from baton.cli.main import app
 from baton.cli.process import Process
 from baton.installation import install_command
 from baton.models import INTRODUCTION
-from baton.placement_terms import LOAD, TERMS
+from baton.serving.telemetry.placement_terms import LOAD, TERMS
 from baton.version import version
 from tests.cli.conftest import baton
 

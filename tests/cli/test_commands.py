@@ -14,7 +14,7 @@ from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.models import INTRODUCTION
-from baton.placement_terms import TERMS
+from baton.serving.telemetry.placement_terms import TERMS
 from baton.version import version
 from tests.cli.conftest import BATON
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from baton import AsyncClient, Client, SamplingParams, errors
 from baton.client.client import TokenLogprobs
 from baton.client.progress import Progress
 from baton.client.resume import MAX_FAILURES, Resumption, Routers
-from baton.rpc_errors import DETAILS_KEY
+from baton.rpc.errors import DETAILS_KEY
 from baton.v1 import inference_pb2 as pb
 from tests.support.clock import Clock
 from tests.support.router.fake_router import (

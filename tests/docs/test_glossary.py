@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS
-from baton.placement_terms import LOAD, TERMS, TIMINGS
+from baton.serving.telemetry.placement_terms import LOAD, TERMS, TIMINGS
 from baton.v1 import inference_pb2 as pb
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.policy import POLICY_NAMES, alone_policy_named, policy_named

@@ -13,9 +13,9 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.client.types import Load
-from baton.encoder_input_wire import to_proto
 from baton.engine import Engine, EngineConfig, MultimodalPrompt
-from baton.params_wire import to_proto as params_to_proto
+from baton.rpc.encoder_inputs import encoder_input_to_message
+from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, encode_pb2, prefill_pb2
 from baton.v1.decode_pb2_grpc import DecodeStub
@@ -54,7 +54,7 @@ class Question:
         return encode_pb2.EncodeRequest(
             request_id=self.name,
             lease_id=self.lease_id,
-            encoder_input=to_proto(wanted),
+            encoder_input=encoder_input_to_message(wanted),
             claimant=claimant,
         )
 
@@ -64,8 +64,8 @@ class Question:
             "request_id": self.name,
             "token_ids": self.prompt.token_ids,
             "num_prompt_tokens": len(self.prompt.token_ids),
-            "sampling": params_to_proto(GREEDY),
-            "encoder_inputs": map(to_proto, self.prompt.encoder_inputs),
+            "sampling": params_to_message(GREEDY),
+            "encoder_inputs": map(encoder_input_to_message, self.prompt.encoder_inputs),
             "encoder_sources": [source],
         }
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
-from baton.placement_terms import TIMINGS
 from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.serving.telemetry.placement_terms import TIMINGS
 from baton.v1 import inference_pb2 as pb
 from tests.support.cluster.watch import until_nothing_is_held
 

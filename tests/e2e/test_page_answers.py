@@ -8,7 +8,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from baton.placement_terms import TERMS
+from baton.serving.telemetry.placement_terms import TERMS
 from tests.support.page.browser import (
     answered,
     ask,

@@ -14,7 +14,7 @@ from baton.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
 from tests.support.cluster.checkpoints import prompt_of

@@ -12,7 +12,7 @@ from baton.client.client import AsyncClient
 from baton.cluster.keys import record_key
 from baton.cluster.redis import connect
 from baton.cluster.registry import WorkerRecord
-from baton.params_wire import to_proto
+from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.decode_pb2_grpc import DecodeStub
@@ -111,7 +111,7 @@ async def test_prefill_worker_drains_until_its_lease_is_claimed(cluster):
     request = {
         "token_ids": prompt,
         "num_prompt_tokens": len(prompt),
-        "sampling": to_proto(params),
+        "sampling": params_to_message(params),
     }
     async with (
         grpc.aio.insecure_channel(giver.endpoint) as to_giver,

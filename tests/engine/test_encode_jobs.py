@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from baton.encoder_input import EncoderInput
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -24,6 +23,7 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
+from baton.models.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import load, request
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words

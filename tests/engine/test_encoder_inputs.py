@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from baton.encoder_input import EncoderInput
 from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_layout import KvShape, plan_groups
@@ -26,6 +25,7 @@ from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.engine.vision.vision_encoder import placed_inputs
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.encoder_input import EncoderInput
 from baton.engine.assembly import load as load_model
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.config import EngineConfig
@@ -19,6 +18,7 @@ from baton.engine.messages import ModelInfo
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
+from baton.models.encoder_input import EncoderInput
 from tests.support.engine.engines import load, mostly_slow
 from tests.support.engine.images import (
     IMAGE_TOKEN,

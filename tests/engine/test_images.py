@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.assembly import load as load_model
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
@@ -24,6 +23,7 @@ from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decod
 from baton.engine.vision.rope_positions import RopePositions
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
+from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.fixed_images import GemmaImages
 from baton.models.patched_images import PatchedImages
 from baton.models.pixtral_images import PixtralImages

@@ -21,10 +21,10 @@ from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from baton.sampling import SamplingParams
-from baton_kernels.attention_plan import Ranges
-from baton_kernels.attention_plan_arrays import pack
+from baton_kernels.attention.decode_inputs import DecodeInputs
+from baton_kernels.attention.plan import Ranges
+from baton_kernels.attention.plan_arrays import pack
 from baton_kernels.cpu.decode_inputs import CompiledDecodeInputs
-from baton_kernels.decode_inputs import DecodeInputs
 from bench.engine import host
 from tests.support.grids import grid
 

@@ -13,7 +13,6 @@ import torch
 from baton.engine.cache.cuda_ipc import CudaDriver
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
-from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
     IpcOffer,
@@ -21,7 +20,8 @@ from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
     attach,
 )
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_from_json, settle
 from tests.support.repository import ROOT
 

@@ -15,8 +15,8 @@ from baton.engine.core.engine_thread import EngineThread
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.sampling import SamplingParams
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Integrity, Receiver
+from baton_kvtransfer.stream.block_batch import BlockBatch
 from tests.support.kernels.far_engine import attach
 from tests.support.repository import ROOT
 

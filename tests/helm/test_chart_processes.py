@@ -24,8 +24,8 @@ from baton.cluster.embedded import _server_binary
 from baton.cluster.parent_death import dying_with_parent
 from baton.cluster.redis import check_answers
 from baton.errors import UnavailableError
+from baton.rpc.tls import Tls
 from baton.serving.access import identity_in
-from baton.tls import Tls
 from tests.support.rendered_chart import (
     ROOT,
     component,

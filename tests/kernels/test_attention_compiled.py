@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from baton_kernels.attention_variants import VARIANTS
+from baton_kernels.attention.variants import VARIANTS
 from baton_kernels.compile import compile_variant
 from baton_kernels.gpu import GPUS
 from baton_kernels.variant import Variant

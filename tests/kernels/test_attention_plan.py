@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kernels.attention_plan import Ranges, SharedPrefix, SplitItem, plan_splits, plan_tiles
-from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from baton_kernels.attention_tiling import choose_tiling
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.plan import Ranges, SharedPrefix, SplitItem, plan_splits, plan_tiles
+from baton_kernels.attention.plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tiling import choose_tiling
 
 KEYS = 16
 RULES = st.sampled_from([SplitRule.fixed(64), SplitRule(16, 5), SplitRule(64, 2)])

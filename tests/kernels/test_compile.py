@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from baton_kernels import compile as tool
-from baton_kernels.attention_variants import VARIANTS
+from baton_kernels.attention.variants import VARIANTS
 from baton_kernels.dependent_launch import wait_for_kernel_before
 from baton_kernels.gpu import GPUS
 from baton_kernels.launch import check_fp8
@@ -39,7 +39,9 @@ HOARDING = Variant(
 
 
 def linear(dtype: str) -> Variant:
-    return next(v for v in tool.variants("baton_kernels.linear") if v.name == f"linear {dtype}")
+    return next(
+        v for v in tool.variants("baton_kernels.rows.linear") if v.name == f"linear {dtype}"
+    )
 
 
 def test_every_kernel_module_is_compiled() -> None:
@@ -172,7 +174,7 @@ def test_compile_targets_every_gpu_with_each_kernel(module: str) -> None:
 def test_prefill_of_256_fits_gpus_with_less_shared_memory(capability: int) -> None:
     (variant,) = (
         v
-        for v in tool.variants("baton_kernels.attention_variants")
+        for v in tool.variants("baton_kernels.attention.variants")
         if v.name.startswith("prefill attention bf16 256 x 4") and capability in v.targets
     )
     usage = tool.inspect(variant, capability, fp_fusion=False)

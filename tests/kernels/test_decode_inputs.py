@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from baton_kernels.attention_plan import Ranges, SharedPrefix
-from baton_kernels.attention_plan_arrays import SplitCapacity
+from baton_kernels.attention.decode_inputs import DecodeInputs, KindInputs
+from baton_kernels.attention.plan import Ranges, SharedPrefix
+from baton_kernels.attention.plan_arrays import SplitCapacity
+from baton_kernels.attention.split_rule import SplitRule
 from baton_kernels.cpu import decode_inputs as compiled
 from baton_kernels.cpu.library import NoLibraryError
-from baton_kernels.decode_inputs import DecodeInputs, KindInputs
-from baton_kernels.split_rule import SplitRule
 
 MAX_ROWS, BLOCK_SIZE = 9, 4
 RULES = st.sampled_from([SplitRule.fixed(32), SplitRule(16, 5), SplitRule(32, 2)])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton_kernels.attention_inputs import HEAD_DIMS
-from baton_kernels.attention_tiling import choose_tiling
+from baton_kernels.attention.inputs import HEAD_DIMS
+from baton_kernels.attention.tiling import choose_tiling
 from baton_kernels.gpu import FP8_TARGETS, GPUS, occupancy, resident_programs
 
 BF16 = torch.bfloat16

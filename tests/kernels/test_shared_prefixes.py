@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kernels.attention_plan import Ranges
-from baton_kernels.cascade import SharedPrefixes, SharingCost
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.cascade import SharedPrefixes, SharingCost
+from baton_kernels.attention.plan import Ranges
+from baton_kernels.attention.split_rule import SplitRule
 
 NUM_SLOTS, MAX_BLOCKS, BLOCK_SIZE, SPLIT = 6, 24, 16, 64
 ANY = SharingCost(members_per_tile=99, token_bytes=1, launch_bytes=0)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from baton_kernels.attention_tiling import choose_tiling
+from baton_kernels.attention.tile_descriptors import TileDescriptors, describe_tiles
+from baton_kernels.attention.tiling import choose_tiling
 from baton_kernels.gpu import GPUS
-from baton_kernels.tile_descriptors import TileDescriptors, describe_tiles
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.lease.block_range import BlockRange
 
 sizes = st.integers(1, 9)
 windows = st.none() | st.integers(1, 40)

@@ -10,11 +10,11 @@ import pytest
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, NotFoundError, UnavailableError
 from baton_kvtransfer import service
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.handle import Handle
-from baton_kvtransfer.lease_machine import LeaseState
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.handle import Handle
+from baton_kvtransfer.lease.machine import LeaseState
+from baton_kvtransfer.lease.table import LeaseTable
+from baton_kvtransfer.stream.block_batch import BlockBatch
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.clock import HeldClock
 from tests.support.kvtransfer.held import num_mapped, open_files

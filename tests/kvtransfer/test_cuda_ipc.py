@@ -16,14 +16,14 @@ import torch
 from baton.engine.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory, load_driver
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import CUDA_IPC, Integrity
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
 from baton_kvtransfer.connectors.nixl.claimant import NixlReceiver
 from baton_kvtransfer.connectors.shm.source import PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import host_id
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     allocation,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
-from baton_kvtransfer.block_batch import BlockBatch
-from baton_kvtransfer.frames import decode, encode
+from baton_kvtransfer.stream.block_batch import BlockBatch
+from baton_kvtransfer.stream.frames import decode, encode
 
 numbers = st.integers(0, 2**32 - 1)
 runs = st.builds(

@@ -11,11 +11,11 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton_kvtransfer.block_range import BlockRange
-from baton_kvtransfer.handle import FirstToken
-from baton_kvtransfer.lease import Claim, Lease
-from baton_kvtransfer.lease_machine import LeaseState
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken
+from baton_kvtransfer.lease.lease import Claim, Lease
+from baton_kvtransfer.lease.machine import LeaseState
+from baton_kvtransfer.lease.table import LeaseTable
 from tests.support.waiting import settled
 
 ID, OTHER_ID = b"a" * 16, b"b" * 16

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton_kvtransfer.lease_machine import (
+from baton_kvtransfer.lease.machine import (
     CLAIMANT,
     OVER,
     SOURCE,

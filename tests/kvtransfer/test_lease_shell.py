@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.errors import AlreadyExistsError, BatonError, FailedPreconditionError, NotFoundError
-from baton_kvtransfer.block_range import BlockRange
-from baton_kvtransfer.handle import FirstToken
-from baton_kvtransfer.lease import Claim, Lease
-from baton_kvtransfer.lease_machine import LeaseState
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken
+from baton_kvtransfer.lease.lease import Claim, Lease
+from baton_kvtransfer.lease.machine import LeaseState
+from baton_kvtransfer.lease.table import LeaseTable
 from tests.support.kvtransfer.clock import HeldClock
 from tests.support.waiting import settled
 

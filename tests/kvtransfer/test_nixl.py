@@ -18,7 +18,6 @@ from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, 
 from baton.installation import install_command
 from baton.v1.kv_transfer_pb2 import DescribeResponse
 from baton_kvtransfer import client
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
 from baton_kvtransfer.connectors.nixl.agent import (
@@ -32,6 +31,7 @@ from baton_kvtransfer.connectors.nixl.claimant import NixlReader, NixlReceiver
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from baton_kvtransfer.offers import Description, description_of, description_to_message
+from baton_kvtransfer.stream.block_batch import BlockBatch
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
     HYBRID,

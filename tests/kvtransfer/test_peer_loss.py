@@ -19,8 +19,8 @@ from baton.v1.kv_transfer_pb2 import ConfirmRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
-from baton_kvtransfer.handle import FirstToken, Handle
-from baton_kvtransfer.lease_machine import LeaseState
+from baton_kvtransfer.lease.handle import FirstToken, Handle
+from baton_kvtransfer.lease.machine import LeaseState
 from tests.support.failures import failure_of
 from tests.support.grids import grid
 from tests.support.kvtransfer.held import (

@@ -18,7 +18,7 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Purpose, Request
 from baton.sampling import SamplingParams
-from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.lease.block_range import BlockRange
 
 MAX_LEN = 64
 MAX_SEQS = 3

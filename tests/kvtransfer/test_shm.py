@@ -23,16 +23,16 @@ from baton.errors import DataLossError, FailedPreconditionError, UnavailableErro
 from baton.serving.channels import Channels
 from baton.worker.pairing import Pairing
 from baton_kvtransfer import sources
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
 from baton_kvtransfer.connectors.shm.claimant import PIECE_BYTES, CopyThreads, attach
 from baton_kvtransfer.connectors.shm.source import HandleServer, PlaceSender
 from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract, host_id
 from baton_kvtransfer.offers import Description
-from baton_kvtransfer.send_ahead import PartSizes
 from baton_kvtransfer.sources import Sources, TransportTimes
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch
+from baton_kvtransfer.stream.send_ahead import PartSizes
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from tests.support.descriptors import descriptors_left
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (

@@ -23,7 +23,7 @@ from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.connectors.grpc.payload import PayloadSender
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from baton_kvtransfer.wire import fetch_request
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (

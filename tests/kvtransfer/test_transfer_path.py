@@ -9,13 +9,13 @@ from typing import Any
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import BatonError, DataLossError, NotFoundError
-from baton_kvtransfer.arrivals import Arrivals
-from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.cancellation import one_ahead
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
-from baton_kvtransfer.send_ahead import PartSizes
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.arrivals import Arrivals
+from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.stream.send_ahead import PartSizes
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
     EPOCH,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import FailedPreconditionError
-from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
+from baton.rpc.watched_files import INTERVAL_SECONDS, WatchedFiles
 from baton_router.served.aliases import drawn, heaviest, read_aliases
 
 MODELS = ("a", "b", "c")

@@ -21,7 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.cli.certs import Authority, Issued, write
 from baton.errors import FailedPreconditionError, UnavailableError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
+from baton.rpc.tls import PemFiles, Tls
 from baton.serving.access import (
     ANY_CALLER,
     CALLERS,
@@ -35,7 +36,6 @@ from baton.serving.certificates import check_role, read_certificate
 from baton.serving.channels import channel_options
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
-from baton.tls import PemFiles, Tls
 from tests.support.repository import ROOT
 
 PROTOS = ROOT / "protos"

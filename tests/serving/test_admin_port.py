@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.errors import FailedPreconditionError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2

@@ -5,7 +5,7 @@ import pytest
 from grpc_status import rpc_status
 
 from baton import errors
-from baton.rpc_errors import error_of, is_cancelled_here, is_loss
+from baton.rpc.errors import error_of, is_cancelled_here, is_loss
 from baton.serving.errors import MAX_MESSAGE_CHARS, UNEXPECTED, status_of
 
 ROUND_TRIPS = [

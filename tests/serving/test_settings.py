@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
+from baton.rpc.tls import Tls
 from baton.serving.settings import ServingSettings, load
-from baton.tls import Tls
 
 
 class RoleSettings(ServingSettings):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
+from baton.rpc.watched_files import INTERVAL_SECONDS, WatchedFiles
 from baton.serving.tenant import Tenants
 from baton.serving.tokens import new_token, owner_of, read_tokens
-from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
 from tests.support.serving.credentials import Call, bearing
 
 

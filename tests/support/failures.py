@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from baton.errors import BatonError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 
 
 async def failure_of(call: Awaitable[object] | grpc.aio.UnaryStreamCall) -> BatonError:

@@ -31,7 +31,7 @@ from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import BatonError
 from baton.models import locate
-from baton.params_wire import to_proto
+from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.serving.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
@@ -40,14 +40,14 @@ from baton.worker.layout_wire import layouts_of, layouts_to_messages, serialize_
 from baton.worker.pairing import Pairing
 from baton.worker.wire import engine_request
 from baton_decode_worker.wire import outputs, return_cost
-from baton_kvtransfer import frames
-from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
-from baton_kvtransfer.handle import Handle
-from baton_kvtransfer.handoff import Handoff
+from baton_kvtransfer.lease.handle import Handle
+from baton_kvtransfer.lease.handoff import Handoff
 from baton_kvtransfer.offers import description_of
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream import frames
+from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from baton_kvtransfer.wire import (
     claim_of,
     connector_of,
@@ -236,7 +236,9 @@ def _fields(fields: dict[str, Any]) -> bytes:
 
 def _seeds() -> dict[str, tuple[bytes, ...]]:
     """Valid inputs of each target."""
-    sampling = to_proto(SamplingParams(max_tokens=4, stop=("a",), logprobs=True, top_logprobs=2))
+    sampling = params_to_message(
+        SamplingParams(max_tokens=4, stop=("a",), logprobs=True, top_logprobs=2)
+    )
     handle = kv_transfer_pb2.KvHandle(
         version=1,
         source_worker="prefill-0",
@@ -288,7 +290,7 @@ def _seeds() -> dict[str, tuple[bytes, ...]]:
                     decode_pb2.SequenceOutput(token_ids=[3, 4]),
                     decode_pb2.SequenceOutput(is_complete=True),
                 ],
-                **{**common, "sampling": to_proto(SamplingParams(n=2, temperature=1.0))},
+                **{**common, "sampling": params_to_message(SamplingParams(n=2, temperature=1.0))},
             ),
         ),
         "end_sequence": (decode_pb2.EndSequenceRequest(request_id="r", sequence_index=1),),

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from baton.cluster.prefix import HashedInput
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import Rates
 

@@ -5,7 +5,7 @@ import pytest
 
 from baton.cluster.prefix import hash_chain
 from baton.errors import FailedPreconditionError, InvalidArgumentError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
 from baton.v1.kv_transfer_pb2 import CONNECTOR_PLUGIN, DescribeRequest

@@ -11,8 +11,6 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from baton.encoder_input import EncoderInput
-from baton.encoder_input_wire import to_proto
 from baton.engine import Engine, EngineConfig
 from baton.errors import (
     AlreadyExistsError,
@@ -23,7 +21,9 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of
+from baton.models.encoder_input import EncoderInput
+from baton.rpc.encoder_inputs import encoder_input_to_message
+from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from baton.serving.channels import channel_options
 from baton.serving.telemetry import stages
@@ -33,7 +33,7 @@ from baton.v1.kv_transfer_pb2_grpc import EncoderTransferStub
 from baton.worker.metrics import WorkerMetrics
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import EncoderExchange
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.wire import fetch_request, handle_of_source
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words
 from tests.support.failures import failure_of
@@ -59,7 +59,7 @@ class Prompt:
         self.path = path
         self.tokens = list(prompt.token_ids)
         self.inputs = prompt.encoder_inputs
-        self.fields = {"encoder_inputs": list(map(to_proto, self.inputs))}
+        self.fields = {"encoder_inputs": list(map(encoder_input_to_message, self.inputs))}
         self.expected = list(greedy(path, TEXT, IMAGES, NUM_TOKENS))
 
     @property
@@ -249,7 +249,9 @@ async def test_encode_call_ends_at_its_deadline_in_the_queue(prompt):
         held, _ = encode.to_encode(first, "other")
         await encoded(held)
         late = encode_pb2.EncodeRequest(
-            lease_id=new_lease_id(), encoder_input=to_proto(second), claimant="other"
+            lease_id=new_lease_id(),
+            encoder_input=encoder_input_to_message(second),
+            claimant="other",
         )
         failure = await failure_of(encode.encode.Encode(late, timeout=0.5))
         assert isinstance(failure, DeadlineExceededError)
@@ -304,7 +306,7 @@ async def test_text_before_image_is_computed_while_image_is_encoded(prompt):
         await until(lambda: prefill.num_computed_tokens == prompt.inputs[0].start)
         request = encode_pb2.EncodeRequest(
             lease_id=sources[0].lease_id,
-            encoder_input=to_proto(prompt.inputs[0]),
+            encoder_input=encoder_input_to_message(prompt.inputs[0]),
             claimant=prefill.id,
         )
         assert not computing.done()
@@ -655,9 +657,10 @@ async def test_worker_without_encoder_serves_no_encode_role(prompt, checkpoint):
 def request_for(prompt: Prompt, other: Member, **changes: Any) -> encode_pb2.EncodeRequest:
     wanted = prompt.inputs[0]
     given = changes.pop("encoder_input", {})
+    message = None if given is None else encoder_input_to_message(replace(wanted, **given))
     fields: dict[str, Any] = {
         "lease_id": new_lease_id(),
-        "encoder_input": None if given is None else to_proto(replace(wanted, **given)),
+        "encoder_input": message,
         "claimant": other.id,
     }
     return encode_pb2.EncodeRequest(**{**fields, **changes})

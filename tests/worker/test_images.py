@@ -11,11 +11,11 @@ import grpc
 import pytest
 from PIL import Image
 
-from baton.encoder_input import EncoderInput, TensorData
-from baton.encoder_input_wire import to_proto
 from baton.engine import Engine, EngineConfig
 from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
-from baton.rpc_errors import error_of
+from baton.models.encoder_input import EncoderInput, TensorData
+from baton.rpc.encoder_inputs import encoder_input_to_message
+from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import prefill_pb2
 from baton_router.routing.placement.decision import DEFAULT_RULES
@@ -197,7 +197,7 @@ async def test_prefix_fetch_ends_within_an_image(model, num_blocks):
     given = (f"{words(9, 1)} {IMAGE_TOKEN} {words(30, 2)}", (image(1),))
     prompt = model.engine.prompt_with_images(*given)
     tokens, inputs = list(prompt.token_ids), prompt.encoder_inputs
-    fields = {"encoder_inputs": [to_proto(each) for each in inputs]}
+    fields = {"encoder_inputs": [encoder_input_to_message(each) for each in inputs]}
     images = [each.hashed for each in inputs]
     async with crew_of(model.path, "prefill", "prefill") as crew:
         holder, computing = crew.members
@@ -287,7 +287,7 @@ async def check_refused(
     requests: list[Any] = [pair.prefill_request(tokens, GREEDY)]
     requests += [pair.decode_request(tokens, GREEDY, lease) for lease in (None, bytes(16))]
     for request in requests:
-        request.encoder_inputs.extend(map(to_proto, inputs))
+        request.encoder_inputs.extend(map(encoder_input_to_message, inputs))
         is_prefill = isinstance(request, prefill_pb2.PrefillRequest)
         method = pair.to_prefill.Prefill if is_prefill else pair.to_decode.Generate
         failure = await failure_of(method(request, timeout=TIMEOUT))
@@ -299,7 +299,7 @@ async def test_worker_takes_large_messages_for_their_images_alone(model):
     limits = {"max_message_bytes": 4096, "max_encoder_input_bytes": 2**22}
     (given, *_) = PROMPTS
     prompt = model.engine.prompt_with_images(*given)
-    images = list(map(to_proto, prompt.encoder_inputs))
+    images = list(map(encoder_input_to_message, prompt.encoder_inputs))
     async with crew_of(model.path, "prefill", "decode", **limits) as crew:
         prefill, decode = crew.members
         assert sum(image.ByteSize() for image in images) > 4096

@@ -7,12 +7,12 @@ import grpc
 import pytest
 
 from baton.errors import CancelledError, UnavailableError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
-from baton_kvtransfer.block_range import BlockRange
-from baton_kvtransfer.lease import Claim
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.lease import Claim
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_prefill_worker.lease_retention import LeaseRetention
 from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of, rest_of
 from tests.support.worker.reference import alone, prompt_of

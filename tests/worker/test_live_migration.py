@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from baton.errors import AlreadyExistsError, BatonError, InvalidArgumentError, NotFoundError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2
 from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id, tokens_of

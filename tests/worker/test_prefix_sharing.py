@@ -14,10 +14,10 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
-from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.exchange.sharing import _until_released
-from baton_kvtransfer.lease import Claim
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.lease import Claim
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from baton_prefill_worker.service import PrefillService
 from tests.support.failures import failure_of

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from baton.errors import InvalidArgumentError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2, decode_pb2
 from baton.v1 import inference_pb2 as pb

@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import BatonError, DataLossError, UnavailableError
 from baton.models import locate
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from tests.support.proxy import (
     Damage,

@@ -11,9 +11,9 @@ from baton.cli.session import admin_session, session
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
 from baton.errors import BatonError
+from baton.rpc.tls import Tls
 from baton.sampling import SamplingParams
 from baton.serving.access import WORKER_NAME
-from baton.tls import Tls
 from baton.version import NOT_INSTALLED
 
 _TIMEOUT = 5.0

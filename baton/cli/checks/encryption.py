@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.errors import FailedPreconditionError
+from baton.rpc.tls import Tls
 from baton.serving.certificates import Certificate, certificate_shown, trusting_context
 from baton.serving.listening import is_loopback
-from baton.tls import Tls
 
 _TIMEOUT = 5.0
 _DAY = 86400.0

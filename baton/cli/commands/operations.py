@@ -19,7 +19,7 @@ from baton.cli.options import (
 from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
-from baton.placement_terms import LOAD
+from baton.serving.telemetry.placement_terms import LOAD
 
 
 @command("Look")

@@ -17,7 +17,7 @@ from baton.cli.top.tables import (
     worker_rows,
 )
 from baton.errors import BatonError
-from baton.tls import Tls
+from baton.rpc.tls import Tls
 
 
 class Top(App[None]):

@@ -14,7 +14,7 @@ from baton.cli.top.tables import (
     request_rows,
     worker_rows,
 )
-from baton.tls import Tls
+from baton.rpc.tls import Tls
 
 
 def show_once(

@@ -14,7 +14,7 @@ import torch
 
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-from baton_kernels.attention_plan import Ranges
+from baton_kernels.attention.plan import Ranges
 
 
 @dataclass(frozen=True, slots=True)

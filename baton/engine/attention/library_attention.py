@@ -23,7 +23,7 @@ from baton.engine.attention.triton_attention import (
 from baton.engine.cache.kv_pool import LayerCache
 from baton.engine.device_stream import uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-from baton_kernels.cache_write import CacheBlocks, write_kv
+from baton_kernels.rows.cache_write import CacheBlocks, write_kv
 
 
 @dataclass(frozen=True, slots=True)

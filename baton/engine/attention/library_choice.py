@@ -15,7 +15,7 @@ from baton.engine.attention.flashinfer_attention import FlashInfer
 from baton.engine.attention.interface import LayerAttention
 from baton.engine.attention.library_attention import AttentionLibrary
 from baton.installation import install_command
-from baton_kernels.attention_inputs import HEAD_DIMS
+from baton_kernels.attention.inputs import HEAD_DIMS
 from baton_kernels.gpu import Gpu
 
 

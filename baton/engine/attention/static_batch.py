@@ -21,12 +21,12 @@ from baton.engine.attention.triton_attention import (
     TritonBatch,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton_kernels.attention_plan import TILE_FIELDS, Ranges, SharedPrefix
-from baton_kernels.attention_plan_arrays import SplitArrays
+from baton_kernels.attention.decode_inputs import DecodeInputs, KindInputs
+from baton_kernels.attention.paged_attention import AttentionArrays
+from baton_kernels.attention.paged_decode import Workspace
+from baton_kernels.attention.plan import TILE_FIELDS, Ranges, SharedPrefix
+from baton_kernels.attention.plan_arrays import SplitArrays
 from baton_kernels.cpu.decode_inputs import decode_inputs
-from baton_kernels.decode_inputs import DecodeInputs, KindInputs
-from baton_kernels.paged_attention import AttentionArrays
-from baton_kernels.paged_decode import Workspace
 
 _NO_SLOTS: Int64Array = np.zeros(0, np.int64)
 

@@ -18,9 +18,9 @@ from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import Upload, uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-from baton_kernels.attention_plan import SharedPrefix
-from baton_kernels.cascade import SharedPrefixes, SharingCost
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.cascade import SharedPrefixes, SharingCost
+from baton_kernels.attention.plan import SharedPrefix
+from baton_kernels.attention.split_rule import SplitRule
 
 # Two groups are merged when the padding this adds, in scores computed, costs less than a call.
 MERGE_WASTE = 1024

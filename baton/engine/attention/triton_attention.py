@@ -16,22 +16,22 @@ from baton.engine.cache.kv_layout import LayerPlace
 from baton.engine.cache.kv_pool import KvCache
 from baton.engine.device_stream import uploader
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-from baton_kernels.attention_inputs import PagedKv, ScoreRule
-from baton_kernels.attention_plan import Ranges, SharedPrefix
-from baton_kernels.attention_plan_arrays import SplitCapacity
-from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
-from baton_kernels.cache_write import CacheBlocks, write_kv
-from baton_kernels.cascade import SharedPrefixes, SharingCost
-from baton_kernels.decode_inputs import KindInputs
-from baton_kernels.gpu import Gpu
-from baton_kernels.paged_attention import (
+from baton_kernels.attention.cascade import SharedPrefixes, SharingCost
+from baton_kernels.attention.decode_inputs import KindInputs
+from baton_kernels.attention.inputs import PagedKv, ScoreRule
+from baton_kernels.attention.paged_attention import (
     AttentionArrays,
     AttentionPlan,
     paged_attention,
     plan_attention,
 )
-from baton_kernels.paged_decode import Workspace
-from baton_kernels.tile_descriptors import describe_tiles
+from baton_kernels.attention.paged_decode import Workspace
+from baton_kernels.attention.plan import Ranges, SharedPrefix
+from baton_kernels.attention.plan_arrays import SplitCapacity
+from baton_kernels.attention.tile_descriptors import describe_tiles
+from baton_kernels.attention.tiling import AttentionTiling, choose_tiling
+from baton_kernels.gpu import Gpu
+from baton_kernels.rows.cache_write import CacheBlocks, write_kv
 
 # Bytes that a GPU reads from its L2 cache, which has the blocks after the first member's read, in
 # the time of the additional kernel launch that a shared prefix takes.

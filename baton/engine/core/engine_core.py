@@ -6,12 +6,12 @@ from typing import Protocol
 
 import torch
 
-from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.commands import Command
 from baton.engine.core.reports import EngineReading, Report
 from baton.engine.facts import EngineFacts
 from baton.engine.messages import EngineRequest
+from baton.models.encoder_input import EncoderInput
 
 OnReport = Callable[[Report], None]
 

@@ -5,7 +5,6 @@ import logging
 
 import torch
 
-from baton.encoder_input import EncoderInput
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.commands import Command
 from baton.engine.core.engine_core import OnReport
@@ -15,6 +14,7 @@ from baton.engine.device import CUDA, Gpus, use_device
 from baton.engine.engine import Engine
 from baton.engine.facts import EngineFacts
 from baton.engine.messages import EngineRequest
+from baton.models.encoder_input import EncoderInput
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from baton.engine.models.linear import merged
-from baton_kernels.activation import silu_and_multiply
 from baton_kernels.launch import FLOATS
-from baton_kernels.norm import MAX_WIDTH, add_rms_norm, rms_norm
+from baton_kernels.rows.activation import silu_and_multiply
+from baton_kernels.rows.norm import MAX_WIDTH, add_rms_norm, rms_norm
 
 # Relative to the largest number of a row: modules round intermediate results, kernels do not.
 _TOLERANCES: Final = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}

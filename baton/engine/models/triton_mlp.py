@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from baton.engine.models.linear import merged
-from baton_kernels.activation import clamped_swiglu, silu_and_multiply
-from baton_kernels.expert_choice import choose_experts
-from baton_kernels.experts import combine_experts, expert_linear, route
+from baton_kernels.rows.activation import clamped_swiglu, silu_and_multiply
+from baton_kernels.rows.expert_choice import choose_experts
+from baton_kernels.rows.experts import combine_experts, expert_linear, route
 
 # x, weight, bias -> x @ weight.T + bias
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]

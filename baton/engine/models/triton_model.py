@@ -17,9 +17,9 @@ from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.models.triton_mlp import Product, mlp_of, spent
-from baton_kernels.linear import linear
-from baton_kernels.norm import add_rms_norm, rms_norm
-from baton_kernels.rotary import HeadNorms, Rotation, rotate_and_write
+from baton_kernels.rows.linear import linear
+from baton_kernels.rows.norm import add_rms_norm, rms_norm
+from baton_kernels.rows.rotary import HeadNorms, Rotation, rotate_and_write
 
 
 class PagedLayers(Protocol):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from baton.encoder_input import TensorData
 from baton.engine.cache.kv_layout import KvShape
 from baton.engine.device import is_out_of_memory
 from baton.engine.models.hf import (
@@ -20,6 +19,7 @@ from baton.engine.models.hf import (
     PreTrainedModel,
 )
 from baton.errors import UnsupportedModelError
+from baton.models.encoder_input import TensorData
 from baton.models.images import read_image_format
 
 # Language models that differ from a text model's only in their rotary positions.

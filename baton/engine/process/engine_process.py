@@ -6,7 +6,6 @@ import logging
 
 import torch
 
-from baton.encoder_input import EncoderInput
 from baton.engine.assembly import LoadProgress, OnLoadedBytes
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
@@ -42,6 +41,7 @@ from baton.engine.process.report_codec import decode_report
 from baton.engine.process.ring import Ring, RingReader, RingWriter
 from baton.engine.request_check import RequestCheck
 from baton.errors import UnavailableError
+from baton.models.encoder_input import EncoderInput
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from baton.engine.sampling.batch_state import (
 from baton.engine.sampling.logits_processors import Bitmask, Int32Array
 from baton.engine.sampling.token_history import DeviceHistory
 from baton.engine.sampling.triton_draw import draw
-from baton_kernels.bitmask import restrict
-from baton_kernels.penalties import History, Penalties, penalise
-from baton_kernels.token_rules import Bans, Biases, add_biases, ban
+from baton_kernels.sampling.bitmask import restrict
+from baton_kernels.sampling.penalties import History, Penalties, penalise
+from baton_kernels.sampling.token_rules import Bans, Biases, add_biases, ban
 
 
 class TritonChooser:

@@ -5,8 +5,8 @@ import torch
 
 from baton.engine.device_stream import uploader
 from baton.engine.sampling.batch_state import Int64Array, Rows
-from baton_kernels.sampling import sample
-from baton_kernels.sampling_rows import SamplingRows
+from baton_kernels.sampling.rows import SamplingRows
+from baton_kernels.sampling.sampling import sample
 
 
 def draw(

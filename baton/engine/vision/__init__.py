@@ -4,5 +4,5 @@
 Where rotary positions have three dimensions, `rope_positions.py` computes them from the images
 (ADR 0045). `prompt_processor.py` makes prompts of text and images; which tensors a family takes
 and which tokens stand for an image, its format says (`baton/models/images.py`). Between processes
-images are `EncoderInput` (`baton/encoder_input.py`).
+images are `EncoderInput` (`baton/models/encoder_input.py`).
 """

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer  # not in `models.hf`: for images alone
 
-from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.engine.messages import MultimodalPrompt
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.fixed_images import GemmaImages
 from baton.models.image_format import ImageFormat
 from baton.models.tiled_images import TiledImages

@@ -8,9 +8,9 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from baton.encoder_input import EncoderInput
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
+from baton.models.encoder_input import EncoderInput
 from baton.models.patched_images import PatchedImages
 
 

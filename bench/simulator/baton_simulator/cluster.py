@@ -15,8 +15,8 @@ from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
+from baton.rpc.worker_role import Role
 from baton.sampling import check_length
-from baton.worker_role import Role
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import Recovery

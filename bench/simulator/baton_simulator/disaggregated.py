@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
-from baton.worker_role import Role
-from baton_kvtransfer.lease_reclaim import POLL_INTERVAL
+from baton.rpc.worker_role import Role
+from baton_kvtransfer.lease.reclaim import POLL_INTERVAL
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.placement import Placement
 from baton_simulator.cluster import Cluster, Flight, SimulatedWorker

@@ -4,8 +4,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash
-from baton.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
+from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.sampling import SamplingParams
 from baton_simulator.traces import TraceRow
 

@@ -1,6 +1,6 @@
 // Inputs of recorded decode steps in one call: what numpy does in some fifty operations.
 //
-// `DecodeInputs` of baton_kernels.decode_inputs is its twin in numpy, by which tests check it.
+// `DecodeInputs` of baton_kernels.attention.decode_inputs is its twin in numpy, by which tests check it.
 
 #include <stdint.h>
 #include <string.h>

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton_kernels.attention_plan import Int32Array, Int64Array, Ranges, SharedPrefix
+from baton_kernels.attention.decode_inputs import DecodeInputs, KindInputs
+from baton_kernels.attention.plan import Int32Array, Int64Array, Ranges, SharedPrefix
 from baton_kernels.cpu.library import DECODE_INPUTS, NoLibraryError, load
-from baton_kernels.decode_inputs import DecodeInputs, KindInputs
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 
-from baton.encoder_input import EncoderInput
 from baton.engine.encoder_outputs import ArrivingOutput
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.models.encoder_input import EncoderInput
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.exchange.exchange import EncoderExchange
-from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
+from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, Handle
 from baton_kvtransfer.wire import handle_of_source
 
 _FETCH_TIMEOUT = 10.0

@@ -24,7 +24,7 @@ from baton_kvtransfer.connectors.nixl.transport import check_rdma, find_transpor
 from baton_kvtransfer.exchange.metrics import exchange_metrics
 from baton_kvtransfer.exchange.pool_server import PoolServer
 from baton_kvtransfer.exchange.sharing import SharingService
-from baton_kvtransfer.lease_table import DEFAULT_OPEN_TIMEOUT, LeaseTable
+from baton_kvtransfer.lease.table import DEFAULT_OPEN_TIMEOUT, LeaseTable
 from baton_kvtransfer.meter import TransferMeter
 from baton_kvtransfer.plugins import connector_plugin
 from baton_kvtransfer.service import KvTransferService, add_to_server

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from baton.serving.telemetry.families import counter, gauge, histogram
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.meter import REASONS, TransferMeter
 from baton_kvtransfer.transfer_service import KV, TransferService
 

@@ -10,10 +10,10 @@ from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
 from baton.worker.wire import hashes_of
 from baton.worker.worker import Worker
-from baton_kvtransfer.block_range import BlockRange
-from baton_kvtransfer.lease import Lease
-from baton_kvtransfer.lease_reclaim import claimed_or_deadlocked
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.lease import Lease
+from baton_kvtransfer.lease.reclaim import claimed_or_deadlocked
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.wire import claim_of
 
 

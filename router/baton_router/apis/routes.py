@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from baton.cancellation import run_until
 from baton.errors import BatonError, InvalidArgumentError, UnavailableError
+from baton.rpc.cancellation import run_until
 from baton.serving.access import INFERENCE, Access
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH

@@ -11,8 +11,8 @@ from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json, JsonLines
 from baton.cli.running import console
 from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
-from baton.placement_terms import TERMS
 from baton.serving.first_line import log_first_line
+from baton.serving.telemetry.placement_terms import TERMS
 
 
 @command("Run", takes_rest=True)

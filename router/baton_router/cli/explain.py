@@ -10,7 +10,7 @@ from rich.table import Table
 from baton.client.client import Candidate, Explanation
 from baton.client.wire import explanation_of
 from baton.errors import InvalidArgumentError, NotFoundError
-from baton.placement_terms import TERMS
+from baton.serving.telemetry.placement_terms import TERMS
 from baton_router.apis.grpc.admin_wire import explanation
 from baton_router.routing.placement.record.replay import read_record, replay
 

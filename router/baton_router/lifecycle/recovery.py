@@ -5,7 +5,6 @@ Awaits nothing; knows nothing of calls or messages.
 
 from dataclasses import dataclass
 
-from baton.backoff import Backoff
 from baton.errors import (
     BatonError,
     DataLossError,
@@ -15,6 +14,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
+from baton.rpc.backoff import Backoff
 from baton_router.call.failure import AttemptFailure, FailureKind, Pair
 from baton_router.lifecycle.retry_budget import RetryBudget
 

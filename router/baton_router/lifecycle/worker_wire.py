@@ -7,9 +7,9 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from baton import encoder_input_wire
 from baton.errors import InternalError
-from baton.params_wire import to_proto
+from baton.rpc.encoder_inputs import encoder_input_to_message
+from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.serving.attempt_id import attempt_id
 from baton.serving.deadline import Deadline
@@ -116,7 +116,7 @@ def decode_request(
         request_id=attempt_id(work.request.request_id, lease_id),
         token_ids=work.token_ids,
         num_prompt_tokens=len(work.request.token_ids),
-        sampling=to_proto(work.params),
+        sampling=params_to_message(work.params),
         handle=kv_handle,
         priority=work.request.priority,
         tenant=work.request.tenant.name,
@@ -219,7 +219,7 @@ def encode_request(
     )
     if choice.only_cached:
         cached = replace(request.encoder_inputs[choice.input], tensors={})
-        message.encoder_input.CopyFrom(encoder_input_wire.to_proto(cached))
+        message.encoder_input.CopyFrom(encoder_input_to_message(cached))
     return message
 
 
@@ -244,7 +244,7 @@ def prefill_request(
         lease_id=lease_id,
         token_ids=work.token_ids,
         num_prompt_tokens=len(work.request.token_ids),
-        sampling=to_proto(params),
+        sampling=params_to_message(params),
         decode_worker=decode_worker,
         has_several_sequences=has_several,
         priority=work.request.priority,

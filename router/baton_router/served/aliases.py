@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import FailedPreconditionError
-from baton.watched_files import WatchedFiles
+from baton.rpc.watched_files import WatchedFiles
 
 Weights = Mapping[str, float]
 """Weight of each model of an alias, by its name."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput
 from baton.sampling import (
     MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     SamplingParams,

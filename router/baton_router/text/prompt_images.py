@@ -6,8 +6,8 @@ Every rejection is a `NoImagesError`, or an `InvalidArgumentError` that names th
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput
 from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import GivenImage, PromptInput, PromptTokens, kind_of
 from baton_router.text.chat import RenderedChat

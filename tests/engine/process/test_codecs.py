@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import errors
-from baton.encoder_input import EncoderInput, TensorData
 from baton.engine.core import commands, reports
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
@@ -28,6 +27,7 @@ from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
+from baton.models.encoder_input import EncoderInput, TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.image_format_codec import decode_image_format
 from baton.models.images import IMAGE_FORMATS

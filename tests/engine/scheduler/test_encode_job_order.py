@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob, EncodeJobs
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
@@ -23,6 +22,7 @@ from baton.engine.scheduler.scheduling.policy import (
 )
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import request
 

@@ -140,7 +140,7 @@ def test_pin_returns_the_longest_prefix_valid_in_every_group(full, windowed, win
     tables = PrefixCache(groups, 4).find_run(hashes)
 
     def is_whole(length: int) -> bool:
-        # What a claimant of so many blocks is sent, as `baton_kvtransfer.block_range` says.
+        # What a claimant of so many blocks is sent, as `baton_kvtransfer.lease.block_range` says.
         first = max(0, 4 * length - window) // 4
         return all(full[:length]) and all(windowed[first:length])
 

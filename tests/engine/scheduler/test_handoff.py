@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Sequence
+from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 

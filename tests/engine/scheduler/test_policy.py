@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import READ_PATIENCE
 from baton.engine.scheduler.scheduling.policy import (
@@ -21,6 +20,7 @@ from baton.engine.scheduler.scheduling.policy import (
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 

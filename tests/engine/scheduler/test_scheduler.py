@@ -8,11 +8,11 @@ import pytest
 from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
 from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
+from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import VOCAB_SIZE, FakeGrammar, cache_group
 from tests.support.scheduler.harness import ROOTS, Harness, request
 

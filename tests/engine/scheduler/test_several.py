@@ -2,8 +2,8 @@
 
 import pytest
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
+from baton.models.encoder_input import EncoderInput
 from baton.sampling import EarlyStopping
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request

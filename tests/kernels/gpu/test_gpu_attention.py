@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton_kernels.attention_inputs import HEAD_DIMS
-from baton_kernels.attention_plan import plan_splits
-from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
+from baton_kernels.attention.inputs import HEAD_DIMS
+from baton_kernels.attention.paged_decode import paged_decode
+from baton_kernels.attention.plan import plan_splits
+from baton_kernels.attention.plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention.tiling import AttentionTiling, choose_tiling
 from baton_kernels.gpu import Gpu
-from baton_kernels.paged_decode import paged_decode
 from tests.kernels.gpu.conftest import skip_without_fp8
 from tests.support.kernels.attention_cases import (
     Case,

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from baton_kernels.expert_choice import choose_experts, reference_choose_experts
-from baton_kernels.experts import (
+from baton_kernels.rows.expert_choice import choose_experts, reference_choose_experts
+from baton_kernels.rows.experts import (
     combine_experts,
     expert_linear,
     reference_combine_experts,
     reference_expert_linear,
     route,
 )
-from baton_kernels.linear import linear, reference_linear
+from baton_kernels.rows.linear import linear, reference_linear
 from tests.support.kernels.comparison import FLOATS, assert_close, random
 
 pytestmark = pytest.mark.gpu

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from baton_kernels.block_copy import copy_blocks
-from baton_kernels.cache_write import write_kv
-from baton_kernels.rotary import Rotation
+from baton_kernels.rows.cache_write import write_kv
+from baton_kernels.rows.rotary import Rotation
 from tests.kernels.gpu.conftest import skip_without_fp8
 from tests.support.kernels.cache_cases import Step, check_rotation, rotary_table, step_of
 from tests.support.kernels.comparison import FLOATS, FP8

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.engine.attention.interface import RaggedBatch
-from baton_kernels.cache_write import write_kv
+from baton_kernels.rows.cache_write import write_kv
 from bench.gpu.attention import LayeredAttention
 from bench.gpu.sizes import AttentionShape
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from baton_kernels.activation import (
+from baton_kernels.rows.activation import (
     clamped_swiglu,
     reference_clamped_swiglu,
     reference_silu_and_multiply,
     silu_and_multiply,
 )
-from baton_kernels.norm import add_rms_norm, reference_rms_norm, rms_norm
+from baton_kernels.rows.norm import add_rms_norm, reference_rms_norm, rms_norm
 from tests.support.kernels.comparison import FLOATS, assert_close, on_poisoned_memory, random
 
 pytestmark = pytest.mark.gpu

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton_kernels.bitmask import reference_restrict, restrict
-from baton_kernels.penalties import History, Penalties, penalise, reference_penalise
-from baton_kernels.row_summary import reference_logprobs
-from baton_kernels.sampling import sample
-from baton_kernels.token_rules import (
+from baton_kernels.sampling.bitmask import reference_restrict, restrict
+from baton_kernels.sampling.penalties import History, Penalties, penalise, reference_penalise
+from baton_kernels.sampling.row_summary import reference_logprobs
+from baton_kernels.sampling.sampling import sample
+from baton_kernels.sampling.token_rules import (
     Bans,
     Biases,
     add_biases,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from baton_kernels.activation import (
+from baton_kernels.rows.activation import (
     clamped_swiglu,
     reference_clamped_swiglu,
     reference_silu_and_multiply,

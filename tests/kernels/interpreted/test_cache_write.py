@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton_kernels.cache_write import CacheBlocks, reference_write_kv, write_kv
-from baton_kernels.rotary import Rotation, reference_rotate, rotate_and_write
+from baton_kernels.rows.cache_write import CacheBlocks, reference_write_kv, write_kv
+from baton_kernels.rows.rotary import Rotation, reference_rotate, rotate_and_write
 from tests.support.kernels.cache_cases import Step, check_rotation, rotary_table, step_of
 from tests.support.kernels.comparison import FLOATS, FP8, assert_close, each_case, pairwise
 

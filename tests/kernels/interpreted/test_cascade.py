@@ -2,8 +2,8 @@
 
 import torch
 
-from baton_kernels.attention_tiling import Tiling
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tiling import Tiling
 from tests.support.kernels.attention_cases import decode, make_case, share
 from tests.support.kernels.comparison import each_case, pairwise
 

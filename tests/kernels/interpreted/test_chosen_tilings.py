@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton_kernels.attention_inputs import HEAD_DIMS
-from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
+from baton_kernels.attention.inputs import HEAD_DIMS
+from baton_kernels.attention.tiling import AttentionTiling, choose_tiling
 from tests.support.kernels.attention_cases import (
     Case,
     attend,

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from baton_kernels.attention_inputs import HEAD_DIMS, check_model
-from baton_kernels.attention_plan import plan_splits
-from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from baton_kernels.attention_tiling import AttentionTiling, Tiling, choose_tiling
-from baton_kernels.paged_attention import plan_attention
-from baton_kernels.paged_decode import paged_decode
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.inputs import HEAD_DIMS, check_model
+from baton_kernels.attention.paged_attention import plan_attention
+from baton_kernels.attention.paged_decode import paged_decode
+from baton_kernels.attention.plan import plan_splits
+from baton_kernels.attention.plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tiling import AttentionTiling, Tiling, choose_tiling
 from tests.support.kernels.attention_cases import (
     attend,
     decode,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from baton_kernels.attention_tiling import Tiling, choose_tiling
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tiling import Tiling, choose_tiling
 from tests.support.kernels.attention_cases import (
     Case,
     attend,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton_kernels.expert_choice import choose_experts, reference_choose_experts
+from baton_kernels.rows.expert_choice import choose_experts, reference_choose_experts
 from tests.support.kernels.comparison import (
     FLOATS,
     apart,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton_kernels.experts import (
+from baton_kernels.rows.experts import (
     BLOCK_ROWS,
     combine_experts,
     expert_linear,

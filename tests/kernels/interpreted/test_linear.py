@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton_kernels.linear import linear, reference_linear, splits
+from baton_kernels.rows.linear import linear, reference_linear, splits
 from tests.support.kernels.comparison import (
     FLOATS,
     apart,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton_kernels.attention_tiling import choose_tiling
-from baton_kernels.experts import expert_linear, reference_expert_linear, route
-from baton_kernels.linear import linear, reference_linear
+from baton_kernels.attention.tiling import choose_tiling
+from baton_kernels.rows.experts import expert_linear, reference_expert_linear, route
+from baton_kernels.rows.linear import linear, reference_linear
 from tests.support.kernels.attention_cases import attend, by_descriptors, make_case, prefill, share
 from tests.support.kernels.comparison import assert_close, random
 from tests.support.kernels.interpreter import IS_EMULATED

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton_kernels.norm import MAX_WIDTH, add_rms_norm, reference_rms_norm, rms_norm
+from baton_kernels.rows.norm import MAX_WIDTH, add_rms_norm, reference_rms_norm, rms_norm
 from tests.support.kernels.comparison import (
     FLOATS,
     apart,

@@ -7,7 +7,7 @@ import torch
 from baton.engine.sampling.batch_state import SamplingColumns
 from baton.engine.sampling.logits_processors import process
 from baton.sampling import SamplingParams
-from baton_kernels.penalties import History, Penalties, penalise, reference_penalise
+from baton_kernels.sampling.penalties import History, Penalties, penalise, reference_penalise
 
 
 def params_of(row: int) -> SamplingParams:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from baton_kernels.attention_inputs import HEAD_DIMS
-from baton_kernels.attention_tiling import Tiling, choose_tiling
+from baton_kernels.attention.inputs import HEAD_DIMS
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tiling import Tiling, choose_tiling
 from baton_kernels.gpu import GPUS
-from baton_kernels.split_rule import SplitRule
 from tests.support.kernels.attention_cases import Case, attend, make_case, prefill
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 

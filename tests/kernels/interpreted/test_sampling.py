@@ -8,9 +8,9 @@ import triton.language as tl
 
 from baton.engine.sampling.random import uniform as uniform_of_the_cpu
 from baton.sampling import SamplingParams
-from baton_kernels.philox import uniform
-from baton_kernels.row_summary import Tiling, logprobs_of, reference_logprobs, summarise
-from baton_kernels.sampling import MOST_TOKENS, Plan, sample
+from baton_kernels.sampling.philox import uniform
+from baton_kernels.sampling.row_summary import Tiling, logprobs_of, reference_logprobs, summarise
+from baton_kernels.sampling.sampling import MOST_TOKENS, Plan, sample
 from tests.support.kernels.comparison import FLOATS, assert_close, each_case, pairwise
 from tests.support.kernels.sampling_cases import (
     KINDS,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton_kernels.attention_inputs import HEAD_DIMS
-from baton_kernels.attention_tiling import Tiling
-from baton_kernels.split_rule import SplitRule
+from baton_kernels.attention.inputs import HEAD_DIMS
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tiling import Tiling
 from tests.support.kernels.attention_cases import by_descriptors, make_case, prefill
 from tests.support.kernels.comparison import each_case, pairwise
 from tests.support.kernels.interpreter import IS_INTERPRETED

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from baton_kernels.penalties import History
-from baton_kernels.token_rules import (
+from baton_kernels.sampling.penalties import History
+from baton_kernels.sampling.token_rules import (
     Bans,
     Biases,
     add_biases,

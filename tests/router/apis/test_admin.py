@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.encoder_input import EncoderInput, TensorData
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
+from baton.models.encoder_input import EncoderInput, TensorData
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from baton.errors import InvalidArgumentError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.router.hostile_bodies import BODIES, MESSAGES, NEEDED, SHAPES, assert_legal

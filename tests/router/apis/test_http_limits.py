@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from baton.cli.certs import Authority
-from baton.tls import Tls
+from baton.rpc.tls import Tls
 from baton_router.apis.edge.middleware import Failures
 from baton_router.apis.edge.server import HttpServer
 from baton_router.apis.edge.settings import ConnectionLimits

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from baton.encoder_input import EncoderInput, TensorData
-from baton.encoder_input_wire import to_proto
 from baton.errors import CancelledError, InternalError, NotFoundError, UnavailableError
+from baton.models.encoder_input import EncoderInput, TensorData
+from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton.serving.tenant import Tenant
@@ -119,8 +119,8 @@ async def test_prefill_worker_gets_source_of_remote_input():
     assert (asked.claimant, asked.tenant, asked.priority) == ("p0", call.tenant, 3)
     assert asked.request_id == f"r.{asked.lease_id.hex()[:12]}"
     assert not asked.only_cached
-    assert asked.encoder_input == to_proto(IMAGES[0])
-    assert list(call.encoder_inputs) == list(map(to_proto, IMAGES))
+    assert asked.encoder_input == encoder_input_to_message(IMAGES[0])
+    assert list(call.encoder_inputs) == list(map(encoder_input_to_message, IMAGES))
     assert not answers.requests[0].encoder_sources
     assert ways(running) == {"local": 1, "encode": 1}
     (seconds,) = [one.seconds for one in running.account.encoded_inputs if one.source == "encode"]

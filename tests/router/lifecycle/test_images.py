@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from baton.encoder_input import EncoderInput, TensorData
-from baton.encoder_input_wire import to_proto
 from baton.errors import InvalidArgumentError, OverloadedError, UnavailableError
+from baton.models.encoder_input import EncoderInput, TensorData
+from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton_router.call.generate_call import GenerateCall
@@ -59,7 +59,7 @@ async def test_images_reach_both_workers_of_every_attempt():
     assert seen.text == "abcde"
     assert len(requests) == 4
     for request in requests:
-        assert list(request.encoder_inputs) == list(map(to_proto, IMAGES))
+        assert list(request.encoder_inputs) == list(map(encoder_input_to_message, IMAGES))
         assert tuple(request.token_ids[: len(PROMPT)]) == PROMPT
         assert request.num_prompt_tokens == len(PROMPT)
     # Chain hashes cover the images, those of the second attempt too.

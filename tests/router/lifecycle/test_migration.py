@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from baton.backoff import Backoff
 from baton.errors import (
     CancelledError,
     DataLossError,
@@ -13,6 +12,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
+from baton.rpc.backoff import Backoff
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import prefill_pb2
 from baton_router.call.ending import FinishReason

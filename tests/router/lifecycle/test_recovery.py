@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.backoff import Backoff
 from baton.errors import (
     BatonError,
     CancelledError,
@@ -16,6 +15,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
+from baton.rpc.backoff import Backoff
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget

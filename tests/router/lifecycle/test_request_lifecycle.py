@@ -13,7 +13,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton.params_wire import from_proto, to_proto
+from baton.rpc.params import params_of, params_to_message
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
@@ -275,10 +275,10 @@ async def test_lifecycle_prefills_plain_token_for_several_sequences():
         await run(fleet, **asked, prompt_logprobs=2)
         (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
     assert at_prefill.has_several_sequences
-    assert from_proto(at_prefill.sampling, default_seed=1) == SamplingParams(
+    assert params_of(at_prefill.sampling, default_seed=1) == SamplingParams(
         max_tokens=5, prompt_logprobs=2
     )
-    assert from_proto(at_decode.sampling, default_seed=1) == SamplingParams(max_tokens=5, **asked)
+    assert params_of(at_decode.sampling, default_seed=1) == SamplingParams(max_tokens=5, **asked)
 
 
 async def test_lifecycle_sends_both_workers_same_sampling_params():
@@ -291,7 +291,9 @@ async def test_lifecycle_sends_both_workers_same_sampling_params():
     assert not at_decode.sampling.HasField("prompt_logprobs")
     at_prefill.sampling.ClearField("prompt_logprobs")
     assert (
-        at_prefill.sampling == at_decode.sampling == to_proto(SamplingParams(max_tokens=5, **asked))
+        at_prefill.sampling
+        == at_decode.sampling
+        == params_to_message(SamplingParams(max_tokens=5, **asked))
     )
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from baton.backoff import Backoff
 from baton.errors import InternalError, OverloadedError
+from baton.rpc.backoff import Backoff
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2
 from baton_router.call.request import Request, work_of

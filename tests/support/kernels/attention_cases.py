@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from baton_kernels.attention_inputs import PagedKv, ScoreRule
-from baton_kernels.attention_plan import Ranges, SharedPrefix, plan_splits, plan_tiles
-from baton_kernels.attention_plan_arrays import SplitArrays
-from baton_kernels.attention_reference import reference_attention
-from baton_kernels.attention_tiling import AttentionTiling, Tiling
+from baton_kernels.attention.inputs import PagedKv, ScoreRule
+from baton_kernels.attention.paged_attention import AttentionArrays, paged_attention, plan_attention
+from baton_kernels.attention.paged_decode import Workspace, paged_decode
+from baton_kernels.attention.paged_prefill import paged_prefill
+from baton_kernels.attention.plan import Ranges, SharedPrefix, plan_splits, plan_tiles
+from baton_kernels.attention.plan_arrays import SplitArrays
+from baton_kernels.attention.reference import reference_attention
+from baton_kernels.attention.split_rule import SplitRule
+from baton_kernels.attention.tile_descriptors import describe_tiles
+from baton_kernels.attention.tiling import AttentionTiling, Tiling
 from baton_kernels.gpu import H100, Gpu
-from baton_kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
-from baton_kernels.paged_decode import Workspace, paged_decode
-from baton_kernels.paged_prefill import paged_prefill
-from baton_kernels.split_rule import SplitRule
-from baton_kernels.tile_descriptors import describe_tiles
 from tests.support.kernels.comparison import apart, assert_close, poisoned, random
 
 FP8 = torch.float8_e4m3fn

@@ -6,8 +6,8 @@ import torch
 
 from baton.engine.cache.kv_layout import KvShape, plan_layout
 from baton.engine.cache.kv_pool import KvPool
-from baton_kernels.cache_write import CacheBlocks
-from baton_kernels.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
+from baton_kernels.rows.cache_write import CacheBlocks
+from baton_kernels.rows.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
 from tests.support.kernels.comparison import (
     ABSOLUTE,
     FP8,

@@ -28,7 +28,7 @@ from baton_kvtransfer.connectors.cuda_ipc import memory_handles
 from baton_kvtransfer.connectors.shm import claimant
 from baton_kvtransfer.connectors.shm.source import HandleServer
 from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 from tests.support.kernels.delayed_engine import cycles, delayed_engine
 from tests.support.kernels.far_pool import offer_from_json, offer_to_json
 

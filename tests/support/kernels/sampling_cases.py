@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.sampling.sampler import Sampler
 from baton.sampling import SamplingParams
-from baton_kernels.sampling_rows import SamplingRows
+from baton_kernels.sampling.rows import SamplingRows
 from tests.support.kernels.comparison import Device
 
 # Of many kinds; rows take them in turn. No `top_p` is such that ties make up exactly as much, where

@@ -19,13 +19,13 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.source import HandleServer
-from baton_kvtransfer.handle import FirstToken, Handle
-from baton_kvtransfer.lease import Claim, Lease
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken, Handle
+from baton_kvtransfer.lease.lease import Claim, Lease
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, SenderOf, ServedPools, add_to_server
 from baton_kvtransfer.sources import TransportTimes
 

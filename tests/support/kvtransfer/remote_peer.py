@@ -17,14 +17,14 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.nixl.source import NixlSource
 from baton_kvtransfer.connectors.shm.source import HandleServer
-from baton_kvtransfer.handle import FirstToken, Handle
-from baton_kvtransfer.lease import Claim, Lease
-from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.lease.block_range import BlockRange
+from baton_kvtransfer.lease.handle import FirstToken, Handle
+from baton_kvtransfer.lease.lease import Claim, Lease
+from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from tests.support.kvtransfer.loopback import (
     CLAIMANT,

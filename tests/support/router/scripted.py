@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from baton.backoff import Backoff
 from baton.cluster.prefix import PrefixNamespace
-from baton.encoder_input import EncoderInput
 from baton.errors import BatonError
 from baton.models import locate
+from baton.models.encoder_input import EncoderInput
+from baton.rpc.backoff import Backoff
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
 from baton.serving.coalescer import Coalescer

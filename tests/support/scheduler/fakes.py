@@ -14,7 +14,6 @@ from zlib import crc32
 
 import numpy as np
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
@@ -23,6 +22,7 @@ from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLo
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.beam import BeamSearch
 from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Sequence
+from baton.models.encoder_input import EncoderInput
 
 VOCAB_SIZE = 11
 CLEARED = 0

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput, HeldOutput
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import FakeRunner
 
 

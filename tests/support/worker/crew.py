@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 
 from baton.cluster.prefix import HashedInput, hash_chain
-from baton.encoder_input import EncoderInput
-from baton.encoder_input_wire import to_proto as input_to_proto
-from baton.params_wire import to_proto
+from baton.models.encoder_input import EncoderInput
+from baton.rpc.encoder_inputs import encoder_input_to_message
+from baton.rpc.params import params_to_message
+from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import (
@@ -29,7 +30,6 @@ from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton.worker.process import assemble
 from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
-from baton.worker_role import Role
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.exchange import EncoderExchange, KvExchange
 from tests.support.waiting import until
@@ -112,7 +112,7 @@ class Member:
             request_id=name,
             token_ids=[*prompt, *output],
             num_prompt_tokens=len(prompt),
-            sampling=to_proto(params),
+            sampling=params_to_message(params),
             handle=handle,
             **fields,
         )
@@ -144,7 +144,7 @@ class Member:
             lease_id=new_lease_id(),
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
-            sampling=to_proto(SamplingParams(max_tokens=8, ignore_eos=True)),
+            sampling=params_to_message(SamplingParams(max_tokens=8, ignore_eos=True)),
             source=source,
             **fields,
         )
@@ -170,7 +170,7 @@ class Member:
         request = encode_pb2.EncodeRequest(
             request_id=f"r{next(_names)}",
             lease_id=lease_id,
-            encoder_input=input_to_proto(wanted),
+            encoder_input=encoder_input_to_message(wanted),
             claimant=claimant,
             **fields,
         )

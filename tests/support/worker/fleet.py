@@ -16,11 +16,11 @@ from baton.client.progress import Progress
 from baton.client.types import TokenLogprobs
 from baton.client.wire import generate_request, resumed_request
 from baton.cluster.prefix import PrefixNamespace
-from baton.encoder_input import EncoderInput
+from baton.models.encoder_input import EncoderInput
+from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.worker.layout_wire import layouts_to_messages
-from baton.worker_role import Role
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.lifecycle.answers.answer import Answer

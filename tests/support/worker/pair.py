@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from baton.engine.process.engine_child import EngineChild
-from baton.params_wire import to_proto
+from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -130,7 +130,7 @@ class Pair:
             "lease_id": name.to_bytes(16, "big"),
             "token_ids": prompt,
             "num_prompt_tokens": len(prompt),
-            "sampling": to_proto(params),
+            "sampling": params_to_message(params),
             "decode_worker": self.decode.id,
             "has_several_sequences": several,
             **fields,
@@ -144,7 +144,7 @@ class Pair:
             request_id=f"r{next(self._names)}",
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
-            sampling=to_proto(params),
+            sampling=params_to_message(params),
             handle=None if lease_id is None else self.handle(lease_id, len(prompt)),
         )
         message.sampling.ClearField("prompt_logprobs")

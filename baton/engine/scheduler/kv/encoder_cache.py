@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.block_pool import CacheChanges, CacheEvents
 from baton.engine.scheduler.sequences.encoder_inputs import passed
+from baton.models.encoder_input import EncoderInput
 
 Holder = str | int
 """A sequence, by its `encoder_id`, or a job, by its number."""

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache, HeldOutput
 from baton.engine.scheduler.scheduling.policy import Ranker
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput
 
 
 @dataclass(frozen=True, slots=True)

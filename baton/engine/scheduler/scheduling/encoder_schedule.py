@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache
+from baton.models.encoder_input import EncoderInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from baton.encoder_input import EncoderInput
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput
 
 
 def check_encoder_inputs(

@@ -13,10 +13,10 @@ from itertools import takewhile
 import numpy as np
 
 from baton.cluster.prefix import BlockHash
-from baton.encoder_input import EncoderInput
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, TokenArray
 from baton.engine.scheduler.sequences.beam import BeamSearch
 from baton.engine.scheduler.sequences.config import ReturnCost
+from baton.models.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 
 # Added to the draft allowance per token without drafts: one draft in 8 tokens if all are rejected.

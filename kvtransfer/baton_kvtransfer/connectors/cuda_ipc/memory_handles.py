@@ -16,11 +16,11 @@ from baton.engine.cache.kv_layout import KvLayout, pool_bytes
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
-from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import check_host, host_id
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch, check
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError
-from baton_kvtransfer.block_batch import BlockBatch, check, checksums_of
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.send_ahead import Build, PartSizes, batches_ahead
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch, check, checksums_of
+from baton_kvtransfer.stream.send_ahead import Build, PartSizes, batches_ahead
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 
 # Larger messages are slower: the allocator maps fresh memory for each of their buffers.
 MESSAGE_BYTES = 2**20

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.device import use_device
 from baton.errors import UnavailableError
-from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended, in_thread
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch, check
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 
 # Seconds for a connection to a source.
 _CONNECT_SECONDS = 5.0

@@ -22,7 +22,6 @@ from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import map_readonly
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.errors import UnavailableError
-from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.cancellation import ended
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import (
@@ -32,6 +31,7 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     belongs_to,
     check_host,
 )
+from baton_kvtransfer.stream.block_batch import BlockBatch
 
 CONNECT_TIMEOUT = 1.0
 """Seconds in which a source has to answer each call of `attach`."""

@@ -10,7 +10,6 @@ from functools import partial
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import SharedMemory
-from baton_kvtransfer.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,
@@ -21,8 +20,9 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     listen,
     remove,
 )
-from baton_kvtransfer.send_ahead import batches_ahead
-from baton_kvtransfer.transfer_stream import TransferStream
+from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.stream.send_ahead import batches_ahead
+from baton_kvtransfer.stream.transfer_stream import TransferStream
 
 # Maximum bytes of one batch: a message costs as much as copying some hundred KiB.
 RUN_BYTES = 256 * 2**20

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from baton.rpc.tls import Tls
 from baton.serving.listening import cannot_listen
-from baton.tls import Tls
 from baton_router.apis.edge.connection import Connection
 from baton_router.apis.edge.listener import Listener
 from baton_router.apis.edge.middleware import InFlight

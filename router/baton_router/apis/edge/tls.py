@@ -2,8 +2,8 @@
 
 import ssl
 
+from baton.rpc.tls import Tls
 from baton.serving.certificates import names_shown, watched
-from baton.tls import Tls
 
 
 def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:

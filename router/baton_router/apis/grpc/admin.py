@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.message import Message
 
 from baton.errors import BatonError, InvalidArgumentError, UnavailableError
-from baton.role_wire import role_of, role_to_message
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
+from baton.rpc.roles import role_of, role_to_message
 from baton.serving import build_info
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants

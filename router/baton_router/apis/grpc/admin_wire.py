@@ -1,6 +1,6 @@
 """Conversion of the router's data to messages of the admin service."""
 
-from baton.role_wire import role_to_message
+from baton.rpc.roles import role_to_message
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.grpc.client_wire import candidate_to_message, placement_to_message

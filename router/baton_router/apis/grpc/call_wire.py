@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from baton.encoder_input import EncoderInput
-from baton.encoder_input_wire import tensors_from_proto
 from baton.errors import InvalidArgumentError
-from baton.params_wire import from_proto
+from baton.models.encoder_input import EncoderInput
+from baton.rpc.encoder_inputs import tensors_of
+from baton.rpc.params import params_of
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.call.generate_call import (
@@ -60,7 +60,7 @@ class CallReader:
         return self.generate_call(message)
 
     def generate_call(self, message: pb.GenerateRequest) -> GenerateCall:
-        params = from_proto(message.sampling, default_seed=secrets.randbits(64))
+        params = params_of(message.sampling, default_seed=secrets.randbits(64))
         parsing = self._parsing(message.parsing) if message.HasField("parsing") else None
         return GenerateCall(
             _input(message, message.parsing, parsing),
@@ -201,7 +201,7 @@ def _image(
 
 def _encoder_input(message: pb.EncoderInput) -> EncoderInput:
     """Returns an encoder input, whose hash is still to be computed."""
-    return EncoderInput(b"", message.start, message.length, tensors_from_proto(message))
+    return EncoderInput(b"", message.start, message.length, tensors_of(message))
 
 
 def _received(at: int, message: pb.ReceivedTokens) -> ReceivedOutput:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from baton.role_wire import role_to_message
+from baton.rpc.roles import role_to_message
 from baton.v1 import inference_pb2 as pb
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.placement_terms import TERMS
+from baton.serving.telemetry.placement_terms import TERMS
 
 _FILES = Path(__file__).parent / "files"
 _TERMS = '<script id="terms" type="application/json">'

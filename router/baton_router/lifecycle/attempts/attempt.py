@@ -26,7 +26,7 @@ from typing import Any, Self
 import grpc
 
 from baton.errors import InternalError
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton_router.call.ending import FinishReason

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 from opentelemetry.trace import SpanKind
 
-from baton.cancellation import is_task_cancelled
 from baton.errors import (
     BatonError,
     DeadlineExceededError,
@@ -17,7 +16,8 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of, has_ended, is_cancelled_here, is_loss
+from baton.rpc.cancellation import is_task_cancelled
+from baton.rpc.errors import error_of, has_ended, is_cancelled_here, is_loss
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import failed, stage

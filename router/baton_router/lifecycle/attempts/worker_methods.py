@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from baton import encoder_input_wire
-from baton.encoder_input import EncoderInput
+from baton.models.encoder_input import EncoderInput
+from baton.rpc.encoder_inputs import serialized_encoder_inputs
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import (
     decode_pb2,
@@ -113,7 +113,7 @@ async def _method(
     serialize: Callable[[Any], bytes] = type(request).SerializeToString
     called: Any = request
     if encoder_inputs:
-        inputs = encoder_input_wire.serialized(encoder_inputs, field_number)
+        inputs = serialized_encoder_inputs(encoder_inputs, field_number)
         serialize = _Unsent.pop
         called = [await asyncio.to_thread(b"".join, [request.SerializeToString(), *inputs])]
     method = channel.unary_stream(

@@ -5,7 +5,7 @@ Independent of the source of the snapshot and of the placement policy.
 
 from typing import NamedTuple
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
 
 

@@ -11,7 +11,7 @@ No client's request is the probe: the fleet probes the worker with a health chec
 import time
 from enum import Enum, auto
 
-from baton.backoff import Backoff
+from baton.rpc.backoff import Backoff
 from baton.serving.deadline import Clock
 
 # Backoff between health checks: short after the first failure, 1 to 2 seconds in a long outage.

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.cancellation import is_task_cancelled
+from baton.rpc.cancellation import is_task_cancelled
 from baton.serving.channels import Channels
 from baton_router.routing.fleet.member import Member
 

@@ -6,7 +6,7 @@ RPCs; the caller passes the time.
 
 from dataclasses import dataclass
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import Rates
 from baton_router.routing.fleet.decayed_counter import DecayedCounter

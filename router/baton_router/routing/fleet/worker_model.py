@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR, STEPS_SLOWED, Rates
 from baton_router.routing.fleet.regression import Coefficient, Regression
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR
 from baton_router.routing.placement.decision import Decision, PlacementInputs
 from baton_router.routing.placement.placement import (

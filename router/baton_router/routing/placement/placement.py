@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.cost_model import ENCODE, FETCH
 from baton_router.routing.placement.encoder_sources import EncoderChoice, EncoderSources

@@ -6,7 +6,7 @@ The demand of several routers adds up. Independent of the transport between them
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.admission.policy import LIMIT
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates

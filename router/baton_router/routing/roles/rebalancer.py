@@ -14,8 +14,8 @@ from baton.cluster.keys import role_lock_key
 from baton.cluster.redis import prefix_of
 from baton.cluster.redis_lock import RedisLock
 from baton.errors import BatonError
+from baton.rpc.worker_role import ROLES
 from baton.serving.deadline import Clock
-from baton.worker_role import ROLES
 from baton_router.call.request import Request
 from baton_router.routing.admission.controller import AdmissionController
 from baton_router.routing.admission.forecast import Forecasts

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
+from baton.rpc.worker_role import ROLES, Role
 from baton.setting import setting
-from baton.worker_role import ROLES, Role
 
 
 @dataclass(frozen=True, slots=True)

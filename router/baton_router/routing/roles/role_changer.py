@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import grpc
 
 from baton.errors import FailedPreconditionError, NotFoundError
-from baton.role_wire import role_to_message
-from baton.rpc_errors import error_of
+from baton.rpc.errors import error_of
+from baton.rpc.roles import role_to_message
+from baton.rpc.worker_role import Role
 from baton.v1 import admin_pb2, admin_pb2_grpc
-from baton.worker_role import Role
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from baton.encoder_input import EncoderInput, TensorData
 from baton.errors import InternalError
+from baton.models.encoder_input import EncoderInput, TensorData
 
 
 @dataclass(frozen=True, slots=True)

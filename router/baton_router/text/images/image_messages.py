@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from baton.encoder_input import TensorData
+from baton.models.encoder_input import TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.image_format_codec import decode_image_format
 

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from baton.encoder_input import TensorData
 from baton.errors import BatonError
+from baton.models.encoder_input import TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.images import read_image_format, read_image_processor
 from baton.models.pixtral_images import text_tokens

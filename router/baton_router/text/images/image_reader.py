@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
 
-from baton.encoder_input import EncoderInput, TensorData, content_hash
 from baton.errors import InvalidArgumentError
+from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.image_format import ImageFormat
 from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage

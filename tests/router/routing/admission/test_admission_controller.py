@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from baton.encoder_input import EncoderInput
 from baton.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
     OverloadedError,
 )
+from baton.models.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant

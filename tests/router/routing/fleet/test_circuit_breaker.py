@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.backoff import Backoff
+from baton.rpc.backoff import Backoff
 from baton_router.routing.fleet.circuit_breaker import CircuitBreaker, CircuitState
 from tests.support.clock import Clock
 

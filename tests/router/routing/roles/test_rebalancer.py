@@ -13,7 +13,7 @@ import pytest
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import DeadlineExceededError
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.admission.controller import AdmissionController
 from baton_router.routing.admission.forecast import Forecasts
 from baton_router.routing.fleet.candidate import Candidate

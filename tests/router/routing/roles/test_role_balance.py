@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.worker_role import Role
+from baton.rpc.worker_role import Role
 from baton_router.routing.roles.role_balance import (
     Balance,
     Flip,

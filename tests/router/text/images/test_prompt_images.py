@@ -9,10 +9,10 @@ import pytest_asyncio
 from PIL import Image
 from transformers import AutoProcessor
 
-from baton.encoder_input_wire import to_proto
 from baton.engine.vision.prompt_processor import PromptProcessor
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
+from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.call.request import Request
@@ -137,7 +137,7 @@ async def test_placeholder_in_users_text_is_text(intake, texts):
 
 async def test_preprocessed_images_are_hashed_here(intake):
     made = await read(intake, text=text_of(2), images=files(1, 2))
-    inputs = list(map(to_proto, made.encoder_inputs))
+    inputs = list(map(encoder_input_to_message, made.encoder_inputs))
     for each in inputs:
         each.content_hash = b"x" * 16
     tokens = pb.TokenIds(ids=made.token_ids)
@@ -158,7 +158,7 @@ async def test_content_hashes_of_tenants_differ(intake):
 async def test_preprocessed_images_are_checked(intake):
     made = await read(intake, text=text_of(1), images=files(1))
     tokens = pb.TokenIds(ids=made.token_ids)
-    given = to_proto(made.encoder_inputs[0])
+    given = encoder_input_to_message(made.encoder_inputs[0])
 
     async def field_of(**changes: object) -> str:
         changed = pb.GenerateRequest().encoder_inputs.add()

@@ -1,0 +1,1 @@
+"""Groundwork of calls on both sides: messages, statuses, certificates, cancellation."""

@@ -1,0 +1,1 @@
+"""Kernels whose row of output depends on its own token alone."""

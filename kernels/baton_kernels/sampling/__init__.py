@@ -1,0 +1,1 @@
+"""Kernels from logits to tokens: rules, penalties, grammars and the draw."""

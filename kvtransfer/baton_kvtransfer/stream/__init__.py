@@ -1,0 +1,1 @@
+"""Stream of block batches from a source to a claimant."""
