@@ -33,6 +33,8 @@ from baton_router.routing.fleet.worker_model import PoolModel, WorkerModel
 from baton_router.routing.placement.decision import Rules
 from baton_router.routing.placement.placer import Placer
 from baton_router.text.intake import Intake
+from baton_router.text.request_bounds import RequestLimits
+from tests.support.router.calls import call_of
 from tests.support.router.scripted import HANDOFFS, NO_PAUSES, FakeFleet, card
 from tests.support.worker.crew import Crew, Member, crew_of
 
@@ -199,7 +201,9 @@ class Request:
         )
 
     async def _lifecycle(self) -> RequestLifecycle:
-        read = await Intake(card(), 2**20).read(self._message, card().max_model_len)
+        read = await Intake(card(), RequestLimits()).read(
+            call_of(self._message), card().max_model_len
+        )
         asked = replace(read, encoder_inputs=self._encoder_inputs)
         recovery = Recovery(asked.request_id, RetryBudget(), NO_PAUSES)
         answer = Answer(asked, card(), time.monotonic())
