@@ -31,6 +31,7 @@ from baton.rpc.tls import Tls
 from baton.serving.access import WORKER_NAME
 from baton.serving.channels import MAX_MESSAGE_BYTES
 from baton.serving.listening import is_loopback
+from baton.serving.other_servers import advice_on
 
 ENV_PREFIX = "BATON_"
 
@@ -411,7 +412,9 @@ def _sentence(details: ErrorDetails, flags: _Values, environment: _Values) -> st
 
 def _unknown(kind: str, given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "--help lists what there is"
+    hint = advice_on(given)
+    if not hint:
+        hint = f"did you mean {close[0]}?" if close else "--help lists what there is"
     space = "" if kind.endswith(".") else " "
     return f"{kind}{space}{given} is unknown; {hint}"
 

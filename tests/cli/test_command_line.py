@@ -13,10 +13,14 @@ from typer.testing import CliRunner
 from baton.cli.command import HINTS, MAX_SUMMARY, SECTIONS
 from baton.cli.main import app
 from baton.cli.process import Process
+from baton.cli.worker_options import DECIDED_BY_UP, SWITCHES
 from baton.installation import install_command
 from baton.models import INTRODUCTION
+from baton.serving.other_servers import ADVICE
 from baton.serving.telemetry.placement_terms import LOAD, TERMS
 from baton.version import version
+from baton.worker.roles import settings_class
+from baton_router.settings import RouterSettings
 from tests.cli.conftest import baton
 
 HELP = """
@@ -257,6 +261,72 @@ def test_workers_share_cpu_cores_unless_num_threads_is_set() -> None:
     assert "--num-threads 1" in threads("--device", "cpu")
     assert "--num-threads 7" in threads("--device", "cpu", "--num-threads", "7")
     assert "--num-threads" not in threads("--device", "cuda")
+
+
+def commands_of_workers(*arguments: str) -> dict[str, str]:
+    """Returns the command line of each worker that `up` would start, by its name."""
+    result = CliRunner().invoke(app, ["up", "--dry-run", "--device", "cpu", *arguments])
+    assert result.exit_code == 0, result.stderr
+    found = (re.search(r"--worker-id (\S+)", line) for line in result.stdout.splitlines())
+    return {match[1]: match.string for match in found if match}
+
+
+def test_up_gives_settings_to_all_workers_or_those_of_one_role() -> None:
+    given = ["--max-num-seqs", "32", "--decode.max-num-seqs=8", "--prefill.num-blocks", "77"]
+    given += ["--no-prefix-caching", "--decode.device", "cuda:1", "--encode", "1", "tiny"]
+    lines = commands_of_workers(*given)
+    assert lines.keys() == {"encode-0", "prefill-0", "decode-0"}
+    assert all(" --no-prefix-caching" in line for line in lines.values())
+    seqs = {name: re.findall(r"--max-num-seqs (\S+)", line) for name, line in lines.items()}
+    assert seqs == {"encode-0": ["32"], "prefill-0": ["32"], "decode-0": ["8"]}
+    assert [name for name, line in lines.items() if "--num-blocks 77" in line] == ["prefill-0"]
+    assert [name for name, line in lines.items() if "--device cuda:1" in line] == ["decode-0"]
+
+
+SETTINGS_OF_WORKERS = sorted(
+    name for name in settings_class().model_fields if name not in DECIDED_BY_UP
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS_OF_WORKERS)
+def test_every_setting_of_a_worker_is_an_option_of_up(name: str) -> None:
+    """Each as one value that means what is so without it, or is refused by the setting's name."""
+    field = settings_class().model_fields[name]
+    flag = f"--decode.{name.replace('_', '-')}"
+    value = field.default if field.default is not None else "1"
+    is_switch = field.annotation in SWITCHES
+    given = [flag if value else flag.replace(".", ".no-")] if is_switch else [flag, str(value)]
+    result = CliRunner().invoke(app, ["up", "--dry-run", *given])
+    assert given[0].replace("decode.", "") in (result.stderr or result.stdout.splitlines()[-1])
+
+
+def test_advice_on_flags_of_other_servers_names_flags_that_exist() -> None:
+    up = {option for parameter in COMMANDS["up"].params for option in parameter.opts}
+    fields = [*settings_class().model_fields, *RouterSettings.model_fields]
+    settings = {f"--{name.replace('_', '-')}" for name in fields}
+    unset = {f"--no-{name.removeprefix('--')}" for name in settings}
+    told = {flag for advice in ADVICE.values() for flag in re.findall(r"--[\w-]+", advice)}
+    assert told - up - settings - unset == set()
+    taken = set(settings_class().model_fields)
+    assert not {name for name in ADVICE if name[2:].replace("-", "_") in taken}
+
+
+REFUSED_OPTIONS = {
+    "misspelt": (["--max-num-seq", "4"], "No such option: --max-num-seq; did you mean --max-num-s"),
+    "misspelt role": (["--prefil.num-blocks", "4"], "No such option: --prefil.num-blocks; did you"),
+    "without a value": (["--max-num-seqs"], "Option '--max-num-seqs' requires an argument"),
+    "of vLLM": (["--tensor-parallel-size", "2"], "; a worker computes on one device; `baton up"),
+    "of SGLang": (["--decode.mem-fraction-static=0.8"], "; --gpu-memory-utilization is the share"),
+    "of llama.cpp": (["--ctx-size", "4096"], "No such option: --ctx-size; --max-model-len is its"),
+    "decided by up": (["--worker-id", "own"], "No such option: --worker-id; "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED_OPTIONS.values(), ids=REFUSED_OPTIONS)
+def test_up_refuses_unknown_options_with_advice(arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["up", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
 
 
 def test_up_rejects_worker_argument_without_value() -> None:

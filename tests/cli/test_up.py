@@ -187,9 +187,9 @@ REFUSED = {
         "flag --max-num-sequences is unknown; did you mean --max-num-seqs?",
     ),
     "unknown value": (["--dtype", "int8"], "--dtype is 'int8'; must be 'auto', 'float32'"),
-    "value out of bounds": (["--worker-arg", "block-size=0"], "--block-size is '0'; must be gre"),
+    "value out of bounds": (["--prefill.block-size", "0"], "--block-size is '0'; must be gre"),
     "contradiction": (
-        ["--worker-arg", "deterministic=true", "--worker-arg", "kernels=torch"],
+        ["--deterministic", "--worker-arg", "kernels=torch"],
         "deterministic: is set, which needs kernels to be triton or auto, not torch",
     ),
     "missing folder": (["--model", "./no/such"], "the folder './no/such' does not exist"),

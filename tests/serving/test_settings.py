@@ -141,6 +141,11 @@ def test_unknown_flag_error_suggests_closest_flag(capsys):
     assert "flag --prot is unknown; did you mean --port?" in refused(capsys, ["--prot=1"])
 
 
+def test_unknown_flag_of_another_server_error_gives_advice(capsys):
+    sentence = refused(capsys, ["--tensor-parallel-size=2"])
+    assert "flag --tensor-parallel-size is unknown; a worker computes on one device" in sentence
+
+
 def test_abbreviated_flag_is_refused(capsys):
     assert "flag --drain is unknown" in refused(capsys, ["--drain", "3"])
 

@@ -8,10 +8,17 @@ import typer
 from baton.cli.command import command
 from baton.cli.options import JsonLines
 from baton.cli.running import console
+from baton.cli.worker_options import TakesWorkerSettings
 
 
-@command("Run", extra="worker", subject="a cluster on this machine")
+@command(
+    "Run",
+    extra="worker",
+    subject="a cluster on this machine",
+    click_class=TakesWorkerSettings,
+)
 def up(
+    context: typer.Context,
     given_model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="The model; the same as --model.")
     ] = None,
@@ -93,9 +100,7 @@ def up(
     ] = None,
     worker_arg: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Any other setting of the workers; may be repeated."
-        ),
+        typer.Option(metavar="KEY=VALUE", hidden=True, help="The same as --KEY VALUE."),
     ] = None,
     router_arg: Annotated[
         list[str] | None,
@@ -125,6 +130,9 @@ def up(
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
+    Every setting of a worker is an option, too: --max-num-seqs 32 for all workers,
+    --prefill.max-num-seqs 32 for those of one role. `baton decode-worker --help` has them all.
+
     With --json each line is an event: starting, status of a process, ready with its addresses,
     redis_died, stopping, stopped with its reason.
 
@@ -133,7 +141,7 @@ def up(
       baton up
       baton up Qwen/Qwen3-0.6B --prefill 2 --decode 1
       baton up Qwen/Qwen3-VL-2B-Instruct --encode 1
-      baton up --worker-arg max-num-seqs=16 --dry-run
+      baton up --max-num-seqs 16 --decode.num-blocks 4096 --dry-run
       baton up --port 0 --json | jq --unbuffered 'select(.event == "ready").address'
     """
     from baton.cli import up as impl
@@ -160,7 +168,12 @@ def up(
         num_encode=encode,
         admin_port=impl.admin_port_of(admin_port),
         http_port=impl.http_port_of(http_port) if http else None,
-        worker_flags={**given, **impl.parse_flags(worker_arg or [], "--worker-arg")},
+        worker_flags={
+            **given,
+            **impl.parse_flags(worker_arg or [], "--worker-arg"),
+            **context.obj.common,
+        },
+        **{f"{role}_flags": flags for role, flags in context.obj.of_role.items()},
         router_flags={
             "host": host,
             **({"insecure": True} if insecure else {}),
