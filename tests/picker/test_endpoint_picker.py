@@ -317,6 +317,22 @@ async def test_picker_avoids_endpoints_with_a_full_kv_cache():
                 assert await picked_for(stub, f"{name}" + LONG, None) == empty.address
 
 
+@pytest.mark.parametrize(("path", "num_waiting"), [("/metrics", 7), ("", 0)])
+async def test_picker_reads_metrics_at_the_path_given(path, num_waiting):
+    settings = {"endpoint_metrics_path": path, "waiting_metric": "busy"}
+    with serving(ModelServer(metrics="busy 7\n")) as server:
+        async with picking(endpoints=server.address, **settings) as (running, stub):
+            assert await picked_for(stub, LONG, None) == server.address
+            assert running.endpoints.get(server.address).num_waiting_elsewhere == num_waiting
+
+
+async def test_picker_remembers_no_more_hashes_than_allowed(servers):
+    async with picking(max_indexed_hashes=1) as (running, stub):
+        first = await picked_for(stub, LONG, servers)
+        assert await picked_for(stub, LONG, [first.partition(",")[0]])
+        assert running.picker.num_cached_tokens <= 16
+
+
 async def test_picker_ignores_metrics_that_are_none():
     metrics = "vllm:num_requests_waiting NaN\nvllm:kv_cache_usage_perc +Inf\n"
     for text in (metrics, "vllm:num_requests_waiting {{{\n", "<html>"):

@@ -112,6 +112,17 @@ async def test_kv_transfer_has_own_port_when_set(checkpoint):
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_kv_port_takes_larger_messages_than_others(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(75)
+    settings = {"kv_port": 0, "kv_connector": "grpc", "max_message_bytes": 4096}
+    async with pair_of(model, **settings, kv_max_message_bytes=2**20) as pair:
+        answer = await pair.hand_over(prompt, GREEDY)
+        assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
+    async with pair_of(model, **settings, kv_max_message_bytes=4096) as pair:
+        with pytest.raises(grpc.aio.AioRpcError, match="its claimant stopped fetching"):
+            await pair.hand_over(prompt, GREEDY)
+
+
 async def test_worker_load_reports_swaps_and_drafts(checkpoint):
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     async with pair_of(checkpoint("llama"), decode={"max_drafts": 4}) as pair:

@@ -31,6 +31,15 @@ class LoneRouter:
         """Address of HTTP, "http://host:port"."""
         return self._process.http_address
 
+    @property
+    def admin_address(self) -> str:
+        """Address of its admin service, "host:port"."""
+        return self._process.admin_endpoint
+
+    def log(self) -> str:
+        """Returns what it has logged."""
+        return self._process.log_path.read_text()
+
     def rss(self) -> int:
         """Returns its resident memory in bytes."""
         return int(psutil.Process(self._process.pid).memory_info().rss)
