@@ -1,7 +1,7 @@
 """Error hierarchy of all packages.
 
-`baton.serving.errors` maps these to gRPC status codes and `baton.rpc.errors` maps them back, so
-that an error keeps its type from process to process. Independent of gRPC.
+`baton.serving.grpc.errors` maps these to gRPC status codes and `baton.rpc.errors` maps them back,
+so that an error keeps its type from process to process. Independent of gRPC.
 """
 
 

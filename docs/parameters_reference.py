@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from baton import errors as error_types
 from baton.errors import BatonError, InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
-from baton.serving.errors import code_of, status_of
+from baton.serving.grpc.errors import code_of, status_of
 from baton.serving.settings import ServingSettings
 from baton.worker.roles import settings_class
 from baton_picker.settings import PickerSettings

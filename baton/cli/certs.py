@@ -12,7 +12,7 @@ from pathlib import Path
 
 from baton.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 from baton.installation import install_command
-from baton.serving.access import ROUTER_NAME, WORKER_NAME, Role, identity_in
+from baton.serving.grpc.access import ROUTER_NAME, WORKER_NAME, Role, identity_in
 
 try:
     from cryptography import x509

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from baton.cli.sampling_options import with_options_named
+from baton.cli.options.sampling import with_options_named
 from baton.errors import BatonError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from baton.cli.listener import http_answer, listens, resolves, router_at
-from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
+from baton.cli.options.common import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.client.client import Client
 from baton.errors import UnavailableError
 from baton.rpc.tls import Tls

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from baton.cluster.keys import gossip_key
-from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import prefix_of, signing_keys_of, transact
-from baton.cluster.signing import check_age
+from baton.cluster.redis.client import prefix_of, signing_keys_of, transact
+from baton.cluster.redis.loop import RedisLoop
+from baton.cluster.redis.signing import check_age
 from baton.cluster.throttled_log import ThrottledLog
 
 INTERVAL = 1.0  # seconds between payloads
@@ -60,7 +60,7 @@ class Gossip:
     caller owns the client.
 
     Args:
-        redis: from `baton.cluster.redis.connect`.
+        redis: from `baton.cluster.redis.client.connect`.
         name: unique name of this router.
         write: returns the current payload.
         interval: seconds between payloads.

@@ -3,7 +3,7 @@
 All keys have one hash tag, so that on Redis Cluster one node holds all of them and one transaction
 may use any of them (ADR 0021). ACLs allow `~{baton}:*`. If several deployments share a Redis, each
 one's keys have a prefix before the hash tag, which its client knows
-(`baton.cluster.redis.prefix_of`): `NAME:{baton}:*`.
+(`baton.cluster.redis.client.prefix_of`): `NAME:{baton}:*`.
 """
 
 KEY_TAG = "{baton}"

@@ -22,11 +22,11 @@ from baton.engine.models.cuda_graphs import (
     recorded_bytes,
 )
 from baton.engine.models.hf import PreTrainedModel
-from baton.engine.models.kernel_layers import fuse_residuals
-from baton.engine.models.kernel_modules import swap_modules
 from baton.engine.models.llama_shaped import why_unknown
 from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, TransformersModel
-from baton.engine.models.triton_model import TritonModel, batch_invariant, library
+from baton.engine.models.triton.kernel_layers import fuse_residuals
+from baton.engine.models.triton.kernel_modules import swap_modules
+from baton.engine.models.triton.triton_model import TritonModel, batch_invariant, library
 from baton.engine.runner import DecoderModel
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.sampling.triton_choice import TritonChooser

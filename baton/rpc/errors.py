@@ -1,6 +1,6 @@
 """Errors of failed gRPC calls: the `baton.errors` type that the other process raised.
 
-Independent of servers; `baton.serving.errors` converts in the other direction.
+Independent of servers; `baton.serving.grpc.errors` converts in the other direction.
 """
 
 from collections.abc import Iterable

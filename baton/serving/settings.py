@@ -28,8 +28,8 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from baton.rpc.tls import Tls
-from baton.serving.access import WORKER_NAME
-from baton.serving.channels import MAX_MESSAGE_BYTES
+from baton.serving.grpc.access import WORKER_NAME
+from baton.serving.grpc.channels import MAX_MESSAGE_BYTES
 from baton.serving.listening import is_loopback
 from baton.serving.other_servers import advice_on
 

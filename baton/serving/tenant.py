@@ -14,7 +14,7 @@ from typing import Protocol
 
 from baton.errors import UnauthenticatedError
 from baton.rpc.watched_files import WatchedFiles
-from baton.serving.access import Connected, identity_of
+from baton.serving.grpc.access import Connected, identity_of
 from baton.serving.tokens import Tokens, owner_of, read_tokens
 
 DEFAULT_TENANT = "default"

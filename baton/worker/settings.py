@@ -11,7 +11,7 @@ from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.errors import InvalidArgumentError
 from baton.models import DEFAULT_MODEL, named
 from baton.plugins import check_plugin
-from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
+from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.listening import is_loopback
 from baton.serving.settings import Group, ServingSettings, grouped
 

@@ -15,13 +15,13 @@ from typing import NoReturn, TypeVar, cast
 
 from redis.asyncio import Redis
 
-from baton.cluster.address import with_password
-from baton.cluster.events import KvEvents
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import connect
-from baton.cluster.registry import Registration, WorkerRecord, new_epoch
-from baton.cluster.round_trips import RoundTrips
-from baton.cluster.signing import signing_keys
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.redis.address import with_password
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.round_trips import RoundTrips
+from baton.cluster.redis.signing import signing_keys
+from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_thread import EngineThread
@@ -34,14 +34,14 @@ from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.rpc.cancellation import run_until
 from baton.rpc.worker_role import Role
-from baton.serving.access import WORKER_NAME
-from baton.serving.certificates import check_role
-from baton.serving.channels import LARGE_FRAMES, Channels
-from baton.serving.large_messages import LargeMessages
-from baton.serving.large_requests import LargeRequests
-from baton.serving.message_bounds import MessageBounds
+from baton.serving.grpc.access import WORKER_NAME
+from baton.serving.grpc.certificates import check_role
+from baton.serving.grpc.channels import LARGE_FRAMES, Channels
+from baton.serving.grpc.large_messages import LargeMessages
+from baton.serving.grpc.large_requests import LargeRequests
+from baton.serving.grpc.message_bounds import MessageBounds
+from baton.serving.grpc.server import Server
 from baton.serving.process import settle
-from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton.version import version

@@ -19,7 +19,7 @@ from itertools import islice, pairwise, product
 from operator import truediv
 
 from baton import AsyncClient, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton_simulator.machines import h200_8b
 from baton_simulator.outcome import Objectives, outcome_of
 from baton_simulator.setup import Setup

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton import AsyncClient, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.engine import Engine, EngineConfig
 from baton.engine.messages import EngineRequest
 from bench.report import Row

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from baton import AsyncClient, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.engine import Engine, EngineConfig
 from baton.engine.messages import EngineRequest
 from baton.models import locate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from baton.cli.ports import HOST, free_port
+from baton.cli.local.ports import HOST, free_port
 from bench.report import NotPossibleError
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}  # the space in GiB

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from baton.cli.ports import HOST, free_port
-from baton.cli.process import Process
+from baton.cli.local.ports import HOST, free_port
+from baton.cli.local.process import Process
 from baton.engine import Engine, EngineConfig
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams

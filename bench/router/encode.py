@@ -29,7 +29,7 @@ import torch
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from baton import AsyncClient, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Image
 from baton.models import locate
 from baton.models.shapes.drawings import random_drawing

@@ -26,9 +26,9 @@ from typing import Any
 
 import grpc
 
-from baton.cli.ports import free_port
-from baton.cli.process import Process
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.models import DEFAULT_MODEL, locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, inference_pb2_grpc, sampling_pb2

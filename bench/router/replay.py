@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton_router.routing.fleet.candidate import Candidate

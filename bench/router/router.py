@@ -29,9 +29,9 @@ from typing import Any
 
 import grpc
 
-from baton.cli.ports import free_port
-from baton.cli.process import Process
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.v1 import decode_pb2, decode_pb2_grpc, inference_pb2_grpc, sampling_pb2
 from baton.v1 import inference_pb2 as pb
 from bench.child import Child

@@ -23,9 +23,9 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from baton.cli.ports import free_port
-from baton.cli.process import Process
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
+from baton.cluster.redis.embedded import EmbeddedRedis
 from bench.report import Row, medians
 from bench.router.router import MessagePath, child, cpu_of, read, routed, shown, until_ready
 

@@ -11,13 +11,13 @@ from itertools import count
 
 from redis.asyncio import Redis
 
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import connect
-from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
 from bench.report import Row
 
 NUM_BLOCKS = 1_000_000

@@ -18,7 +18,7 @@ from itertools import pairwise, takewhile
 import numpy as np
 
 from baton import AsyncClient, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cluster.prefix import hash_chain
 from baton_simulator.cluster import Cluster
 from baton_simulator.disaggregated import Disaggregated

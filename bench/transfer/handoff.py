@@ -23,11 +23,11 @@ from typing import Any
 import grpc
 
 from baton import SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cluster.keys import record_key
-from baton.cluster.redis import connect, transact
-from baton.cluster.registry import WorkerRecord
-from baton.serving.channels import Channels
+from baton.cluster.redis.client import connect, transact
+from baton.cluster.registry.registry import WorkerRecord
+from baton.serving.grpc.channels import Channels
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton_router.call.request import Request, work_of

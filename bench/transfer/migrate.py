@@ -18,7 +18,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from baton import Client, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.generation import Generation
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model

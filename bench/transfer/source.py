@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from baton.cli.tls_folder import TlsFolder
+from baton.cli.local.tls_folder import TlsFolder
 from baton.engine.cache.kv_layout import KvShape, plan_layout, pool_bytes
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import SharedMemory
-from baton.serving.server import Server
+from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory

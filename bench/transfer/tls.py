@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from baton.cli import certs
-from baton.cli.tls_folder import TlsFolder
+from baton.cli.local.tls_folder import TlsFolder
 from baton.rpc.tls import Tls
-from baton.serving.channels import LARGE_FRAMES, Channels
+from baton.serving.grpc.channels import LARGE_FRAMES, Channels
 from baton.worker.memory import keep_freed_memory
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity

@@ -24,7 +24,7 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
-from baton.serving.channels import LARGE_FRAMES, Channels
+from baton.serving.grpc.channels import LARGE_FRAMES, Channels
 from baton.worker.memory import keep_freed_memory
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity

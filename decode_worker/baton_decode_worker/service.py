@@ -12,7 +12,7 @@ from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from baton.rpc.cancellation import run_until
 from baton.serving.attempt_id import request_id_of
-from baton.serving.coalescer import Coalescer
+from baton.serving.grpc.coalescer import Coalescer
 from baton.serving.logs import name_request
 from baton.serving.telemetry.families import gauge
 from baton.v1 import decode_pb2 as pb

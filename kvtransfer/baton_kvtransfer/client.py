@@ -12,7 +12,7 @@ from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
 from baton.rpc.cancellation import run_until
 from baton.rpc.errors import is_loss
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.worker.pairing import Pairing

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton.serving.listening import host_and_port

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from baton.cluster.address import with_password
-from baton.cluster.redis import connect
-from baton.cluster.round_trips import RoundTrips
-from baton.cluster.signing import signing_keys
+from baton.cluster.redis.address import with_password
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.round_trips import RoundTrips
+from baton.cluster.redis.signing import signing_keys
 from baton.errors import FailedPreconditionError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.rpc.cancellation import run_until
-from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.allocator import return_large_blocks
-from baton.serving.certificates import check_role
-from baton.serving.channels import Channels
-from baton.serving.large_messages import LargeMessages
-from baton.serving.large_requests import LargeRequests
+from baton.serving.grpc.access import ROUTER_NAME, Access
+from baton.serving.grpc.certificates import check_role
+from baton.serving.grpc.channels import Channels
+from baton.serving.grpc.large_messages import LargeMessages
+from baton.serving.grpc.large_requests import LargeRequests
+from baton.serving.grpc.server import Server
 from baton.serving.optional_dependencies import check_extra
 from baton.serving.process import main, settle
-from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics

@@ -9,11 +9,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_settings import NoDecode
 
 from baton.models import DEFAULT_MODEL, named
-from baton.serving.access import INFERENCE
-from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
-from baton.serving.coalescer import INTERVAL_SECONDS
-from baton.serving.connection_guard import ConnectionLimits
-from baton.serving.large_requests import DEFAULT_BUDGET_BYTES
+from baton.serving.grpc.access import INFERENCE
+from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
+from baton.serving.grpc.coalescer import INTERVAL_SECONDS
+from baton.serving.grpc.connection_guard import ConnectionLimits
+from baton.serving.grpc.large_requests import DEFAULT_BUDGET_BYTES
 from baton.serving.settings import Group, ServingSettings, grouped
 from baton.serving.tenant import Tenants
 from baton_router.apis.edge.settings import HttpSettings

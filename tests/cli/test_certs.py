@@ -6,10 +6,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from baton.cli.local.tls_folder import TlsFolder
 from baton.cli.main import app
-from baton.cli.tls_folder import TlsFolder
-from baton.serving.access import Identity
-from baton.serving.certificates import read_certificate
+from baton.serving.grpc.access import Identity
+from baton.serving.grpc.certificates import read_certificate
 
 
 def made(folder: Path, *options: str) -> list[Path]:

@@ -11,9 +11,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from baton.cli.command import HINTS, MAX_SUMMARY, SECTIONS
+from baton.cli.local.process import Process
 from baton.cli.main import app
-from baton.cli.process import Process
-from baton.cli.worker_options import DECIDED_BY_UP, SWITCHES
+from baton.cli.options.workers import DECIDED_BY_UP, SWITCHES
 from baton.installation import install_command
 from baton.models import INTRODUCTION
 from baton.serving.other_servers import ADVICE

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton import Client, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.models import INTRODUCTION
 from baton.serving.telemetry.placement_terms import TERMS

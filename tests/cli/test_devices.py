@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.cli.devices import on_devices
+from baton.cli.local.devices import on_devices
 
 CORES = len(os.sched_getaffinity(0))
 

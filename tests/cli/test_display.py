@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from baton.cli.display import status_display
-from baton.cli.ports import free_port
-from baton.cli.process import Process
-from baton.cli.status import LoadingTimes, Status, status_of
+from baton.cli.local.display import status_display
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
+from baton.cli.local.status import LoadingTimes, Status, status_of
 from baton.cli.workers import print_table
 from baton.client.types import Worker
 

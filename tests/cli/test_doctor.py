@@ -23,7 +23,7 @@ from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level, ok
 from baton.cli.doctor import report
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.cli.fork_server import ForkedProcess, ForkServer
+from baton.cli.local.fork_server import ForkedProcess, ForkServer
 from baton.worker.roles import modules
 from tests.support.descriptors import descriptors_left
 from tests.support.repository import ROOT

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
 from baton.client.client import Client
 from baton.errors import DeadlineExceededError, UnavailableError
 from tests.support.waiting import wait_until

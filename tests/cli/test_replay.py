@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton import Client, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
 from tests.support.cluster.second_router import second_router
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from baton.cli import generate as room
 from baton.cli.main import app
-from baton.cli.sampling_options import SamplingOptions, takes_sampling, with_options_named
+from baton.cli.options.sampling import SamplingOptions, takes_sampling, with_options_named
 from baton.client.client import Generation
 from baton.errors import InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams

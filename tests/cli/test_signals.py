@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from baton.cli.signals import interrupted_by_signals, signals_deferred
+from baton.cli.local.signals import interrupted_by_signals, signals_deferred
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

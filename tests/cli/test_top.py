@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from textual.widgets import DataTable, Static
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.top.app import Top
 from baton.cli.top.snapshot import Snapshot, SnapshotReader, WorkerSnapshot
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes, worker_rows

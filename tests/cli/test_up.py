@@ -12,9 +12,9 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port, is_free
 from baton.cli.main import app
-from baton.cli.ports import free_port, is_free
 from baton.client.client import Client
 from baton.errors import UnsupportedModelError
 from baton.models import locate

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.redis import connect
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
 from tests.support.redis_loops import Loops
 from tests.support.redis_servers import SUPPORTED, RedisServer
 

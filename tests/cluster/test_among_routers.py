@@ -5,11 +5,11 @@ import time
 
 from redis.asyncio import Redis
 
-from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.gossip import Gossip
 from baton.cluster.keys import gossip_key
-from baton.cluster.redis import connect, transact
-from baton.cluster.redis_lock import RedisLock
+from baton.cluster.redis.client import connect, transact
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.redis.lock import RedisLock
 from tests.support.redis_loops import Loops
 from tests.support.waiting import until
 

@@ -10,15 +10,15 @@ import psutil
 import pytest
 from redis.exceptions import RedisError
 
-from baton.cluster.embedded import EmbeddedRedis, _server_binary
-from baton.cluster.redis import check_answers, connect, transact
+from baton.cluster.redis.client import check_answers, connect, transact
+from baton.cluster.redis.embedded import EmbeddedRedis, _server_binary
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.installation import install_command
 from tests.support.waiting import until
 
 PARENT = """
 import os, signal
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis.embedded import EmbeddedRedis
 server = EmbeddedRedis()
 server.start()
 print(server.port, flush=True)

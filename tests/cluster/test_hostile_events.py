@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.events import EventBatch, KvEvents, encode_sequence
+from baton.cluster.events.kv_events import EventBatch, KvEvents, encode_sequence
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import transact
-from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.redis.client import transact
 from baton.rpc.backoff import Backoff
 from tests.cluster.test_hostile_registry import WRONG_TYPES, replace_key
 from tests.support.redis_loops import BLOCKS, Loops

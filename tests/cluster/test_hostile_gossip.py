@@ -6,8 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.keys import gossip_key, role_lock_key
-from baton.cluster.redis import transact
-from baton.cluster.redis_lock import RedisLock
+from baton.cluster.redis.client import transact
+from baton.cluster.redis.lock import RedisLock
 from baton_router.routing.roles.pool_load import PoolDemand
 from baton_router.routing.roles.rebalancer import _demand_in
 from tests.cluster.test_among_routers import speaking

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton_simulator.traces import read_mooncake
 

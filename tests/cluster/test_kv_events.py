@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from baton.cluster.compaction import Compaction, Slice
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.event_log import EventLog
-from baton.cluster.events import (
+from baton.cluster.events.compaction import Compaction, Slice
+from baton.cluster.events.event_log import EventLog
+from baton.cluster.events.kv_events import (
     EventBatch,
     KvEvents,
     decode_sequence,
@@ -19,12 +18,13 @@ from baton.cluster.events import (
     entry_id,
     slots_offset,
 )
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.events.snapshot import IndexSnapshot
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import transact
-from baton.cluster.snapshot import IndexSnapshot
-from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.redis.client import transact
+from baton.cluster.redis.embedded import EmbeddedRedis
 from tests.support.redis_loops import BLOCKS, Loops
 from tests.support.waiting import until
 

@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 
 BLOCKS = [bytes([number]) * 16 for number in range(12)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.address import RedisAddress, Tls, has_secret, parse_address, with_password
+from baton.cluster.redis.address import RedisAddress, Tls, has_secret, parse_address, with_password
 from baton.errors import InvalidArgumentError
 
 

@@ -6,13 +6,13 @@ import re
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import record_key, workers_key
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import connect, transact
-from baton.cluster.registry import Registration, WorkerRecord
-from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.redis.client import connect, transact
+from baton.cluster.registry.registry import Registration, WorkerRecord
 from tests.support.redis_servers import RedisServer
 from tests.support.repository import ROOT
 from tests.support.waiting import until

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.cluster.address import parse_address
 from baton.cluster.keys import role_lock_key
-from baton.cluster.master import MasterLookup
-from baton.cluster.redis import check_answers, connect, transact
-from baton.cluster.redis_lock import RedisLock
+from baton.cluster.redis.address import parse_address
+from baton.cluster.redis.client import check_answers, connect, transact
+from baton.cluster.redis.lock import RedisLock
+from baton.cluster.redis.master import MasterLookup
 from baton.errors import UnavailableError
 from tests.support.redis_loops import BLOCKS, working
 from tests.support.redis_servers import (

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from baton.cluster.loop import RedisLoop
+from baton.cluster.redis.loop import RedisLoop
 from tests.support.waiting import until
 
 

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.redis import check_answers, connect, transact
+from baton.cluster.redis.client import check_answers, connect, transact
 from baton.errors import InvalidArgumentError, UnavailableError
 from tests.support.redis_loops import BLOCKS, working
 from tests.support.redis_servers import Certificates, RedisServer, system_redis

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.keys import record_key, workers_key
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.redis import transact
-from baton.cluster.registry import Registration, WorkerRecord, new_epoch
-from baton.cluster.watcher import RegistryWatcher
+from baton.cluster.redis.client import transact
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
+from baton.cluster.registry.watcher import RegistryWatcher
 from tests.support.redis_loops import RECORD, Loops
 from tests.support.waiting import until
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from redis.exceptions import RedisError
 
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import connect, read_streams, transact
-from baton.cluster.round_trips import RoundTrips
+from baton.cluster.redis.client import connect, read_streams, transact
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.redis.loop import RedisLoop
+from baton.cluster.redis.round_trips import RoundTrips
 from tests.support.waiting import until
 
 

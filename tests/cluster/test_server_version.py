@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.cluster.redis import check_answers
-from baton.cluster.server_version import ServerVersion
+from baton.cluster.redis.client import check_answers
+from baton.cluster.redis.server_version import ServerVersion
 from baton.errors import UnavailableError
 from tests.support.redis_servers import RedisServer
 

@@ -4,10 +4,10 @@ other."""
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.keys import role_lock_key
-from baton.cluster.redis import prefix_of, transact
-from baton.cluster.redis_lock import RedisLock
+from baton.cluster.redis.client import prefix_of, transact
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.redis.lock import RedisLock
 from tests.support.redis_loops import BLOCKS, RECORD, working
 from tests.support.waiting import until
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.gossip import Gossip
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import (
@@ -21,12 +22,11 @@ from baton.cluster.keys import (
     stream_key,
     workers_key,
 )
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import connect, transact
-from baton.cluster.registry import Registration
-from baton.cluster.signing import MAX_AGE, SigningKeys, signing_keys
-from baton.cluster.subscriber import EventSubscriber
-from baton.cluster.watcher import RegistryWatcher
+from baton.cluster.redis.client import connect, transact
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.redis.signing import MAX_AGE, SigningKeys, signing_keys
+from baton.cluster.registry.registry import Registration
+from baton.cluster.registry.watcher import RegistryWatcher
 from baton.errors import FailedPreconditionError
 from tests.cluster.test_hostile_events import ODD, entry
 from tests.cluster.test_hostile_registry import replace_key

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from xdist import is_xdist_controller
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.cluster.fixtures import *  # noqa: F403
 
 _LOG_CHARS = 4000

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import OverloadedError, UnauthenticatedError
 from baton.sampling import SamplingParams

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams

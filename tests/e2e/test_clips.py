@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoProcessor
 
 from baton import Client
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Clip, Image, Message, SamplingParams
 from baton.models import locate
 from baton.models.shapes.drawings import comparisons, held_out

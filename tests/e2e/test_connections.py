@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from baton import AsyncClient, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cluster.keys import record_key
-from baton.cluster.redis import connect
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.redis.client import connect
+from baton.cluster.registry.registry import WorkerRecord
 from baton.serving.network_topology import CONNECTIONS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.demo import PROMPTS
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import HOST, free_port
+from baton.cli.local.demo import PROMPTS
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import HOST, free_port
 from tests.support.documents import OUTPUTS, PROGRAMS, shows
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from baton import AsyncClient, Client
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
 from baton.cli.main import app
-from baton.cli.ports import free_port
-from baton.cli.process import Process
 from baton.errors import CancelledError, FailedPreconditionError
 from baton.models import locate
 from tests.support.cluster.checkpoints import VOCAB_SIZE

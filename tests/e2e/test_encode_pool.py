@@ -10,9 +10,9 @@ from itertools import repeat
 import grpc
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Client
-from baton.cluster.redis import connect
+from baton.cluster.redis.client import connect
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton_router.call.prompt import Prompt

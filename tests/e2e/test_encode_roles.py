@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client.client import AsyncClient, Client, Image
 from baton.errors import FailedPreconditionError

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.client.types import Load
 from baton.engine import Engine, EngineConfig, MultimodalPrompt

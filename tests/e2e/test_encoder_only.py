@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Image
 from baton.errors import FailedPreconditionError
 from baton.sampling import SamplingParams

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
-from baton.cli.ports import free_port
+from baton.cli.local.ports import free_port
 from tests.support.gateway.envoy import DESTINATION, envoy, listener
 from tests.support.gateway.model_servers import ModelServer, serving
 from tests.support.gateway.picker_process import picker_process

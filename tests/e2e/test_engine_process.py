@@ -10,7 +10,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of

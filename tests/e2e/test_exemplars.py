@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.sampling import SamplingParams
 from tests.support.cluster.named_clusters import Traced

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client.client import AsyncClient, Client
 from baton.cluster.keys import gossip_key, record_key, role_lock_key, workers_key
-from baton.cluster.redis import connect, transact
-from baton.cluster.registry import Registration
-from baton.cluster.signing import SigningKeys
+from baton.cluster.redis.client import connect, transact
+from baton.cluster.redis.signing import SigningKeys
+from baton.cluster.registry.registry import Registration
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import is_greedy, prompt_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.http_clients import environment_of, task_of
 from tests.support.tool_model import FORMATS, save_tool_model

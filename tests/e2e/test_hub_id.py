@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from baton import Client, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.models import locate
 from tests.support.cluster.checkpoints import greedy
 

@@ -6,7 +6,7 @@ from functools import partial
 import grpc
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from tests.support.cluster.image_requests import (

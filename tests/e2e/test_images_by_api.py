@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoProcessor
 
 from baton import Client
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Image, Message, SamplingParams
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, greedy, image, words
 from tests.support.router.images import data_url, encoded

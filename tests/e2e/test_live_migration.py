@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.client.generation import AsyncGeneration
 from baton.errors import UnavailableError

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams

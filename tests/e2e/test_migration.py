@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Chunk
 from baton.client.generation import AsyncGeneration
 from baton.client.types import FinishReason, Placement

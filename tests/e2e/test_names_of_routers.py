@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.dns_server import DnsServer, dns_server

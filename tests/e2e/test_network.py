@@ -8,7 +8,7 @@ import psutil
 import pytest
 from _pytest.mark import ParameterSet
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.client.generation import AsyncGeneration
 from baton.sampling import SamplingParams

@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.telemetry.placement_terms import TIMINGS

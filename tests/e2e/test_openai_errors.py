@@ -14,8 +14,8 @@ import openai
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import HOST, free_port
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import HOST, free_port
 from baton.client.client import AsyncClient
 from baton.errors import NotFoundError
 from baton.installation import install_command

@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.serving.telemetry.placement_terms import TERMS
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.page.browser import (

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 from baton import Client
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Clip, Image, Message, SamplingParams
 from baton.models import locate
 from baton.models.shapes.drawings import Drawing, comparisons, held_out

@@ -7,7 +7,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.page.browser import answered, choose, chromium, eventually, is_done, opened
 from tests.support.router.written import save_calling_model
 

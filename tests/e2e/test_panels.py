@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Image
 from baton.client.generation import AsyncGeneration
 from baton.sampling import SamplingParams

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from baton import Client, SamplingParams
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.cluster.second_router import second_router
 from tests.support.cluster.wide import HANDOFFS
 

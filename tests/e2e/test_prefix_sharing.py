@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
-from baton.cluster.redis import connect, transact
+from baton.cluster.redis.client import connect, transact
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import is_greedy, prompt_of

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.named_clusters import tenants_file

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import UnavailableError
 from tests.support.cluster.checkpoints import prompt_of

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.models import locate
 from baton.sampling import SamplingParams

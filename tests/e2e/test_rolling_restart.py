@@ -7,11 +7,11 @@ import time
 import grpc
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.cluster.keys import record_key
-from baton.cluster.redis import connect
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.redis.client import connect
+from baton.cluster.registry.registry import WorkerRecord
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2

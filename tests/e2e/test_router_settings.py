@@ -8,7 +8,7 @@ import grpc
 import httpx
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb

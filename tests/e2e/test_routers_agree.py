@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
 from baton.client.client import AsyncClient
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.parent_death import dying_with_parent
-from baton.cluster.redis import connect
-from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.redis.client import connect
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of

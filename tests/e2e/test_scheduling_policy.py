@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.models import locate
 from baton.sampling import SamplingParams

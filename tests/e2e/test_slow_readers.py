@@ -7,7 +7,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of

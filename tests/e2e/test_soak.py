@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import (
     CancelledError,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.e2e
 

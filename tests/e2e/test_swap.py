@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.models import locate
 from baton.sampling import SamplingParams

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from baton import AsyncClient, Client, SamplingParams, Tls
 from baton.cli.certs import Authority, write
+from baton.cli.local.process import Process
+from baton.cli.local.tls_folder import TlsFolder
 from baton.cli.main import app
-from baton.cli.process import Process
-from baton.cli.tls_folder import TlsFolder
 from baton.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from baton.models import locate
-from baton.serving.access import WORKER_NAME
+from baton.serving.grpc.access import WORKER_NAME
 from tests.support.cluster.checkpoints import is_greedy
 from tests.support.cluster.named_clusters import Secured, issued, tenants_file
 from tests.support.cluster.second_router import SecondRouter, second_router

@@ -11,8 +11,8 @@ import pytest
 
 from baton import Client
 from baton.cli.certs import LOCAL_HOSTS, Authority, write
-from baton.cli.local_cluster import LocalCluster
-from baton.serving.access import WORKER_NAME
+from baton.cli.local.local_cluster import LocalCluster
+from baton.serving.grpc.access import WORKER_NAME
 from tests.support.cluster.image_questions import Question, num_inputs, question_of
 from tests.support.router.images import save_checkpoint
 

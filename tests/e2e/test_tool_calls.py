@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import (
     AsyncClient,
     Completion,

@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Client
 from baton.client.wire import generate_request
 from baton.errors import InvalidArgumentError, OverloadedError

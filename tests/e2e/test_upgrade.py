@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from baton.cli.process import Process
+from baton.cli.local.process import Process
 from baton.client.client import AsyncClient, Client
 from baton.sampling import SamplingParams
 from baton.version import version

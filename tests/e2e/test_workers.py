@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.cluster.keys import record_key
-from baton.cluster.redis import connect
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.redis.client import connect
+from baton.cluster.registry.registry import WorkerRecord
 from baton.errors import (
     CancelledError,
     FailedPreconditionError,

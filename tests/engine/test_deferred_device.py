@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.fork_server import ForkServer
+from baton.cli.local.fork_server import ForkServer
 from tests.support.engine.deferred_stream import VARIABLE
 from tests.support.repository import ROOT
 

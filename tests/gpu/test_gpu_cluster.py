@@ -23,7 +23,7 @@ def test_cluster_hands_kv_over_by_cuda_ipc(load: Any, record_property: Any) -> N
 
 def check_handoff(load: Any, record_property: Any, device: str, connector: str) -> None:
     """Compares a request's tokens with those of one engine; records figures of its handoff."""
-    from baton.cli.local_cluster import LocalCluster
+    from baton.cli.local.local_cluster import LocalCluster
     from baton.client.client import AsyncClient
     from baton.models import locate
     from tests.support.cluster.scraped import scrape_all, total

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from baton.engine.models.kernel_modules import swap_modules
+from baton.engine.models.triton.kernel_modules import swap_modules
 from tests.support.kernels.engine_families import GENERIC, GREEDY, tokens
 
 torch.set_num_threads(1)

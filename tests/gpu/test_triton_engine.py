@@ -18,7 +18,7 @@ from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
-from baton.engine.models.triton_model import TritonModel
+from baton.engine.models.triton.triton_model import TritonModel
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.checkpoints import save_random

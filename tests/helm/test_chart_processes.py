@@ -18,14 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton import Client, SamplingParams
 from baton.cli.certs import Authority, write
-from baton.cli.ports import HOST, free_port
-from baton.cluster.address import with_password
-from baton.cluster.embedded import _server_binary
+from baton.cli.local.ports import HOST, free_port
 from baton.cluster.parent_death import dying_with_parent
-from baton.cluster.redis import check_answers
+from baton.cluster.redis.address import with_password
+from baton.cluster.redis.client import check_answers
+from baton.cluster.redis.embedded import _server_binary
 from baton.errors import UnavailableError
 from baton.rpc.tls import Tls
-from baton.serving.access import identity_in
+from baton.serving.grpc.access import identity_in
 from tests.support.rendered_chart import (
     ROOT,
     component,

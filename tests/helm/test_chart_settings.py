@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from baton.serving.grpc.server import LIVENESS, READINESS
 from baton.serving.network_topology import WORKERS
-from baton.serving.server import LIVENESS, READINESS
 from baton.serving.settings import load
 from baton.serving.telemetry.serving import CHECKS
 from baton_decode_worker.settings import DecodeSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
+from baton.serving.grpc.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
 from baton.serving.network_topology import CLUSTER, WORKERS
 from tests.support.rendered_chart import (
     NAMESPACE,

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from baton.cli.ports import HOST, free_port
+from baton.cli.local.ports import HOST, free_port
 from tests.support.container_file import ROOT
 
 AUDIT = ROOT / "helm" / "image" / "audit.py"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from baton import Client, SamplingParams
-from baton.cli.ports import HOST, free_port
+from baton.cli.local.ports import HOST, free_port
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.errors import UnavailableError

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from baton import Client, SamplingParams
-from baton.cli.ports import HOST, free_port
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cli.local.ports import HOST, free_port
 from baton.cluster.parent_death import dying_with_parent
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import UnavailableError
 from tests.support import container_file
 from tests.support.waiting import wait_until

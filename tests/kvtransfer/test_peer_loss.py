@@ -14,7 +14,7 @@ import torch
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import BatonError, NotFoundError, UnavailableError
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton.v1.kv_transfer_pb2 import ConfirmRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from baton.worker.pairing import Pairing

@@ -20,7 +20,7 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton.worker.pairing import Pairing
 from baton_kvtransfer import sources
 from baton_kvtransfer.client import KvFetcher

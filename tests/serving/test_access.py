@@ -23,7 +23,7 @@ from baton.cli.certs import Authority, Issued, write
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.rpc.errors import error_of
 from baton.rpc.tls import PemFiles, Tls
-from baton.serving.access import (
+from baton.serving.grpc.access import (
     ANY_CALLER,
     CALLERS,
     ROUTER_NAME,
@@ -32,9 +32,9 @@ from baton.serving.access import (
     Role,
     identity_in,
 )
-from baton.serving.certificates import check_role, read_certificate
-from baton.serving.channels import channel_options
-from baton.serving.server import Server
+from baton.serving.grpc.certificates import check_role, read_certificate
+from baton.serving.grpc.channels import channel_options
+from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from tests.support.repository import ROOT
 

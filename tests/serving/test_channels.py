@@ -1,6 +1,6 @@
 import asyncio
 
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.serving.fakes import serving

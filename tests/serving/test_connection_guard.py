@@ -7,7 +7,7 @@ from itertools import chain
 import grpc
 import pytest
 
-from baton.serving.connection_guard import CallRates, ConnectionLimits
+from baton.serving.grpc.connection_guard import CallRates, ConnectionLimits
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.serving.fakes import chunk, serving

@@ -6,7 +6,7 @@ from grpc_status import rpc_status
 
 from baton import errors
 from baton.rpc.errors import error_of, is_cancelled_here, is_loss
-from baton.serving.errors import MAX_MESSAGE_CHARS, UNEXPECTED, status_of
+from baton.serving.grpc.errors import MAX_MESSAGE_CHARS, UNEXPECTED, status_of
 
 ROUND_TRIPS = [
     (errors.InvalidArgumentError("sampling.top_p", "is 2; must be in (0, 1]"), "INVALID_ARGUMENT"),

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from baton.errors import OverloadedError
-from baton.serving.large_requests import LARGE_BYTES, LargeRequests
+from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests
 
 KIB = 2**10
 

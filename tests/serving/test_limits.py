@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from baton.rpc.errors import error_of
-from baton.serving.channels import MAX_EARLY_PINGS
+from baton.serving.grpc.channels import MAX_EARLY_PINGS
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.serving.fakes import chunk, serving

@@ -1,7 +1,7 @@
 import pytest
 
 from baton.errors import InvalidArgumentError
-from baton.serving.malformed import Malformed, tolerant
+from baton.serving.grpc.malformed import Malformed, tolerant
 from baton.v1 import inference_pb2 as pb
 from tests.support.failures import failure_of
 from tests.support.serving.fakes import chunk, serving

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
-from baton.serving.message_bounds import MessageBounds
+from baton.serving.grpc.message_bounds import MessageBounds
 from baton.v1 import inference_pb2 as pb
 
 BOUNDS = MessageBounds(

@@ -16,7 +16,7 @@ import torch
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from baton.cluster.events import (
+from baton.cluster.events.kv_events import (
     SEQUENCE_BYTES,
     EventBatch,
     KvEvents,
@@ -24,7 +24,7 @@ from baton.cluster.events import (
     decode_slots,
     encode_sequence,
 )
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.registry.registry import WorkerRecord
 from baton.engine.cache.kv_layout import KvShape, plan_layout
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
@@ -33,7 +33,7 @@ from baton.errors import BatonError
 from baton.models import locate
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
-from baton.serving.malformed import Malformed, tolerant
+from baton.serving.grpc.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.worker.layout_wire import layouts_of, layouts_to_messages, serialize_layouts

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol, TypeVar
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.gossip import Gossip
 from baton.cluster.index import LocalityIndex
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import connect
-from baton.cluster.registry import Registration, WorkerRecord
-from baton.cluster.subscriber import EventSubscriber
-from baton.cluster.watcher import RegistryWatcher
+from baton.cluster.redis.client import connect
+from baton.cluster.registry.registry import Registration, WorkerRecord
+from baton.cluster.registry.watcher import RegistryWatcher
 
 BLOCKS = [bytes([number]) * 16 for number in range(1, 21)]
 RECORD = WorkerRecord(

@@ -21,10 +21,10 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError, ResponseError
 
-from baton.cli import ports
-from baton.cluster.embedded import _server_binary
+from baton.cli.local import ports
 from baton.cluster.keys import KEY_TAG
 from baton.cluster.parent_death import dying_with_parent
+from baton.cluster.redis.embedded import _server_binary
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"

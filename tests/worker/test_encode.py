@@ -25,7 +25,7 @@ from baton.models.encoder_input import EncoderInput
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
-from baton.serving.channels import channel_options
+from baton.serving.grpc.channels import channel_options
 from baton.serving.telemetry import stages
 from baton.v1 import admin_pb2, encode_pb2, inference_pb2
 from baton.v1.encode_pb2_grpc import EncodeStub

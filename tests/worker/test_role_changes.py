@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
-from baton.cluster.redis import connect
-from baton.cluster.subscriber import EventSubscriber
-from baton.cluster.watcher import RegistryWatcher
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.registry.watcher import RegistryWatcher
 from baton.errors import (
     DeadlineExceededError,
     FailedPreconditionError,

@@ -13,7 +13,7 @@ from baton.client.types import WorkerFacts
 from baton.errors import BatonError
 from baton.rpc.tls import Tls
 from baton.sampling import SamplingParams
-from baton.serving.access import WORKER_NAME
+from baton.serving.grpc.access import WORKER_NAME
 from baton.version import NOT_INSTALLED
 
 _TIMEOUT = 5.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.errors import FailedPreconditionError
 from baton.rpc.tls import Tls
-from baton.serving.certificates import Certificate, certificate_shown, trusting_context
+from baton.serving.grpc.certificates import Certificate, certificate_shown, trusting_context
 from baton.serving.listening import is_loopback
 
 _TIMEOUT = 5.0

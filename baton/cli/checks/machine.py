@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from baton.cli.checks.compiler import INSTALL_COMPILER, compiler
 from baton.cli.checks.finding import Finding, Level, fault, note, ok
-from baton.cli.options import DEFAULT_ADMIN_ADDRESS
+from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS
 from baton.engine.memory.machine_memory import allowed_memory, machine_memory
 from baton.errors import FailedPreconditionError
 from baton.installation import NAME, install_command

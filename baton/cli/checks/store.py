@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from baton.cli.checks.finding import Finding, fault, note, ok
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.redis import check_answers, connect, transact
+from baton.cluster.redis.client import check_answers, connect, transact
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import BatonError
 from baton.installation import install_command
 

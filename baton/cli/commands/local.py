@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import JsonLines
+from baton.cli.options.common import JsonLines
+from baton.cli.options.workers import TakesWorkerSettings
 from baton.cli.running import console
-from baton.cli.worker_options import TakesWorkerSettings
 
 
 @command(
@@ -144,8 +144,8 @@ def up(
       baton up --max-num-seqs 16 --decode.num-blocks 4096 --dry-run
       baton up --port 0 --json | jq --unbuffered 'select(.event == "ready").address'
     """
-    from baton.cli import up as impl
-    from baton.cli.local_cluster import LocalCluster
+    from baton.cli.local import up as impl
+    from baton.cli.local.local_cluster import LocalCluster
 
     flags = {
         "device": device,
@@ -198,7 +198,7 @@ def demo() -> None:
     Example:
       baton demo
     """
-    from baton.cli import demo as impl
+    from baton.cli.local import demo as impl
 
     impl.run(console())
 

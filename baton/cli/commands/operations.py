@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import (
+from baton.cli.options.common import (
     DEFAULT_ADDRESS,
     DEFAULT_ADMIN_ADDRESS,
     Address,
@@ -16,8 +16,8 @@ from baton.cli.options import (
     Timeout,
     Token,
 )
+from baton.cli.options.tls import TlsOptions, takes_tls
 from baton.cli.running import console
-from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
 from baton.serving.telemetry.placement_terms import LOAD
 
@@ -237,7 +237,7 @@ def doctor(
       baton doctor --admin 127.0.0.1:50053 --try
     """
     from baton.cli import doctor as impl
-    from baton.cluster.address import with_password
+    from baton.cluster.redis.address import with_password
 
     if redis_url is not None:
         redis_url = with_password(redis_url, redis_password)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout, Token
-from baton.cli.sampling_options import GroupedCommand, SamplingOptions, takes_sampling
-from baton.cli.tls_options import TlsOptions, takes_tls
+from baton.cli.options.common import DEFAULT_ADDRESS, Address, Json, Timeout, Token
+from baton.cli.options.sampling import GroupedCommand, SamplingOptions, takes_sampling
+from baton.cli.options.tls import TlsOptions, takes_tls
 
 
 @command("Use", click_class=GroupedCommand)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from baton.client.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
 from baton.errors import BatonError
 from baton.rpc.tls import Tls
-from baton.serving.access import WORKER_NAME
+from baton.serving.grpc.access import WORKER_NAME
 
 ANSWER_TIMEOUT = 1.0  # seconds; a worker that takes longer is shown without its load
 NUM_REQUESTS = 50

@@ -13,8 +13,8 @@ from opentelemetry import propagate
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter
 
-from baton.serving.interceptors import Context as CallContext
-from baton.serving.interceptors import Continuation, Handler, guarded
+from baton.serving.grpc.interceptors import Context as CallContext
+from baton.serving.grpc.interceptors import Continuation, Handler, guarded
 from baton.serving.telemetry.stages import in_context, is_sampled
 from baton.serving.telemetry.tracing import is_tracing
 

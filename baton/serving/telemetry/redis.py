@@ -9,7 +9,7 @@ from baton.serving.telemetry.families import counter, gauge
 
 
 class RoundTrips(Protocol):
-    """Counts of Redis round trips, by their kind (`baton.cluster.round_trips`)."""
+    """Counts of Redis round trips, by their kind (`baton.cluster.redis.round_trips`)."""
 
     @property
     def num_answered(self) -> Mapping[str, int]: ...

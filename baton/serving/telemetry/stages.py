@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from baton.errors import InvalidArgumentError
-from baton.serving.errors import status_of
+from baton.serving.grpc.errors import status_of
 
 Attributes = Mapping[str, AttributeValue]
 

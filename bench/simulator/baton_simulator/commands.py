@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import JsonLines
+from baton.cli.options.common import JsonLines
 
 
 @command("Plan", extra="worker", subject="the simulator")

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
-from baton.serving.channels import SILENCE_SECONDS
+from baton.serving.grpc.channels import SILENCE_SECONDS
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
 from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker

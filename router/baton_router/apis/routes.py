@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from baton.errors import BatonError, InvalidArgumentError, UnavailableError
 from baton.rpc.cancellation import run_until
-from baton.serving.access import INFERENCE, Access
+from baton.serving.grpc.access import INFERENCE, Access
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json, JsonLines
+from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS, Admin, Json, JsonLines
+from baton.cli.options.tls import TlsOptions, takes_tls
 from baton.cli.running import console
-from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import InvalidArgumentError
 from baton.serving.first_line import log_first_line
 from baton.serving.telemetry.placement_terms import TERMS

@@ -12,8 +12,8 @@ from functools import partial
 from typing import NoReturn
 
 from baton.errors import InvalidArgumentError
-from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.coalescer import Coalescer
 from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenant
@@ -87,7 +87,7 @@ class Inference:
         """Yields the events of one request, as `Inference.Generate` promises them. The reader has
         to close the generator, which ends the request immediately and releases all it holds.
 
-        Raises the errors that `baton.serving.errors` lists.
+        Raises the errors that `baton.serving.grpc.errors` lists.
         """
         services, arrived = self._services, time.monotonic()
         with (

@@ -67,7 +67,7 @@ class PooledInference:
         self._card = services.card
 
     async def embed(self, call: EmbedCall, caller: Caller, deadline: Deadline) -> Embeddings:
-        """Returns the embeddings of all inputs. Raises the errors that `baton.serving.errors`
+        """Returns the embeddings of all inputs. Raises the errors that `baton.serving.grpc.errors`
         lists, and `ModelOutputError` for a model without embeddings."""
         arrived = time.monotonic()
         tenant = self._services.tenant_of(caller)

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 
 from baton.errors import BatonError, UnavailableError
-from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.coalescer import Coalescer
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request
 from baton_router.call.usage import Account

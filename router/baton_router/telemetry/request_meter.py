@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Self
 
 from baton.serving.deadline import Clock
-from baton.serving.errors import code_of
+from baton.serving.grpc.errors import code_of
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution, Distributions
 from baton_router.call.failure import FailureKind

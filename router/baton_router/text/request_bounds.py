@@ -9,8 +9,8 @@ from baton.sampling import (
     MAX_BAD_TOKEN_SEQUENCES,
     MAX_SEQUENCES,
 )
-from baton.serving.channels import MAX_MESSAGE_BYTES
-from baton.serving.message_bounds import MessageBounds
+from baton.serving.grpc.channels import MAX_MESSAGE_BYTES
+from baton.serving.grpc.message_bounds import MessageBounds
 from baton.setting import setting
 from baton_router.text.images.image_limits import ImageLimits
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import InternalError
-from baton.serving.coalescer import Coalescer
+from baton.serving.grpc.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.ending import Ending, FinishReason

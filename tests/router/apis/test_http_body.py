@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
-from baton.serving.large_requests import LargeRequests
+from baton.serving.grpc.large_requests import LargeRequests
 from baton_router.apis.edge.bodies import BODY_SECONDS, read_body
 from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
 from baton_router.apis.edge.settings import BodyLimits

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.redis import connect
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import NotFoundError, UnavailableError
 from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.apis.responses.store import ResponseStore

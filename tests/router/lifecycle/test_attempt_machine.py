@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.sampling import SamplingParams
-from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.coalescer import Coalescer
 from baton.v1 import decode_pb2, prefill_pb2
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.output_delta import OutputDelta

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.registry.registry import WorkerRecord
 from baton.errors import InternalError, UnavailableError
 from baton.models.pooling import Pooling
 from baton.v1 import prefill_pb2

@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import GrammarKind
-from baton.serving.message_bounds import MessageBounds
+from baton.serving.grpc.message_bounds import MessageBounds
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
 from baton_router.call.generate_call import Conversation, Turn

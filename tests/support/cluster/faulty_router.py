@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from baton.cli.local_cluster import LocalCluster
-from baton.serving.interceptors import ErrorInterceptor
+from baton.cli.local.local_cluster import LocalCluster
+from baton.serving.grpc.interceptors import ErrorInterceptor
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import (
     InferenceServicer,

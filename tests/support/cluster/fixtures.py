@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from tests.support.cluster import named_clusters
 from tests.support.cluster.wide import restored

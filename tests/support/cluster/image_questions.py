@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from PIL.Image import Image as PillowImage
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Client, Image
 from baton.client.generation import AsyncGeneration
 from tests.support.cluster.image_requests import GREEDY, NUM_TOKENS

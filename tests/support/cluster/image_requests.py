@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cluster.redis import connect
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cluster.redis.client import connect
 from baton.engine import Engine, EngineConfig
 from baton.sampling import SamplingParams
-from baton.serving.channels import Channels
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.channels import Channels
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.request import Request
 from baton_router.lifecycle.answers.answer import Answer

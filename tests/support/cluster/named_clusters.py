@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from baton.cli.certs import LOCAL_HOSTS, Authority, Issued, write
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.cluster.network import Network
 from tests.support.cluster.rolling import Pools, pools
 from tests.support.cluster.wide import HANDOFFS, restored

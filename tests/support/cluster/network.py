@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.proxy import Link, Proxy
 
 # Where others are told to look; the processes themselves listen on 127.0.0.1.

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from baton.cli.ports import HOST, free_port
+from baton.cli.local.ports import HOST, free_port
 from baton.cluster.parent_death import dying_with_parent
 from tests.support.repository import ROOT
 

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
 from baton.client.client import AsyncClient, Client
 from baton.engine import Engine, EngineConfig
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs

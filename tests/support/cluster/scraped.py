@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from tests.support.repository import ROOT
 
 _ACCEPT = {"Accept": "application/openmetrics-text; version=1.0.0"}

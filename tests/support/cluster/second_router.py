@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
-from baton.cli.tls_folder import TlsFolder
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
+from baton.cli.local.tls_folder import TlsFolder
 from baton.client.client import Client
 from baton.errors import BatonError
 from tests.support.cluster.started import start

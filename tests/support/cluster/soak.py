@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.process import Process
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.process import Process
 from baton.client.client import AsyncClient, Client
-from baton.cluster.redis import connect, transact
+from baton.cluster.redis.client import connect, transact
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 from tests.support.cluster import named_clusters

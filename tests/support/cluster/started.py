@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.cli.ports import free_port
-from baton.cli.process import Process
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
 from tests.support.waiting import wait_until
 
 _WITHIN = 60.0

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.ports import free_port
+from baton.cli.local.process import Process
 from baton.client.client import Client
 from tests.support.waiting import wait_until
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from baton.cli.local_cluster import LocalCluster
+from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.client.types import Load
 from baton.errors import UnavailableError

@@ -5,8 +5,8 @@ import signal
 import time
 from collections.abc import Iterator
 
-from baton.cli.local_cluster import LocalCluster
-from baton.cli.process import Process
+from baton.cli.local.local_cluster import LocalCluster
+from baton.cli.local.process import Process
 from baton.client.client import AsyncClient, Client
 from baton.client.generation import AsyncGeneration
 from baton.client.types import Worker

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.cli.ports import free_port
+from baton.cli.local.ports import free_port
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"

@@ -14,8 +14,8 @@ from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_by
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.cache.shared_memory import SharedMemory
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
-from baton.serving.channels import Channels
-from baton.serving.server import Server
+from baton.serving.grpc.channels import Channels
+from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 from baton.worker.pairing import Pairing

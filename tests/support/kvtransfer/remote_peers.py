@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from baton.cli.fork_server import ForkedProcess, ForkServer
+from baton.cli.local.fork_server import ForkedProcess, ForkServer
 from tests.support.repository import ROOT
 
 _MODULE = "tests.support.kvtransfer.remote_peer"

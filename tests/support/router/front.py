@@ -9,8 +9,8 @@ from types import MappingProxyType
 import httpx
 import openai
 
-from baton.cluster.redis import connect
-from baton.serving.large_requests import LargeRequests
+from baton.cluster.redis.client import connect
+from baton.serving.grpc.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
 from baton_router.apis.anthropic.messages import Messages
 from baton_router.apis.edge.bodies import Bodies

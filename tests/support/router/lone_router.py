@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 import grpc
 import psutil
 
-from baton.cli.ports import HOST, free_port
-from baton.cli.process import Process
-from baton.cluster.embedded import EmbeddedRedis
+from baton.cli.local.ports import HOST, free_port
+from baton.cli.local.process import Process
+from baton.cluster.redis.embedded import EmbeddedRedis
 from tests.support.cluster.started import start
 
 

@@ -1,6 +1,6 @@
 """Record of a worker, as it stands in Redis."""
 
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.registry.registry import WorkerRecord
 
 TOKENIZER = b"t" * 16
 RECORD = WorkerRecord(

@@ -16,10 +16,10 @@ from baton.models import locate
 from baton.models.encoder_input import EncoderInput
 from baton.rpc.backoff import Backoff
 from baton.sampling import SamplingParams
-from baton.serving.channels import Channels
-from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
-from baton.serving.server import Server
+from baton.serving.grpc.channels import Channels
+from baton.serving.grpc.coalescer import Coalescer
+from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant
 from baton.v1 import (

@@ -18,7 +18,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from baton.errors import InvalidArgumentError, OverloadedError
-from baton.serving.large_requests import LARGE_BYTES, LargeRequests, Share
+from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
 from baton_router.apis.edge.errors import (
     BodyOverloadError,
     BodyTimeoutError,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from baton import errors
-from baton.serving.errors import UNEXPECTED
+from baton.serving.grpc.errors import UNEXPECTED
 from baton_router.routing.admission.rate_limit import Kind, RateLimitedError, RateLimitStatus
 from baton_router.served.served_models import ModelNotFoundError
 from baton_router.text.images.image_source import NoImagesError

@@ -3,7 +3,7 @@
 import ssl
 
 from baton.rpc.tls import Tls
-from baton.serving.certificates import names_shown, watched
+from baton.serving.grpc.certificates import names_shown, watched
 
 
 def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:

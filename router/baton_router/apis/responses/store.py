@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.keys import response_key, responses_key
-from baton.cluster.redis import Command, prefix_of, transact, transact_each
+from baton.cluster.redis.client import Command, prefix_of, transact, transact_each
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import NotFoundError, UnavailableError
 from baton_router.apis.responses.limits import ResponseLimits
@@ -68,7 +68,7 @@ class ResponseStore:
     """Store of the responses of all tenants.
 
     Args:
-        redis: from `baton.cluster.redis.connect`.
+        redis: from `baton.cluster.redis.client.connect`.
     """
 
     def __init__(self, redis: Redis, limits: ResponseLimits) -> None:

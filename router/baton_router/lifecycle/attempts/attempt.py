@@ -27,8 +27,8 @@ import grpc
 
 from baton.errors import InternalError
 from baton.rpc.errors import error_of
-from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.coalescer import Coalescer
 from baton_router.call.ending import FinishReason
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Work

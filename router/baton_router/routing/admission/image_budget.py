@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from baton.errors import InvalidArgumentError, OverloadedError
-from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
+from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton_router.call.request import Request
 
 MAX_HELD_BYTES = 512 * 2**20

@@ -16,14 +16,14 @@ import grpc
 from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.registry import WorkerRecord
-from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.registry.registry import WorkerRecord
+from baton.cluster.registry.watcher import INTERVAL, RegistryWatcher
 from baton.cluster.throttled_log import ThrottledLog
-from baton.cluster.watcher import INTERVAL, RegistryWatcher
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.routing.fleet.candidate import Candidate

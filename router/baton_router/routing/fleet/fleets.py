@@ -6,10 +6,10 @@ from types import MappingProxyType
 from redis.asyncio import Redis
 
 from baton.cluster.index import LocalityIndex
-from baton.cluster.registry import WorkerRecord
-from baton.cluster.watcher import INTERVAL, RegistryWatcher
+from baton.cluster.registry.registry import WorkerRecord
+from baton.cluster.registry.watcher import INTERVAL, RegistryWatcher
 from baton.errors import NotFoundError
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
 

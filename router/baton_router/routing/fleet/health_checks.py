@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.rpc.cancellation import is_task_cancelled
-from baton.serving.channels import Channels
+from baton.serving.grpc.channels import Channels
 from baton_router.routing.fleet.member import Member
 
 _RETRY_SECONDS = 0.5

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.registry.registry import WorkerRecord
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.circuit_breaker import CircuitBreaker

@@ -1,6 +1,6 @@
 """Waiting records: registered workers that are not members of the fleet yet. Pure."""
 
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.registry.registry import WorkerRecord
 
 _MAX_COUNTED = 16_384  # workers whose trials are counted
 

@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from baton.cluster.gossip import INTERVAL, Gossip
 from baton.cluster.keys import role_lock_key
-from baton.cluster.redis import prefix_of
-from baton.cluster.redis_lock import RedisLock
+from baton.cluster.redis.client import prefix_of
+from baton.cluster.redis.lock import RedisLock
 from baton.errors import BatonError
 from baton.rpc.worker_role import ROLES
 from baton.serving.deadline import Clock

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.serving.channels import MAX_ENCODER_INPUT_BYTES
+from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.setting import setting
 
 

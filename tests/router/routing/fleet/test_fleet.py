@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from baton.cli.certs import Authority, write
-from baton.cli.tls_folder import TlsFolder
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.events import KvEvents
-from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import connect
-from baton.cluster.registry import Registration, WorkerRecord
-from baton.serving.channels import Channels
-from baton.serving.server import Server
+from baton.cli.local.tls_folder import TlsFolder
+from baton.cluster.events.kv_events import KvEvents
+from baton.cluster.events.publisher import EventPublisher
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.registry.registry import Registration, WorkerRecord
+from baton.serving.grpc.channels import Channels
+from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from baton_router.call.prompt import Prompt

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from baton.cluster.keys import record_key, workers_key
-from baton.cluster.redis import connect, transact
-from baton.cluster.registry import WorkerRecord
+from baton.cluster.redis.client import connect, transact
+from baton.cluster.registry.registry import WorkerRecord
 from baton_router.routing.fleet.fleet import _MAX_ON_TRIAL
 from baton_router.routing.fleet.waiting_records import WaitingRecords
 from tests.router.routing.fleet.test_fleet import record_of, registered, worker_and_fleet

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.events import KvEvents
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton_router.routing.fleet.pending_prefixes import PendingPrefixes, held_blocks
 

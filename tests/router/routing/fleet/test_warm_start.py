@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.index import LocalityIndex
-from baton.cluster.redis import connect
-from baton.cluster.registry import Registration
-from baton.serving.channels import Channels
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
+from baton.cluster.registry.registry import Registration
+from baton.serving.grpc.channels import Channels
 from baton_router.call.prompt import Prompt
 from baton_router.routing.fleet.fleet import Fleet
 from bench.router.warm import EPOCH, holds_exactly, publish

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.redis import connect
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import DeadlineExceededError
 from baton.rpc.worker_role import Role
 from baton_router.routing.admission.controller import AdmissionController

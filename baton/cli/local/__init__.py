@@ -1,0 +1,1 @@
+"""Clusters on this machine: processes, their start, and the commands that run one."""

@@ -1,0 +1,1 @@
+"""KV events: what a worker's prefix cache has, from its publisher to a router's subscriber."""

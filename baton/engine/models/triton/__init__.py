@@ -1,0 +1,1 @@
+"""Networks and layers on Triton kernels."""

@@ -1,0 +1,1 @@
+"""gRPC on both sides: servers, channels, access, errors, and bounds on what arrives."""

@@ -1,0 +1,60 @@
+"""Large gRPC messages: bounded and parsed in a thread, within the budget of large requests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests
+from baton.serving.grpc.malformed import Deserializer, Malformed, descriptor_of, tolerant
+from baton.serving.grpc.message_bounds import MessageBounds
+
+
+@dataclass(slots=True)
+class Unparsed:
+    """Placeholder for a large request, which `read` parses.
+
+    Attributes:
+        data: the bytes; empty once they are parsed. An error in a later frame would keep them.
+    """
+
+    data: bytes
+    read: Callable[[bytes], Any]
+
+
+class LargeMessages:
+    """Parser of the messages of a server above `large_bytes`, which gRPC would parse in the event
+    loop."""
+
+    def __init__(
+        self, requests: LargeRequests, bounds: MessageBounds, large_bytes: int = LARGE_BYTES
+    ) -> None:
+        self._requests = requests
+        self._bounds = bounds
+        self._large_bytes = large_bytes
+
+    def deferring(self, deserialize: Deserializer) -> Deserializer:
+        """Wraps `deserialize` as `tolerant` does; a large message becomes an `Unparsed`."""
+        descriptor, parse = descriptor_of(deserialize), tolerant(deserialize)
+        if descriptor is None:
+            return parse
+
+        def read(data: bytes) -> Any:
+            try:
+                self._bounds.check(data, descriptor)
+            except InvalidArgumentError as error:
+                return Malformed(error.with_traceback(None))  # which would keep the bytes
+            return parse(data)
+
+        most = self._large_bytes
+        return lambda data: parse(data) if len(data) <= most else Unparsed(data, read)
+
+    async def parse(self, message: Unparsed) -> Any:
+        """Returns the request, or a `Malformed` if it is none or beyond a bound. Raises
+        `OverloadedError` if other large requests leave no room."""
+        with self._requests.share() as share:
+            try:
+                await share.grow(len(message.data))
+                return await self._requests.parse(message.read, message.data)
+            finally:
+                message.data = b""
