@@ -65,8 +65,10 @@ from baton.sampling import SamplingParams
 from bench.gpu.sanitizer import TEST
 from bench.gpu.stages import stages
 
-for file in sorted(Path("bench").glob("gpu*.py")):
-    import_module("bench." + file.stem)
+benchmarks = sorted(Path("bench/gpu").glob("[!_]*.py"))
+assert benchmarks
+for file in benchmarks:
+    import_module("bench.gpu." + file.stem)
 
 shutil.copytree(locate("tiny"), sys.argv[1], ignore=shutil.ignore_patterns("tokenizer*"))
 engine = Engine.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=16))
