@@ -340,6 +340,8 @@ def test_up_passes_settings_to_the_router() -> None:
     given = CliRunner().invoke(app, [*arguments, "tool-call-parser=hermes"])
     (router,) = (line for line in given.stdout.splitlines() if " -m baton router " in line)
     assert "--tool-call-parser hermes" in router
+    as_flag = CliRunner().invoke(app, [*arguments, "--tool-call-parser=hermes", "--num-threads=1"])
+    assert "--tool-call-parser hermes" in as_flag.stdout
     wrong = CliRunner().invoke(app, [*arguments, "hermes"])
     assert (wrong.exit_code, wrong.stdout) == (1, "")
     assert "--router-arg: is 'hermes'; must be KEY=VALUE" in wrong.stderr

@@ -3,9 +3,10 @@
 `--max-num-seqs 32` is every worker's, `--prefill.max-num-seqs 32` that of the prefill workers.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, cast
 
 from typer.core import TyperCommand
@@ -44,8 +45,11 @@ class TakesWorkerSettings(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses what is no setting of a worker as every command does. Fails for an unknown option,
         with advice for what other servers call so."""
-        options = self.get_params(ctx)
-        own = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+        own = {
+            name: getattr(each, "is_flag", False)
+            for each in self.get_params(ctx)
+            for name in (*each.opts, *each.secondary_opts)
+        }
         ctx.obj = WorkerFlags()
         if any(_name(arg) not in own for arg in args if arg.startswith("--")):
             args = _Reader(ctx, own).take(args)  # workers' settings take a while to import
@@ -53,7 +57,9 @@ class TakesWorkerSettings(TyperCommand):
 
 
 class _Reader:
-    def __init__(self, ctx: Any, own: Collection[str]) -> None:
+    """Reader of a command line. `own`: the command's own options, and whether each is a flag."""
+
+    def __init__(self, ctx: Any, own: Mapping[str, bool]) -> None:
         from baton.worker.roles import settings_class
 
         fields = settings_class().model_fields.items()
@@ -75,8 +81,11 @@ class _Reader:
                 return [*left, arg, *coming]
             role, flag = _role_and_flag(_name(arg))
             setting = self._settings.get(flag)
-            if _name(arg) in self._own or not arg.startswith("--"):
+            if not arg.startswith("--"):
                 left.append(arg)
+            elif _name(arg) in self._own:
+                has_value = "=" in arg or self._own[_name(arg)]
+                left += [arg, *islice(coming, 0 if has_value else 1)]
             elif setting is None:
                 self._fail(_name(arg), flag)
             else:
