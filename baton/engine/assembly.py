@@ -14,9 +14,9 @@ from baton.engine.cache.kv_layout import plan_layout
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.cache.kv_scales import FP8, describe, read_scales
 from baton.engine.config import EngineConfig
+from baton.engine.facts import ModelInfo
 from baton.engine.memory.cache_allocation import allocate, memory_of
 from baton.engine.memory.cache_plan import CachePlan, EncoderPlan
-from baton.engine.messages import ModelInfo
 from baton.engine.models import loader
 from baton.engine.models.hf import PreTrainedModel, reporting_progress
 from baton.engine.models.transformers_model import (

@@ -1,9 +1,31 @@
-"""Engine facts: the properties of a loaded engine that never change. Plain data."""
+"""Engine facts: the properties of a loaded engine and its model that never change. Plain data."""
 
 from dataclasses import dataclass
 
+from baton.cluster.prefix import PrefixNamespace
 from baton.engine.cache.kv_layout import KvLayout
-from baton.engine.messages import ModelInfo
+from baton.models.image_format import ImageFormat
+from baton.models.pooling import Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Properties of a loaded model.
+
+    Attributes:
+        pooling: its pooled output; None: it generates.
+        images: the images that it takes in prompts; None: it takes none.
+    """
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    fingerprint: bytes
+    namespace: PrefixNamespace
+    pooling: Pooling | None = None
+    images: ImageFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

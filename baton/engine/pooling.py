@@ -10,7 +10,8 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
-from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest
 from baton.engine.scheduler.scheduling.plan import Float32Array, ScheduledRange
 from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams

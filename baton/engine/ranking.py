@@ -1,6 +1,6 @@
 """Ranking of a request's sequences for `best_of`: selection and order of the results."""
 
-from baton.engine.messages import SequenceUpdate
+from baton.engine.outputs import SequenceUpdate
 from baton.sampling import SamplingParams
 
 

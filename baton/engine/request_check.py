@@ -7,11 +7,10 @@ from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
 from baton.engine.cache.kv_layout import KvLayout
-from baton.engine.facts import EngineFacts
+from baton.engine.facts import EngineFacts, ModelInfo
 from baton.engine.memory.pool_size import peak_blocks
-from baton.engine.messages import EngineRequest, ModelInfo
+from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.models.image_format import ImageFormat

@@ -214,11 +214,11 @@ class ModelRunner:
         inputs, failure = None, None
         try:
             for sequence in plan.new_slots:
-                request = sequence.request
-                self.sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
-                self._grammars.assign(sequence.batch_slot, request)
+                spec = sequence.request.spec
+                self.sampler.assign(sequence.batch_slot, spec.params, spec.num_prompt_tokens)
+                self._grammars.assign(sequence.batch_slot, sequence.request)
                 if self._rope is not None:
-                    self._rope.assign(sequence.batch_slot, request.encoder_inputs)
+                    self._rope.assign(sequence.batch_slot, spec.encoder_inputs)
             if plan.num_tokens and not self._may_replay(plan):
                 with self._clock.forward():
                     inputs = self.inputs(plan)
@@ -449,7 +449,8 @@ class ModelRunner:
         )
         yield token_ids
         yield scores
-        if any(s.sequence.request.params.logprobs for s in plan.chunks if s.sequence.request.beams):
+        requests = (chunk.sequence.request for chunk in plan.chunks)
+        if any(request.beams and request.spec.params.logprobs for request in requests):
             yield logits.log_softmax(-1, dtype=torch.float32).gather(-1, token_ids)
 
     def _score(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[tuple[int, DeviceScores]]:
@@ -458,7 +459,7 @@ class ModelRunner:
         for i, chunk in enumerate(plan.chunks):
             if chunk.scored:
                 targets = chunk.sequence.tokens[chunk.scored.start : chunk.scored.stop]
-                k = chunk.sequence.request.params.prompt_logprobs or 0
+                k = chunk.sequence.request.spec.params.prompt_logprobs or 0
                 found = score(logits[row : row + len(targets)], targets.astype(np.int64), k)
                 yield i, found.copied(self._stream.to_host)
                 row += len(targets)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from baton.engine.messages import SequenceUpdate
+from baton.engine.outputs import SequenceUpdate
 from baton.engine.scheduler.scheduling.plan import StepResult, TokenLogprobs
 from baton.engine.scheduler.scheduling.progress import (
     DecodeProgress,
@@ -29,7 +29,7 @@ def _decoded(decoded: DecodeProgress) -> list[SequenceUpdate]:
             sequence.request.request_id,
             sequence.index,
             token_id,
-            num_tokens - sequence.request.num_prompt_tokens - 1,
+            num_tokens - sequence.request.spec.num_prompt_tokens - 1,
             None,
             sequence.finish_reason,
             num_tokens - 1,
@@ -50,7 +50,7 @@ def _add_logprobs(
     for update, sequence, row in zip(
         updates, decoded.sequences, decoded.rows.tolist(), strict=True
     ):
-        params = sequence.request.params
+        params = sequence.request.spec.params
         if params.logprobs:
             update.logprobs = _logprobs(result, row, params.top_logprobs)
 
@@ -78,7 +78,7 @@ def updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[Seque
 
 
 def _logprobs_of_one(item: SequenceProgress, i: int, result: StepResult) -> TokenLogprobs | None:
-    params = item.request.params
+    params = item.request.spec.params
     if not params.logprobs:
         return None
     if item.rows:

@@ -33,7 +33,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
                 num_loaded_bytes=worker.num_loaded_bytes,
                 num_weight_bytes=worker.num_weight_bytes,
             )
-        stats, draining = worker.engine.stats(), worker.is_draining
+        stats, draining = worker.engine.reading.stats, worker.is_draining
         return pb.GetLoadResponse(
             state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
             progress=1.0,
@@ -43,7 +43,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_held_blocks=stats.num_held_blocks,
             num_cached_blocks=stats.num_cached_blocks,
             num_preemptions=stats.num_preemptions,
-            num_steps=worker.engine.num_steps,
+            num_steps=worker.engine.reading.time_spent.num_steps,
             num_swaps=stats.num_swaps,
             num_returns=stats.num_returns,
             num_swapped=stats.num_swapped,
@@ -99,13 +99,13 @@ class WorkerAdmin(pb_grpc.AdminServicer):
                 "the worker is draining and finishes the requests that wait; pause another one"
             )
         engine.pause()
-        return pb.PauseAdmissionResponse(num_waiting=engine.stats().num_waiting)
+        return pb.PauseAdmissionResponse(num_waiting=engine.reading.stats.num_waiting)
 
     async def ResumeAdmission(
         self, _request: pb.ResumeAdmissionRequest, _context: Any
     ) -> pb.ResumeAdmissionResponse:
         engine = self._worker.engine
-        num_waiting = engine.stats().num_waiting
+        num_waiting = engine.reading.stats.num_waiting
         engine.resume()
         return pb.ResumeAdmissionResponse(num_waiting=num_waiting)
 
@@ -145,8 +145,8 @@ def _facts(worker: Worker) -> pb.WorkerFacts:
     return pb.WorkerFacts(
         id=worker.id,
         model=worker.settings.model_name,
-        fingerprint=engine.info.fingerprint,
-        layouts=describe_layouts(engine.layouts),
+        fingerprint=engine.facts.info.fingerprint,
+        layouts=describe_layouts(engine.facts.layouts),
         kv_endpoint=worker.kv_server.endpoint,
         device=_name_of(engine.device),
     )
@@ -154,10 +154,10 @@ def _facts(worker: Worker) -> pb.WorkerFacts:
 
 async def _memory(worker: Worker) -> pb.WorkerMemory:
     engine = worker.engine
-    report, stats = await engine.memory_report(), engine.stats()
+    report, stats = await engine.memory_report(), engine.reading.stats
     return pb.WorkerMemory(
         worker=worker.id,
-        block_size=engine.block_size,
+        block_size=engine.facts.block_size,
         pool_bytes=engine.facts.pool_bytes,
         num_blocks=stats.num_blocks,
         num_held_blocks=stats.num_held_blocks,
@@ -165,7 +165,7 @@ async def _memory(worker: Worker) -> pb.WorkerMemory:
         num_free_blocks=stats.num_free_blocks,
         num_saved_blocks=report.num_saved_blocks,
         num_unused_tokens=report.num_wasted_slots,
-        num_reserved_tokens=stats.num_reserved_blocks * engine.block_size,
+        num_reserved_tokens=stats.num_reserved_blocks * engine.facts.block_size,
         host_pool_bytes=engine.facts.host_pool_bytes,
         num_host_blocks=stats.num_host_blocks,
         num_held_host_blocks=stats.num_held_host_blocks,

@@ -84,7 +84,7 @@ class WorkerMetrics:
             worker.num_unpublished_events,
         )
         if worker.is_ready:
-            stats = worker.engine.stats()
+            stats = worker.engine.reading.stats
             yield from self._information()
             yield gauge(
                 "baton_worker_paused",
@@ -101,8 +101,8 @@ class WorkerMetrics:
         """Adds what was counted since the last call to the totals of the worker's present role."""
         if not self._worker.is_ready:
             return
-        engine = self._worker.engine
-        stats, done, spent = engine.stats(), engine.work_done, engine.time_spent
+        reading = self._worker.engine.reading
+        stats, done, spent = reading.stats, reading.work_done, reading.time_spent
         totals: Totals = {
             _STEPS: {(): done.num_steps},
             _STEPS_AHEAD: {(): stats.num_steps_ahead},
@@ -122,7 +122,7 @@ class WorkerMetrics:
                 ("swap",): stats.num_swaps,
                 ("return",): stats.num_returns,
             },
-            _COMPILATIONS: {(): engine.num_late_compilations},
+            _COMPILATIONS: {(): reading.num_late_compilations},
             _SWAPPED: {
                 ("out",): stats.num_swapped_out_blocks,
                 ("in",): stats.num_swapped_in_blocks,
@@ -152,13 +152,13 @@ class WorkerMetrics:
         yield gauge(
             "baton_step_token_budget",
             "Maximum tokens of one engine step.",
-            {(worker.role,): engine.max_num_batched_tokens},
+            {(worker.role,): engine.facts.max_num_batched_tokens},
             ("role",),
         )
         yield gauge(
             "baton_sequence_budget",
             "Batch slots: the maximum of concurrently running sequences.",
-            {(worker.role,): engine.max_num_seqs},
+            {(worker.role,): engine.facts.max_num_seqs},
             ("role",),
         )
 

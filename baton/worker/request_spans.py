@@ -13,11 +13,11 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from baton.engine.async_engine import SequenceStream
-from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.client import SequenceStream
 from baton.engine.metering.step_times import StepTimes, TimeSpent
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.sequences.config import Preemption
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.serving.telemetry.stages import begun_stage, failed, is_sampled, past_stage, wall_ns
 
 # A gap of fewer seconds than this between two consecutive steps is not waiting.

@@ -22,10 +22,10 @@ from baton.cluster.redis.client import connect
 from baton.cluster.redis.round_trips import RoundTrips
 from baton.cluster.redis.signing import signing_keys
 from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
+from baton.engine.core.core_handle import CoreHandle
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.engine import Engine
 from baton.engine.process.engine_child import EngineChild
 from baton.engine.process.engine_process import EngineProcess
 from baton.engine.process.pool_memory import MemoryNotSharedError
@@ -125,7 +125,7 @@ class Worker:
         self.num_weight_bytes = 0
         self.exposition = Exposition()
         self.round_trips = RoundTrips()
-        self._engine: AsyncEngine | None = None
+        self._engine: EngineClient | None = None
         self.is_loading = False
         self._is_loaded = False
         self._on_start: list[Callable[[], Awaitable[None]]] = []
@@ -176,7 +176,7 @@ class Worker:
     def idle_since(self) -> float | None:
         """Time since which no request holds anything here, in seconds since 1970; None while one
         does: blocks are the engine's, leases and promises end with their calls."""
-        times = [self.engine.idle_since, *(server.idle_since for server in self._servers)]
+        times = [self.engine.reading.idle_since, *(server.idle_since for server in self._servers)]
         known = [time for time in times if time is not None]
         return max(known) if len(known) == len(times) else None
 
@@ -185,19 +185,19 @@ class Worker:
         return list(dict.fromkeys((self.server, self.kv_server)))
 
     @property
-    def engine(self) -> AsyncEngine:
+    def engine(self) -> EngineClient:
         """The engine. Raises `UnavailableError` while the model is being loaded."""
         if self._engine is None:
             raise UnavailableError(f"worker {self.id} is not ready yet: {self.phase}")
         return self._engine
 
-    def engine_for_new_work(self) -> AsyncEngine:
+    def engine_for_new_work(self) -> EngineClient:
         """Returns the engine. Raises `UnavailableError` while loading or draining."""
         if self.is_draining:
             raise UnavailableError(f"worker {self.id} is draining; another one will serve this")
         return self.engine
 
-    def engine_for(self, role: Role) -> AsyncEngine:
+    def engine_for(self, role: Role) -> EngineClient:
         """Returns the engine, for new work in `role`. Raises `UnavailableError` while loading or
         draining, and in another role."""
         engine = self.engine_for_new_work()
@@ -211,7 +211,7 @@ class Worker:
         """Raises `FailedPreconditionError` if the loaded model has nothing to do in `role`."""
         if role == "encode" and self.engine.encoder_pool is None:
             raise FailedPreconditionError(
-                f"the encode role needs an encoder; {why_no_images(self.engine.info)}"
+                f"the encode role needs an encoder; {why_no_images(self.engine.facts.info)}"
             )
 
     def on_start(self, callback: Callable[[], Awaitable[None]]) -> None:
@@ -264,7 +264,7 @@ class Worker:
     def pairing(self) -> Pairing:
         """Returns the properties that another worker must share to exchange blocks with it."""
         engine = self.engine
-        return Pairing(version(), engine.info.fingerprint, engine.layouts)
+        return Pairing(version(), engine.facts.info.fingerprint, engine.facts.layouts)
 
     async def drain(self) -> None:
         """Stops taking new work, for good."""
@@ -354,7 +354,7 @@ class Worker:
         redis = connect(with_password(url, password), self.round_trips, keys) if url else None
         self.is_loading = True
         core = await asyncio.to_thread(self._load_core)
-        engine = AsyncEngine(
+        engine = EngineClient(
             core,
             on_cache_events=self._on_cache_events,
             on_failure=self._on_engine_failure,
@@ -371,7 +371,7 @@ class Worker:
         await self._publish_state()
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
 
-    def _load_core(self) -> EngineCore:
+    def _load_core(self) -> CoreHandle:
         """Loads the model, in a thread; the child does, if there is one."""
         path, config = self.settings.model_path, self.settings.engine_config()
         on_progress, on_loaded = self._on_progress, self._on_loaded_bytes
@@ -384,7 +384,7 @@ class Worker:
                         raise
                     logger.warning("the engine steps in a thread: %s", error)
             return EngineThread(
-                Engine.from_pretrained(
+                EngineCore.from_pretrained(
                     path, config, on_progress=on_progress, on_loaded_bytes=on_loaded
                 )
             )
@@ -415,19 +415,19 @@ class Worker:
             kv_endpoint=self.kv_server.endpoint,
             epoch=self.epoch,
             model=self.settings.model_name,
-            fingerprint=engine.info.fingerprint,
-            layout=serialize_layouts(engine.layouts),
-            tokenizer_hash=engine.info.namespace.tokenizer,
+            fingerprint=engine.facts.info.fingerprint,
+            layout=serialize_layouts(engine.facts.layouts),
+            tokenizer_hash=engine.facts.info.namespace.tokenizer,
             kv_dtype=pool.layout.dtype,
             block_size=pool.layout.block_size,
-            max_model_len=engine.info.max_model_len,
+            max_model_len=engine.facts.info.max_model_len,
             num_blocks=pool.num_blocks,
             draining=self.is_draining,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_batched_tokens=engine.facts.max_num_batched_tokens,
             metrics_endpoint=self._metrics_endpoint,
             admin_endpoint=self.server.admin_endpoint,
             version=version(),
-            pooled_output=pooling.kind if (pooling := engine.info.pooling) else "",
+            pooled_output=pooling.kind if (pooling := engine.facts.info.pooling) else "",
             keeps_role=bool(self.why_keeps_role),
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from baton.engine import Engine, EngineConfig, SamplingParams
+from baton.engine import LLM, EngineConfig, SamplingParams
 from bench.report import Row, interleaved
 from bench.workload import MAX_TOKENS, prompts, save_model
 
@@ -61,7 +61,7 @@ def _baton(folder: str, tokens_per_step: int | None) -> Callable[[], Tokens]:
         prefix_caching=False,
         max_num_batched_tokens=tokens_per_step,
     )
-    engine = Engine.from_pretrained(folder, config)
+    engine = LLM.from_pretrained(folder, config)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     return lambda: [list(r.token_ids) for r in engine.generate(prompts(), params)]
 

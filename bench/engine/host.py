@@ -24,12 +24,14 @@ from baton.engine.backend import Backend, TorchBackend
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.config import EngineConfig
+from baton.engine.core.engine_core import EngineCore
 from baton.engine.device_stream import HostStream
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, ModelInfo, StepOutput
+from baton.engine.facts import ModelInfo
+from baton.engine.llm import LLM
 from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
+from baton.engine.outputs import StepOutput
+from baton.engine.request import EngineRequest, KvSource
 from baton.engine.runner import DecoderModel
-from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 
@@ -163,7 +165,7 @@ def null_engine(
     windows: Windows = FULL,
     max_drafts: int = 0,
     kv_heads: int = KV_HEADS,
-) -> Engine:
+) -> LLM:
     """Returns an engine that computes nothing, with one layer for each of `windows`."""
     shapes = [KvShape(kv_heads, 64, 64)] * len(windows)
     layouts, places = plan_groups(shapes, windows, torch.bfloat16, BLOCK_SIZE)
@@ -194,7 +196,7 @@ def null_engine(
         block_size=BLOCK_SIZE,
         max_drafts=max_drafts,
     )
-    return Engine(config, loaded, NullStream())
+    return LLM(EngineCore(config, loaded, NullStream()))
 
 
 class Load:
@@ -228,21 +230,24 @@ class Load:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        return self._engine.stats().num_steps_ahead, self._engine.work_done.num_steps
+        return (
+            self._engine.core.scheduler.stats().num_steps_ahead,
+            self._engine.core.reading().work_done.num_steps,
+        )
 
     def _step(self) -> float:
         """Returns the seconds that one step took."""
         while self._num_here < NUM_SEQUENCES:
             self._add(NUM_TOKENS)
         start = time.thread_time()
-        output = self._engine.step()
+        output = self._engine.core.step()
         seconds = time.thread_time() - start
         self._note(output)
         return seconds
 
     def _note(self, output: StepOutput) -> None:
         for allocation in output.external:
-            self._engine.commit_external(allocation.request_id, STOP + 1)
+            self._engine.core.scheduler.commit_external(allocation.request_id, STOP + 1)
         self._num_here -= sum(update.finish_reason is not None for update in output.updates)
 
     def _add(self, max_tokens: int) -> None:
@@ -251,7 +256,7 @@ class Load:
         prefix = self._prefixes[self._num_added % len(self._prefixes)]
         prompt = prefix + self._tokens(PROMPT_TOKENS)
         stops = (STOP,) if self._num_added % 2 else ()
-        self._engine.add_request(
+        self._engine.core.add(
             EngineRequest(
                 str(self._num_added),
                 prompt,

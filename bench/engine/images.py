@@ -24,9 +24,10 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from baton.engine import Engine, EngineConfig, SamplingParams
+from baton.engine import LLM, EngineConfig, SamplingParams
 from baton.engine.assembly import load
-from baton.engine.messages import MultimodalPrompt
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.request import MultimodalPrompt
 from baton.engine.runner import Encoder
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.models import locate
@@ -78,7 +79,7 @@ def _reuse(case: str, trace: Sequence[Drawing], config: EngineConfig) -> Row:
     loaded = load(locate("shapes"), config, lambda _phase, _fraction: None)
     assert loaded.encoder is not None
     encoder = _CountingEncoder(loaded.encoder)
-    engine = Engine(config, replace(loaded, encoder=encoder))  # type: ignore[arg-type]
+    engine = LLM(EngineCore(config, replace(loaded, encoder=encoder)))  # type: ignore[arg-type]
     given = [_prompt(engine, number, drawing) for number, drawing in enumerate(trace)]
     for start in range(0, len(given), NUM_AT_ONCE):
         engine.generate(given[start : start + NUM_AT_ONCE], SamplingParams(max_tokens=1))
@@ -108,7 +109,7 @@ def _trace(within: int) -> list[Drawing]:
     return trace
 
 
-def _prompt(engine: Engine, number: int, drawing: Drawing) -> MultimodalPrompt:
+def _prompt(engine: LLM, number: int, drawing: Drawing) -> MultimodalPrompt:
     before = f"{number}: " if number % 2 else ""
     text = f"<|im_start|>user\n{before}<image>How many circles?<|im_end|>\n<|im_start|>assistant\n"
     return engine.prompt_with_images(text, [drawing.image()])
@@ -164,7 +165,7 @@ def _add_tower(text: Path, folder: Path) -> None:
 
 def _generator(path: str) -> Callable[[], list[tuple[int, ...]]]:
     config = EngineConfig(device="cpu", dtype="float32", num_blocks=1024, prefix_caching=False)
-    engine = Engine.from_pretrained(path, config)
+    engine = LLM.from_pretrained(path, config)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     return lambda: [result.token_ids for result in engine.generate(prompts(), params)]
 

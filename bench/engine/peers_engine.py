@@ -30,10 +30,10 @@ def main() -> None:
 
 
 def _baton(folder: str, dtype: str) -> Generate:
-    from baton.engine import Engine, EngineConfig, SamplingParams
+    from baton.engine import LLM, EngineConfig, SamplingParams
 
     config = EngineConfig(device="cpu", dtype=dtype, prefix_caching=False)  # type: ignore[arg-type]
-    engine = Engine.from_pretrained(folder, config)
+    engine = LLM.from_pretrained(folder, config)
 
     def generate(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)

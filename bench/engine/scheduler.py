@@ -20,6 +20,7 @@ from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.backend import TorchBackend
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.request import EngineRequest, KvSource
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
@@ -27,7 +28,7 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import KvSource, Request
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 
@@ -113,7 +114,7 @@ class Load:
             device,
         )
         self._random = np.random.default_rng(num_sequences)
-        self._params = SamplingParams(max_tokens=2048)
+        self._params = SamplingParams(max_tokens=2048, stop_token_ids=(STOP,))
         self._num_added = 0
         self._owed = 0.0
         self._add([self._request() for _ in range(num_sequences)])
@@ -168,13 +169,8 @@ class Load:
         """A prompt of 64 to 79 tokens, whose KV another worker has."""
         self._num_added += 1
         length = int(self._random.integers(64, 80))
-        token_ids = self._random.integers(STOP + 1, VOCAB_SIZE, length).tolist()
-        return Request(
-            request_id=str(self._num_added),
-            token_ids=token_ids,
-            num_prompt_tokens=length,
-            params=self._params,
-            root=bytes(16),
-            stop_token_ids=frozenset([STOP]),
-            kv_source=KvSource.EXTERNAL,
+        token_ids = tuple(self._random.integers(STOP + 1, VOCAB_SIZE, length).tolist())
+        spec = EngineRequest(
+            str(self._num_added), token_ids, self._params, length, kv_source=KvSource.EXTERNAL
         )
+        return Request(spec=spec, root=bytes(16))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from baton import AsyncClient, SamplingParams
 from baton.cli.local.local_cluster import LocalCluster
-from baton.engine import Engine, EngineConfig
-from baton.engine.messages import EngineRequest
+from baton.engine import LLM, EngineConfig
+from baton.engine.request import EngineRequest
 from bench.report import Row
 from bench.workload import MAX_TOKENS, prompts, save_model
 
@@ -36,7 +36,7 @@ def run(repeats: int) -> list[Row]:
     """Throughput as a ratio of the engine's, and the time a server adds to each token."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
-        engine = Engine.from_pretrained(
+        engine = LLM.from_pretrained(
             folder,
             EngineConfig(device="cpu", dtype="float32", num_blocks=1024, prefix_caching=False),
         )
@@ -47,7 +47,7 @@ def run(repeats: int) -> list[Row]:
     return _rows(*runs)
 
 
-async def _alternate(engine: Engine, address: str, repeats: int) -> tuple[list[Run], list[Run]]:
+async def _alternate(engine: LLM, address: str, repeats: int) -> tuple[list[Run], list[Run]]:
     """Engine and cluster in turns, after one unmeasured pass of each."""
     bare, served = [], []
     async with AsyncClient(address) as client:
@@ -60,16 +60,16 @@ async def _alternate(engine: Engine, address: str, repeats: int) -> tuple[list[R
     return bare, served
 
 
-def through_engine(engine: Engine) -> Run:
+def through_engine(engine: LLM) -> Run:
     """All prompts at once, step by step, noting when each token appears."""
     batch = prompts()
     start = time.perf_counter()
     for i, prompt in enumerate(batch):
-        engine.add_request(EngineRequest(str(i), tuple(prompt), _PARAMS, len(prompt)))
+        engine.core.add(EngineRequest(str(i), tuple(prompt), _PARAMS, len(prompt)))
     token_ids: list[list[int]] = [[] for _ in batch]
     moments: list[list[float]] = [[] for _ in batch]
-    while engine.has_work:
-        for update in engine.step().updates:
+    while engine.core.has_work:
+        for update in engine.core.step().updates:
             if update.token_id is not None:
                 token_ids[int(update.request_id)].append(update.token_id)
                 moments[int(update.request_id)].append(time.perf_counter())

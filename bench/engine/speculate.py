@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine import Engine, EngineConfig, SamplingParams
+from baton.engine import LLM, EngineConfig, SamplingParams
 from baton.models import locate
 from bench.report import Row, interleaved
 
@@ -32,13 +32,13 @@ def run(repeats: int) -> list[Row]:
     for case in _cases():
         expected = _tokens(plain, case)
         assert _tokens(guessing, case) == expected, "drafts have changed the output"
-        before = guessing.stats()
+        before = guessing.core.scheduler.stats()
         contenders: dict[str, Callable[[], float]] = {
             "with": lambda case=case: _rate(guessing, case),  # type: ignore[misc]
             "without": lambda case=case: _rate(plain, case),  # type: ignore[misc]
         }
         rates = interleaved(contenders, repeats)
-        stats = guessing.stats()
+        stats = guessing.core.scheduler.stats()
         drafted = stats.num_drafted_tokens - before.num_drafted_tokens
         accepted = stats.num_accepted_tokens - before.num_accepted_tokens
         rows.append(
@@ -77,18 +77,18 @@ def _cases() -> list[_Case]:
     ]
 
 
-def _engine(max_drafts: int) -> Engine:
+def _engine(max_drafts: int) -> LLM:
     config = EngineConfig(
         device="cpu", dtype="float32", num_blocks=512, prefix_caching=False, max_drafts=max_drafts
     )
-    return Engine.from_pretrained(locate("tiny"), config)
+    return LLM.from_pretrained(locate("tiny"), config)
 
 
-def _tokens(engine: Engine, case: _Case) -> list[tuple[int, ...]]:
+def _tokens(engine: LLM, case: _Case) -> list[tuple[int, ...]]:
     return [result.token_ids for result in engine.generate(case.prompts, case.params)]
 
 
-def _rate(engine: Engine, case: _Case) -> float:
+def _rate(engine: LLM, case: _Case) -> float:
     start = time.perf_counter()
     num_tokens = sum(map(len, _tokens(engine, case)))
     return num_tokens / (time.perf_counter() - start)

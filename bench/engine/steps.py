@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from baton import AsyncClient, SamplingParams
 from baton.cli.local.local_cluster import LocalCluster
-from baton.engine import Engine, EngineConfig
-from baton.engine.messages import EngineRequest
+from baton.engine import LLM, EngineConfig
+from baton.engine.request import EngineRequest
 from baton.models import locate
 from baton_simulator.fit import (
     MAX_NUM_BATCHED_TOKENS,
@@ -68,7 +68,7 @@ def measure(repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         for case, value in (*_measure_prompts(engine), *_measure_decodes(wide)):
             figures.setdefault(case, []).append(value)
-    num_tokens = engine.cache.pools[0].num_blocks * engine.config.block_size
+    num_tokens = engine.core.cache.pools[0].num_blocks * engine.core.config.block_size
     return {**medians(figures), **served, "pool: tokens": float(num_tokens)}
 
 
@@ -81,17 +81,17 @@ def random_prompt(length: int, seed: int) -> list[int]:
 # An engine alone.
 
 
-def _engine(max_num_batched_tokens: int) -> Engine:
+def _engine(max_num_batched_tokens: int) -> LLM:
     config = EngineConfig(
         device="cpu",
         dtype="float32",
         num_threads=1,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    return Engine.from_pretrained(locate("tiny"), config)
+    return LLM.from_pretrained(locate("tiny"), config)
 
 
-def _measure_prompts(engine: Engine) -> Iterator[tuple[str, float]]:
+def _measure_prompts(engine: LLM) -> Iterator[tuple[str, float]]:
     for length in SHORT_PROMPTS:
         (seconds,) = _prompt_times(engine, length)
         yield f"step: {length} prompt tokens behind 0", seconds
@@ -101,23 +101,23 @@ def _measure_prompts(engine: Engine) -> Iterator[tuple[str, float]]:
         yield f"step: {MAX_NUM_BATCHED_TOKENS} prompt tokens behind {behind}", milliseconds
 
 
-def _measure_decodes(engine: Engine) -> Iterator[tuple[str, float]]:
+def _measure_decodes(engine: LLM) -> Iterator[tuple[str, float]]:
     for context in CONTEXTS:
         for batch in BATCHES:
             middle = context + NUM_STEPS // 2
             yield f"step: {batch} decodes behind {middle}", _decode_time(engine, batch, context)
 
 
-def _prompt_times(engine: Engine, length: int) -> list[float]:
+def _prompt_times(engine: LLM, length: int) -> list[float]:
     """Returns the seconds of each step of one prompt."""
-    engine.flush_cache()
+    engine.core.scheduler.flush_cache()
     _add(engine, 0, length, max_tokens=1)
     return _steps(engine)
 
 
-def _decode_time(engine: Engine, batch: int, context: int) -> float:
+def _decode_time(engine: LLM, batch: int, context: int) -> float:
     """The median of steps in which all decode: the first one has computed all prompts."""
-    engine.flush_cache()
+    engine.core.scheduler.flush_cache()
     for i in range(batch):
         _add(engine, i, context, max_tokens=NUM_STEPS + 1)
     _, *times = _steps(engine)
@@ -125,17 +125,17 @@ def _decode_time(engine: Engine, batch: int, context: int) -> float:
     return statistics.median(times)
 
 
-def _add(engine: Engine, number: int, length: int, max_tokens: int) -> None:
+def _add(engine: LLM, number: int, length: int, max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     token_ids = tuple(random_prompt(length, number))
-    engine.add_request(EngineRequest(f"measured-{number}", token_ids, params, length))
+    engine.core.add(EngineRequest(f"measured-{number}", token_ids, params, length))
 
 
-def _steps(engine: Engine) -> list[float]:
+def _steps(engine: LLM) -> list[float]:
     times = []
-    while engine.has_work:
+    while engine.core.has_work:
         start = time.perf_counter()
-        num_tokens = len(engine.step().updates)
+        num_tokens = len(engine.core.step().updates)
         if num_tokens:
             times.append((time.perf_counter() - start) * 1e3)
     return times

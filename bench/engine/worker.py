@@ -23,7 +23,7 @@ import grpc
 
 from baton.cli.local.ports import HOST, free_port
 from baton.cli.local.process import Process
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb
@@ -52,7 +52,7 @@ def run(repeats: int) -> list[Row]:
         save_model(Path(folder))
         for case, num_threads, aim in (("apart", 1, AIM_APART), ("shared", num_cores, AIM_SHARED)):
             config = EngineConfig(**_CONFIG, num_threads=num_threads)  # type: ignore[arg-type]
-            engine = Engine.from_pretrained(folder, config)
+            engine = LLM.from_pretrained(folder, config)
             with ExitStack() as stack:
                 workers = {
                     form: stack.enter_context(_worker(folder, num_threads, flag))
@@ -78,7 +78,7 @@ def _worker(folder: str, num_threads: int, engine_process: str) -> Iterator[str]
 
 
 async def _compare(
-    case: str, engine: Engine, workers: dict[str, str], repeats: int, aim: float
+    case: str, engine: LLM, workers: dict[str, str], repeats: int, aim: float
 ) -> list[Row]:
     """All in turns, after one unmeasured pass of each."""
     bare: list[float] = []

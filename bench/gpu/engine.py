@@ -12,9 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.engine import EngineConfig, SamplingParams
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
 from baton.engine.models.transformers_model import AttentionHook
+from baton.engine.request import EngineRequest
 from bench.gpu.sizes import EngineSizes, in_k
 from bench.gpu.speculation import speculation_rows, step
 from bench.gpu.timing import Bench, Cases
@@ -43,10 +43,10 @@ def deterministic_cases(bench: Bench, speeds: dict[str, float]) -> Cases:
     yield "engine, deterministic, and speculation", partial(_deterministic, bench, speeds)
 
 
-def _graphs(bench: Bench, engine: Engine) -> list[Row]:
+def _graphs(bench: Bench, engine: LLM) -> list[Row]:
     """Returns the number of decode steps that are recorded. Raises `RuntimeError` unless all are:
     the engine serves without, two to three times as slowly."""
-    recorded, expected = engine.facts.num_graphs, engine.facts.num_expected_graphs
+    recorded, expected = engine.core.facts.num_graphs, engine.core.facts.num_expected_graphs
     if not 0 < recorded == expected:
         raise RuntimeError(
             f"{recorded} of {expected} decode steps were recorded as CUDA graphs; the log says why"
@@ -99,7 +99,7 @@ def random_model(attention: str, shape: Mapping[str, Any], device: str) -> Llama
 @contextmanager
 def random_engine(
     bench: Bench, shape: Mapping[str, Any], **changes: Any
-) -> Iterator[tuple[Engine, int]]:
+) -> Iterator[tuple[LLM, int]]:
     """Yields an engine and the bytes of the weights that a decode reads; closes the engine."""
     sizes, max_len = bench.sizes.engine, shape["max_position_embeddings"]
     config = EngineConfig(
@@ -130,31 +130,34 @@ def prompt_of(sizes: EngineSizes, length: int, seed: int) -> tuple[int, ...]:
     return tuple(tokens.tolist())
 
 
-def _start(sizes: EngineSizes, engine: Engine, count: int, length: int, max_tokens: int) -> None:
+def _start(sizes: EngineSizes, engine: LLM, count: int, length: int, max_tokens: int) -> None:
     """Adds requests, after it has ended those of a case that failed."""
     _end(engine, sizes.num_prompts)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculate=False)
     for i in range(count):
         prompt = prompt_of(sizes, length, i)
-        engine.add_request(EngineRequest(str(i), prompt, params, length))
+        engine.core.add(EngineRequest(str(i), prompt, params, length))
 
 
-def _end(engine: Engine, count: int) -> None:
-    engine.abort(*map(str, range(count)))
-    while engine.has_work:
-        engine.step()
+def _end(engine: LLM, count: int) -> None:
+    engine.core.scheduler.abort(*map(str, range(count)))
+    while engine.core.has_work:
+        engine.core.step()
 
 
 def _step_seconds(
-    bench: Bench, engine: Engine, batch: int, between: Callable[[], object] = lambda: None
+    bench: Bench, engine: LLM, batch: int, between: Callable[[], object] = lambda: None
 ) -> float:
     """Returns the median of a decode step's seconds; calls `between` after each measurement."""
     sizes = bench.sizes.engine
     num_steps = sizes.num_steps
     _start(sizes, engine, batch, sizes.context, num_steps * (3 + 2 * bench.repeats))
-    while engine.stats().num_step_tokens != batch or engine.stats().num_waiting:
+    while (
+        engine.core.scheduler.stats().num_step_tokens != batch
+        or engine.core.scheduler.stats().num_waiting
+    ):
         step(engine)
-        if not engine.has_work:
+        if not engine.core.has_work:
             raise RuntimeError(f"{batch} sequences never decode at once; expected memory for them")
     for _ in range(num_steps // 2):
         step(engine)
@@ -172,7 +175,7 @@ def _step_seconds(
 
 
 def _decode_step(
-    bench: Bench, engine: Engine, num_bytes: int, batch: int, copying: Callable[[], float]
+    bench: Bench, engine: LLM, num_bytes: int, batch: int, copying: Callable[[], float]
 ) -> list[Row]:
     sizes = bench.sizes.engine
     ceilings: list[float] = []
@@ -185,7 +188,7 @@ def _decode_step(
 
 
 def _prefill(
-    bench: Bench, case: str, engine: Engine, num_bytes: int, peak: Callable[[], float]
+    bench: Bench, case: str, engine: LLM, num_bytes: int, peak: Callable[[], float]
 ) -> list[Row]:
     sizes = bench.sizes.engine
     length, count = sizes.long_prompt_tokens, sizes.num_long_prompts
@@ -195,7 +198,7 @@ def _prefill(
         _start(sizes, engine, count, length, 1)
         bench.device.wait()
         start = time.perf_counter()
-        while engine.has_work:
+        while engine.core.has_work:
             step(engine)
         bench.device.wait()
         if attempt:  # the first compiles
@@ -209,7 +212,7 @@ def _prefill(
 
 def _throughput(
     bench: Bench,
-    engine: Engine,
+    engine: LLM,
     num_bytes: int,
     copying: Callable[[], float],
     peak: Callable[[], float],
@@ -228,13 +231,13 @@ def _throughput(
     return [Row(case, value, "tokens/s", "copy and product", ceiling, value / ceiling, None)]
 
 
-def tokens_per_second(sizes: EngineSizes, engine: Engine, num_prompts: int) -> float:
+def tokens_per_second(sizes: EngineSizes, engine: LLM, num_prompts: int) -> float:
     """Returns those of the second pass of two: the first compiles."""
     elapsed = 0.0
     for _ in range(2):
         _start(sizes, engine, num_prompts, sizes.prompt_tokens, sizes.output_tokens)
         start = time.perf_counter()
-        while engine.has_work:
+        while engine.core.has_work:
             step(engine)
         elapsed = time.perf_counter() - start
     return num_prompts * sizes.output_tokens / elapsed

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from baton.engine import Engine, SamplingParams
-from baton.engine.messages import EngineRequest, StepOutput
+from baton.engine import LLM, SamplingParams
+from baton.engine.outputs import StepOutput
+from baton.engine.request import EngineRequest
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from bench.report import Row, interleaved
 
@@ -40,7 +41,7 @@ class ShiftedDrafter:
 
 
 def speculation_rows(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], max_tokens: int, repeats: int
+    engine: LLM, prompts: Sequence[tuple[int, ...]], max_tokens: int, repeats: int
 ) -> list[Row]:
     """Measures `prompts` at once; the engine has `max_drafts`."""
     named = {str(i): prompt for i, prompt in enumerate(prompts)}
@@ -48,8 +49,8 @@ def speculation_rows(
 
     def rate(shift: int | None) -> float:
         if shift is not None:
-            vocab_size = engine.info.vocab_size
-            engine.drafter = ShiftedDrafter(named, outputs, shift, vocab_size)
+            vocab_size = engine.core.facts.info.vocab_size
+            engine.core.drafter = ShiftedDrafter(named, outputs, shift, vocab_size)
         start = time.perf_counter()
         found = _outputs(engine, named, max_tokens, speculate=shift is not None)
         seconds = time.perf_counter() - start
@@ -70,21 +71,21 @@ def speculation_rows(
     ]
 
 
-def _outputs(engine: Engine, prompts: Prompts, max_tokens: int, *, speculate: bool) -> Outputs:
+def _outputs(engine: LLM, prompts: Prompts, max_tokens: int, *, speculate: bool) -> Outputs:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, speculate=speculate)
     for name, prompt in prompts.items():
-        engine.add_request(EngineRequest(name, prompt, params, len(prompt)))
+        engine.core.add(EngineRequest(name, prompt, params, len(prompt)))
     outputs: dict[str, list[int]] = {name: [] for name in prompts}
-    while engine.has_work:
+    while engine.core.has_work:
         for update in step(engine).updates:
             if update.token_id is not None:
                 outputs[update.request_id].append(update.token_id)
     return {name: np.array(tokens, np.int32) for name, tokens in outputs.items()}
 
 
-def step(engine: Engine) -> StepOutput:
+def step(engine: LLM) -> StepOutput:
     """Runs a step. Raises the error of a request that has failed, as of one without memory."""
-    output = engine.step()
+    output = engine.core.step()
     for error in output.failed.values():
         raise error
     return output

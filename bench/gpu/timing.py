@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
 from baton.engine.models.cuda_graphs import CudaRecorder, Recorder
 from bench.gpu.sizes import Sizes
 from bench.report import NotPossibleError, Row
 
 if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
-    from baton.engine.engine import Engine
     from baton.engine.models.hf import PreTrainedModel
     from baton.engine.models.transformers_model import AttentionHook
 
@@ -53,7 +54,7 @@ class Device(Protocol):
 
     def engine(
         self, model: "PreTrainedModel", hook: "AttentionHook", config: "EngineConfig"
-    ) -> "Engine":
+    ) -> "LLM":
         """Returns an engine of a model that is on the device. Consumes `model`."""
         ...
 
@@ -88,11 +89,11 @@ class CudaDevice:
 
     def engine(
         self, model: "PreTrainedModel", hook: "AttentionHook", config: "EngineConfig"
-    ) -> "Engine":
+    ) -> "LLM":
         from baton.engine.assembly import assemble
-        from baton.engine.engine import Engine
 
-        return Engine(config, assemble(model, hook, config, "", "random weights", b""))
+        loaded = assemble(model, hook, config, "", "random weights", b"")
+        return LLM(EngineCore(config, loaded))
 
 
 def free_memory() -> None:

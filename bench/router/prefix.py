@@ -13,11 +13,12 @@ from collections.abc import Callable
 import numpy as np
 
 from baton.cluster.prefix import hash_chain
+from baton.engine.request import EngineRequest, KvSource
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import KvSource, Request
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 
@@ -101,15 +102,15 @@ class _Load:
 
     def _request(self, token_ids: list[int], block_hashes: "list[bytes] | tuple[()]") -> Request:
         self._num_added += 1
-        return Request(
-            request_id=str(self._num_added),
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
-            params=SamplingParams(max_tokens=1),
-            root=ROOT,
+        spec = EngineRequest(
+            str(self._num_added),
+            tuple(token_ids),
+            SamplingParams(max_tokens=1),
+            len(token_ids),
             kv_source=KvSource.EXTERNAL,
             block_hashes=tuple(block_hashes),
         )
+        return Request(spec=spec, root=ROOT)
 
 
 def _sha() -> float:

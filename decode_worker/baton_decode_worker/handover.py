@@ -4,9 +4,9 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from baton.engine.async_engine import SequenceStream
-from baton.engine.messages import EngineRequest, SequenceUpdate
-from baton.engine.scheduler.sequences.sequence import FinishReason
+from baton.engine.client import SequenceStream
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, FinishReason
 from baton.errors import AlreadyExistsError, NotFoundError
 from baton.rpc.cancellation import run_until
 from baton.v1 import decode_pb2 as pb

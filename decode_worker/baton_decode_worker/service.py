@@ -6,9 +6,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
-from baton.engine.messages import EngineRequest
-from baton.engine.scheduler.sequences.sequence import KvSource
+from baton.engine.client import EngineClient, SequenceStream
+from baton.engine.request import EngineRequest, KvSource
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from baton.rpc.cancellation import run_until
 from baton.serving.attempt_id import request_id_of
@@ -93,7 +92,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             block_hashes=hashes,
             return_cost=wire.return_cost(request),
         )
-        block_size = engine.block_size
+        block_size = engine.facts.block_size
         fetcher, capacity = self._exchange.fetcher, self._capacity
         assert capacity is not None, "blocks can be fetched, and nothing promises them"
         if handle is not None:
@@ -133,7 +132,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         with self._migrations.open(wanted, stream) as migration:
             async for batch in stream.updates(None if params.is_ranked else Coalescer().acquire):
                 if not is_begun:
-                    done, step = worker.engine.work_done, stream.first_step
+                    done, step = worker.engine.reading.work_done, stream.first_step
                     assert step is not None, "an update of no step"
                     cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
                     yield wire.prefill_is_here(cached, arrived, step, done)
@@ -170,7 +169,7 @@ async def _take_over(
     fetcher: KvFetcher,
     handle: Handle,
     wanted: EngineRequest,
-    engine: AsyncEngine,
+    engine: EngineClient,
     *,
     timeout: float,
 ) -> list[pb.DecodeGenerateResponse]:
@@ -179,13 +178,13 @@ async def _take_over(
     allocation = await stream.allocation()
     fetching = fetcher.fetch(handle, allocation, timeout)
     token, report = await run_until(fetching, stream.failure())
-    ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.work_done)
+    ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.reading.work_done)
     if wanted.params.num_sequences > 1:
         stream.commit_external(None)
         return [ready]
     if token is None:
         raise DataLossError("the transfer brought no token to go on with")
-    vocab_size = engine.info.vocab_size
+    vocab_size = engine.facts.info.vocab_size
     if token.token_id >= vocab_size:
         raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
     stream.commit_external(token.token_id, token.logprob)

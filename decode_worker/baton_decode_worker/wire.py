@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
-from baton.engine.messages import SequenceUpdate
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.outputs import SequenceUpdate
 from baton.engine.ranking import ranked
-from baton.engine.scheduler.sequences.config import ReturnCost
-from baton.engine.scheduler.sequences.sequence import FinishReason
+from baton.engine.request import FinishReason, ReturnCost
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb

@@ -43,7 +43,7 @@ class EncodeService(pb_grpc.EncodeServicer):
         claim = claim_of(request)
         worker, only_cached = self._worker, request.only_cached
         job = encode_job(request, context.time_remaining())
-        blocks = BlockRange(job.num_tokens, worker.engine.block_size)
+        blocks = BlockRange(job.num_tokens, worker.engine.facts.block_size)
         told = {"baton.worker": worker.id, "baton.attempt.id": request.request_id}
         # The output is released after the lease has ended, however this call ends.
         async with AsyncExitStack() as held:
@@ -53,7 +53,7 @@ class EncodeService(pb_grpc.EncodeServicer):
                 engine = (
                     worker.engine_for_new_work() if only_cached else worker.engine_for("encode")
                 )
-                engine.core.check_encoder_input(job.encoder_input, has_tensors=not only_cached)
+                engine.check.encoder_input(job.encoder_input, has_tensors=not only_cached)
                 if not only_cached:
                     yield _admitted()
                 name = f"lease {next(self._names)}"
@@ -63,7 +63,7 @@ class EncodeService(pb_grpc.EncodeServicer):
                     yield _admitted()
                 lease.advance((output.block_ids,), blocks.num_blocks)
                 lease.complete(None, lambda: None)
-                yield _encoded(output, job.arrival_time, engine.work_done)
+                yield _encoded(output, job.arrival_time, engine.reading.work_done)
                 await lease.over()
                 yield pb.EncodeResponse(released=LeaseReleased())
 

@@ -7,9 +7,8 @@ whose decode worker already waits find no free blocks; its prompt is computed ag
 
 from dataclasses import replace
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
-from baton.engine.messages import EngineRequest
-from baton.engine.scheduler.sequences.sequence import KvSource
+from baton.engine.client import EngineClient, SequenceStream
+from baton.engine.request import EngineRequest, KvSource
 from baton.errors import NotFoundError, UnavailableError
 from baton.rpc.cancellation import run_until
 from baton.sampling import SamplingParams
@@ -28,7 +27,7 @@ class LeaseRetention:
 
     async def until_released(
         self,
-        engine: AsyncEngine,
+        engine: EngineClient,
         stream: SequenceStream,
         request: EngineRequest,
         lease: Lease,
@@ -50,7 +49,7 @@ class LeaseRetention:
                 f"no decode worker took the blocks within {lease.time_limit:g} s; the lease is over"
             ) from error
 
-    async def _reclaims(self, engine: AsyncEngine, lease: Lease) -> bool:
+    async def _reclaims(self, engine: EngineClient, lease: Lease) -> bool:
         """Waits until the lease is claimed and returns False, or reclaims it and returns True if a
         deadlock over blocks is found first. No claim can come between the finding and the reclaim.
         """
@@ -60,7 +59,7 @@ class LeaseRetention:
         return is_deadlocked
 
     async def _compute_again(
-        self, engine: AsyncEngine, request: EngineRequest, lease: Lease, token: FirstToken
+        self, engine: EngineClient, request: EngineRequest, lease: Lease, token: FirstToken
     ) -> None:
         """Computes the blocks again; token and log-probabilities were already sent."""
         params = SamplingParams(max_tokens=request.params.max_tokens)

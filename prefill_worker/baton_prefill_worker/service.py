@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.outputs import SequenceUpdate
 from baton.engine.pooling import pooled_output, pooled_request
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models.pooling import why_not
 from baton.serving.attempt_id import request_id_of
@@ -75,7 +75,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         )
         _check_single(wanted)
         grammar = await engine.compile_grammar(wanted)
-        blocks = BlockRange(len(wanted.token_ids), engine.block_size)
+        blocks = BlockRange(len(wanted.token_ids), engine.facts.block_size)
         # The blocks are freed after the lease has ended, however this call ends.
         async with AsyncExitStack() as held:
             fetching = self._encoder_fetch.outputs_of(request, wanted, remaining)
@@ -106,7 +106,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             is_handed_over = resumes and request.decode_worker
             if is_handed_over:
                 lease.complete(token, lambda: engine.free(wanted.request_id))
-            yield _result(token, last, engine.work_done)
+            yield _result(token, last, engine.reading.work_done)
             if is_handed_over:
                 await self._lease_retention.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
@@ -114,7 +114,7 @@ class PrefillService(pb_grpc.PrefillServicer):
     async def Pool(self, request: pb.PoolRequest, context: Any) -> AsyncIterator[pb.PoolResponse]:
         name_request(request_id_of(request.request_id))
         engine = self._worker.engine_for("prefill")
-        pooling = engine.info.pooling
+        pooling = engine.facts.info.pooling
         if pooling is None:
             name = self._worker.settings.model_name
             raise FailedPreconditionError(why_not(name, None, "embedding"))
@@ -141,7 +141,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             result = pb.PoolResult(
                 values=pooled_output(pooling, collected, len(wanted.token_ids)),
                 num_cached_tokens=collected[-1].num_cached_tokens,
-                work_done=work_done_to_message(engine.work_done),
+                work_done=work_done_to_message(engine.reading.work_done),
             )
             yield pb.PoolResponse(result=result)
 

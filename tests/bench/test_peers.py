@@ -16,7 +16,7 @@ from bench.workload import save_model
 STAND_IN = """
 from types import SimpleNamespace
 
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.sampling import SamplingParams
 
 
@@ -24,7 +24,7 @@ class LLM:
     def __init__(self, folder, *, dtype, enable_prefix_caching):
         print("a line of log on standard output")
         config = EngineConfig(device="cpu", dtype=dtype, prefix_caching=enable_prefix_caching)
-        self._engine = Engine.from_pretrained(folder, config)
+        self._engine = LLM.from_pretrained(folder, config)
 
     def generate(self, inputs, params, *, use_tqdm):
         print("another one")

@@ -23,14 +23,14 @@ except UnsupportedModelError as error:
 """
 LOADING = """
 import json, sys
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 phase, told = "", []
 def on_progress(name, fraction):
     global phase
     phase = name
 def on_bytes(here, all):
     told.append((phase, here, all))
-with Engine.from_pretrained(sys.argv[1], on_progress=on_progress, on_loaded_bytes=on_bytes):
+with LLM.from_pretrained(sys.argv[1], on_progress=on_progress, on_loaded_bytes=on_bytes):
     print(json.dumps(told))
 """
 

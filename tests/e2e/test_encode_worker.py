@@ -13,7 +13,7 @@ import pytest
 from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.client.types import Load
-from baton.engine import Engine, EngineConfig, MultimodalPrompt
+from baton.engine import LLM, EngineConfig, MultimodalPrompt
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
@@ -41,7 +41,7 @@ _seeds = itertools.count(800)  # of images that no other test shows
 class Question:
     """Prompt about an image that no worker has cached, with transformers' answer."""
 
-    def __init__(self, path: str, engine: Engine) -> None:
+    def __init__(self, path: str, engine: LLM) -> None:
         seed = next(_seeds)
         text, images = f"{words(40, seed)} {IMAGE_TOKEN} {words(9, -seed)}", (image(seed),)
         self.name = f"r{seed}"
@@ -127,9 +127,9 @@ def path(pictured_shape: Traced) -> str:
 
 
 @pytest.fixture(scope="module")
-def engine(path: str) -> Engine:
+def engine(path: str) -> LLM:
     config = EngineConfig(device="cpu", dtype="float32", num_blocks=16)
-    return Engine.from_pretrained(path, config)
+    return LLM.from_pretrained(path, config)
 
 
 @pytest.fixture

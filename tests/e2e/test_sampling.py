@@ -11,7 +11,7 @@ import torch
 from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Completion
 from baton.client.types import FinishReason
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from tests.support.cluster.checkpoints import beams, prompt_of, reference
@@ -24,9 +24,9 @@ CODE = "def fibonacci(n):\n    "
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[LLM]:
     num_threads = torch.get_num_threads()
-    yield Engine.from_pretrained(TINY, EngineConfig(device="cpu", max_num_seqs=16, num_threads=1))
+    yield LLM.from_pretrained(TINY, EngineConfig(device="cpu", max_num_seqs=16, num_threads=1))
     torch.set_num_threads(num_threads)
 
 
@@ -46,7 +46,7 @@ def token_ids(completions: list[Completion]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
 
-def alone(engine: Engine, prompt: list[int], params: SamplingParams) -> list[tuple[int, ...]]:
+def alone(engine: LLM, prompt: list[int], params: SamplingParams) -> list[tuple[int, ...]]:
     (result,) = engine.generate([prompt], params)
     return [completion.token_ids for completion in result.completions]
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import baton.models
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.process.engine_process import EngineProcess
 from tests.support.engine.by_handle import forks, forks_by_handle, ipc  # noqa: F401
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.streams import running
 
-Serve = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
+Serve = Callable[..., AbstractAsyncContextManager[EngineClient]]
 
 torch.set_num_threads(1)
 
@@ -52,13 +52,13 @@ def oracle() -> Oracle:
 def serve(request: pytest.FixtureRequest) -> Serve:
     """Context of an engine with streams, in a thread and in a process of its own."""
 
-    def load(path: str, config: EngineConfig) -> Engine | EngineProcess:
+    def load(path: str, config: EngineConfig) -> LLM | EngineProcess:
         if request.param == "thread":
-            return Engine.from_pretrained(path, config)
+            return LLM.from_pretrained(path, config)
         return EngineProcess.load(request.getfixturevalue("forks").fork(), path, config)
 
     @asynccontextmanager
-    async def serving(path: str, **options: Any) -> AsyncIterator[AsyncEngine]:
+    async def serving(path: str, **options: Any) -> AsyncIterator[EngineClient]:
         callbacks = {name: options.pop(name) for name in tuple(options) if name.startswith("on_")}
         config = EngineConfig(**{"device": "cpu", "dtype": "float32", "num_threads": 1} | options)
         async with running(load(path, config), **callbacks) as engine:

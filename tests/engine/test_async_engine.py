@@ -3,22 +3,24 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.config import EngineConfig
+from baton.engine.core.engine_core import EngineCore, OnPlanned
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
+from baton.engine.core.reports import EngineReading
+from baton.engine.llm import LLM
 from baton.engine.metering.step_times import StepClock
+from baton.engine.outputs import SequenceUpdate, StepOutput
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.kv.block_pool import CacheEvents
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -115,15 +117,15 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.fixture
-async def engine(serve: Serve, checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
+async def engine(serve: Serve, checkpoints: Checkpoints) -> AsyncIterator[EngineClient]:
     async with serve(checkpoints["llama"], **SIZES) as serving:
         yield serving
 
 
 @pytest.fixture
-async def threaded(checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
+async def threaded(checkpoints: Checkpoints) -> AsyncIterator[EngineClient]:
     config = EngineConfig(device="cpu", **SIZES)
-    async with running(Engine.from_pretrained(checkpoints["llama"], config)) as serving:
+    async with running(LLM.from_pretrained(checkpoints["llama"], config)) as serving:
         yield serving
 
 
@@ -254,9 +256,9 @@ async def test_prefill_stream_holds_its_blocks_until_closed(engine):
     with engine.open(request(purpose=Purpose.PREFILL)) as stream:
         updates = await read(stream)
         await settled(engine)
-        assert engine.stats().num_kept == 1
+        assert engine.reading.stats.num_kept == 1
         (table,) = updates[-1].block_ids
-        assert engine.stats().num_held_blocks == len(table) == 5
+        assert engine.reading.stats.num_held_blocks == len(table) == 5
     await assert_empty(engine)
 
 
@@ -281,7 +283,7 @@ async def test_paused_engine_finishes_running_and_queues_new_requests(engine, ch
             engine.pause()
     with engine.open(request("new")) as new:
         await settled(engine)
-        assert engine.stats().num_waiting == 1
+        assert engine.reading.stats.num_waiting == 1
         engine.resume()
         assert tokens(await read(new)) == expected
     await assert_empty(engine)
@@ -290,47 +292,49 @@ async def test_paused_engine_finishes_running_and_queues_new_requests(engine, ch
 async def test_stats_are_read_by_the_thread_that_changes_them(checkpoints):
     readers: set[str] = set()
 
-    class NotedEngine(Engine):
-        def stats(self) -> SchedulerStats:
+    class NotedCore(EngineCore):
+        def reading(self) -> EngineReading:
             readers.add(threading.current_thread().name)
-            return super().stats()
+            return super().reading()
 
-    async with running(load(checkpoints["llama"], NotedEngine)) as serving:
+    async with running(load(checkpoints["llama"], NotedCore)) as serving:
         readers.clear()
         with serving.open(request(max_tokens=4)) as stream:
-            assert serving.stats().num_running == 0
+            assert serving.reading.stats.num_running == 0
             async for _batch in stream.updates():
-                assert serving.stats().num_running + serving.stats().num_kept <= 1
+                assert serving.reading.stats.num_running + serving.reading.stats.num_kept <= 1
         await assert_empty(serving)
-        assert serving.stats().num_computed_tokens >= len(PROMPT) + 3
+        assert serving.reading.stats.num_computed_tokens >= len(PROMPT) + 3
     assert readers == {"engine"}
 
 
 async def test_stats_count_a_request_as_running_in_its_first_step(checkpoints):
-    slow, seen = load(checkpoints["llama"]), []
+    seen: list[tuple[int, int]] = []
 
-    async with running(slow) as serving:
-        planned = slow.on_planned
+    class NotedCore(EngineCore):
+        def step(self, on_planned: OnPlanned = lambda: None) -> StepOutput:
+            def planned() -> None:
+                on_planned()
+                stats = serving.reading.stats
+                seen.append((stats.num_waiting, stats.num_running))
 
-        def note() -> None:
-            planned()
-            seen.append((serving.stats().num_waiting, serving.stats().num_running))
+            return super().step(planned)
 
-        slow.on_planned = note
+    async with running(load(checkpoints["llama"], NotedCore)) as serving:
         with serving.open(request(max_tokens=2)) as stream:
             await read(stream)
     assert seen[0] == (0, 1)
 
 
 async def test_stopped_engine_frees_blocks_and_takes_no_requests(checkpoints):
-    serving = AsyncEngine(EngineThread(load(checkpoints["llama"])))
+    serving = EngineClient(EngineThread(load(checkpoints["llama"]).core))
     serving.start()
     with serving.open(request(max_tokens=200)) as stream:
         await anext(stream.updates())
         await serving.stop()
-        assert serving.stats().num_held_blocks == 0
+        assert serving.reading.stats.num_held_blocks == 0
         with pytest.raises(UnavailableError, match="closed"):
-            serving.core.engine.add_request(request("later"))
+            serving.handle.core.add(request("later"))
 
 
 async def test_open_rejects_a_duplicate_request_id(engine):
@@ -350,39 +354,32 @@ async def test_open_rejects_a_request_that_cannot_be_served(engine):
     await assert_empty(engine)
 
 
-class FailingEngine(Engine):
-    """Raises `error` while there is one."""
+class Failing:
+    """Raises `error` while there is one, in place of these methods."""
 
-    error: Exception | None = None
+    def __init__(self, owner: object, *methods: str) -> None:
+        self.error: Exception | None = None
+        for name in methods:
+            setattr(owner, name, partial(self._call, getattr(owner, name)))
 
-    def _fail(self) -> None:
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         if self.error is not None:
             raise self.error
-
-    def add_request(self, *arguments: Any) -> None:
-        self._fail()
-        super().add_request(*arguments)
-
-    def memory_report(self) -> Any:
-        self._fail()
-        return super().memory_report()
-
-    def pin(self, *arguments: Any) -> Any:
-        self._fail()
-        return super().pin(*arguments)
+        return method(*arguments)
 
 
 async def test_engine_survives_a_request_that_it_cannot_add(checkpoints):
-    engine = load(checkpoints["llama"], FailingEngine)
+    engine = load(checkpoints["llama"])
+    failing = Failing(engine.core, "add")
     errors = {
         InvalidArgumentError: InvalidArgumentError("grammar", "too late"),
         InternalError: RuntimeError("too late"),
     }
     async with running(engine) as serving:
-        for expected, engine.error in errors.items():
+        for expected, failing.error in errors.items():
             with serving.open(request()) as stream, pytest.raises(expected, match="too late"):
                 await read(stream)
-        engine.error = None
+        failing.error = None
         with serving.open(request()) as stream:
             assert len(tokens(await read(stream))) == NUM_TOKENS
         await assert_empty(serving)
@@ -441,15 +438,16 @@ async def test_failing_step_fails_every_stream_and_reports_once():
 @pytest.mark.parametrize("error", [ValueError("the cat"), UnavailableError("the cat")])
 async def test_query_error_ends_the_query_and_not_the_engine(checkpoints, error):
     expected = type(error) if isinstance(error, BatonError) else InternalError
-    engine = load(checkpoints["llama"], FailingEngine)
+    engine = load(checkpoints["llama"])
+    failing = Failing(engine.core.scheduler, "memory_report", "pin")
     async with running(engine) as serving:
-        engine.error = error
+        failing.error = error
         with pytest.raises(expected, match="the cat"):
             await asyncio.wait_for(serving.memory_report(), 30)
         with pytest.raises(expected, match="the cat"):
             async with asyncio.timeout(30), serving.pinned("name", []):
                 pass
-        engine.error = None
+        failing.error = None
         with serving.open(request()) as stream:
             assert len(tokens(await read(stream))) == NUM_TOKENS
         await assert_empty(serving)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, StepOutput
+from baton.engine.core.engine_core import EngineCore, OnPlanned
+from baton.engine.llm import LLM
+from baton.engine.outputs import StepOutput
+from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.scheduling.plan import NotAhead
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import (
     assert_idle,
@@ -37,28 +39,23 @@ KINDS = {
 }
 
 
-class Counting:
+class CountingCore(EngineCore):
     """Counts the steps after which another is under way already, and those of them that have
     prompts in them."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.num_behind = 0
-        self.num_with_prompts = 0
+    num_behind = 0
+    num_with_prompts = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def step(self) -> StepOutput:
-        output = self.engine.step()
-        if self.engine.is_ahead:
+    def step(self, on_planned: OnPlanned = lambda: None) -> StepOutput:
+        output = super().step(on_planned)
+        if self._ahead is not None:
             self.num_behind += 1
-            self.num_with_prompts += bool(self.engine._ahead[0].chunks)
+            self.num_with_prompts += bool(self._ahead[0].chunks)
         return output
 
 
-def counting(path: str, **settings: object) -> Any:
-    return Counting(load(path, **settings))
+def counting(path: str, **settings: object) -> LLM:
+    return load(path, CountingCore, **settings)
 
 
 def crowd(engine: Any) -> dict[str, dict[int, tuple[int, ...]]]:
@@ -66,7 +63,7 @@ def crowd(engine: Any) -> dict[str, dict[int, tuple[int, ...]]]:
     for name, params in KINDS.items():
         for i in range(3):
             prompt = random_prompt(5 + 9 * i, seed=i)
-            engine.add_request(request(f"{name} {i}", prompt, params))
+            engine.core.add(request(f"{name} {i}", prompt, params))
     return {name: output_of(updates) for name, updates in drain(engine).items()}
 
 
@@ -78,9 +75,9 @@ def test_async_scheduling_changes_no_token(checkpoints, family, changes):
         settings["num_blocks"] *= 2
     waiting, engine = (counting(path, async_scheduling=way, **settings) for way in (False, True))
     assert crowd(engine) == crowd(waiting)
-    assert waiting.num_behind == 0
-    assert engine.num_behind > 5
-    assert_idle(engine.engine)
+    assert waiting.core.num_behind == 0
+    assert engine.core.num_behind > 5
+    assert_idle(engine)
 
 
 def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
@@ -94,16 +91,16 @@ def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
             _, i = arrivals.pop(0)
             kind = list(KINDS)[dice.randrange(len(KINDS))]
             prompt = random_prompt(dice.choice((1, 7, 30, 90)), seed=i)
-            engine.add_request(request(f"{kind} {i}", prompt, KINDS[kind]))
-        if not arrivals and not engine.has_work:
+            engine.core.add(request(f"{kind} {i}", prompt, KINDS[kind]))
+        if not arrivals and not engine.core.has_work:
             break
-        for update in engine.step().updates:
+        for update in engine.core.step().updates:
             updates.setdefault(update.request_id, []).append(update)
-        engine.check_integrity()
+        engine.core.scheduler.check_integrity()
         for name, seen in updates.items():
             most = leaving.get(int(name.split()[-1]))
             if most is not None and len(seen) > most:
-                engine.abort(name)
+                engine.core.scheduler.abort(name)
     for name, seen in updates.items():
         if int(name.split()[-1]) not in leaving:
             outputs[name] = output_of([u for u in seen if u.token_id is not None])
@@ -126,8 +123,8 @@ def test_async_scheduling_changes_no_token_in_random_schedules(checkpoints, turn
     path = checkpoints["llama"]
     waiting, engine = (counting(path, async_scheduling=way, **settings) for way in (False, True))
     assert scheduled(engine, seed) == scheduled(waiting, seed)
-    assert engine.num_with_prompts > 5
-    assert_idle(engine.engine)
+    assert engine.core.num_with_prompts > 5
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize("num_steps", range(1, 7))
@@ -138,17 +135,17 @@ def test_abort_during_an_async_step_leaks_nothing(checkpoints, num_steps):
     expected = tokens(load(path).generate(prompts, params))
     engine = counting(path, async_scheduling=True, max_num_seqs=2)
     for i in range(2):
-        engine.add_request(request(str(i), prompts[i], params))
+        engine.core.add(request(str(i), prompts[i], params))
     for _ in range(num_steps):
-        engine.step()
-    engine.abort("0")
-    engine.check_integrity()
-    engine.add_request(request("2", prompts[2], params))
+        engine.core.step()
+    engine.core.scheduler.abort("0")
+    engine.core.scheduler.check_integrity()
+    engine.core.add(request("2", prompts[2], params))
     updates = drain(engine)
     assert output_of(updates["2"])[0] == expected[2]
     assert [u.token_id for u in updates["1"]] == list(expected[1][num_steps:])
-    assert engine.num_behind > 0
-    assert_idle(engine.engine)
+    assert engine.core.num_behind > 0
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize("num_steps", range(4))
@@ -157,50 +154,50 @@ def test_suspend_of_a_waiting_request_keeps_steps_ahead(checkpoints, num_steps):
     prompts = [random_prompt(20, seed=i) for i in range(2)]
     expected = tokens(load(path).generate(prompts, params))
     engine = counting(path, async_scheduling=True, max_num_seqs=1)
-    engine.add_request(request("runs", prompts[0], params))
-    first = engine.step().updates
-    engine.add_request(request("waits", prompts[1], params))
-    engine.suspend("waits")
-    num_behind = engine.num_behind
+    engine.core.add(request("runs", prompts[0], params))
+    first = engine.core.step().updates
+    engine.core.add(request("waits", prompts[1], params))
+    engine.core.scheduler.suspend("waits")
+    num_behind = engine.core.num_behind
     for _ in range(num_steps):
-        first += engine.step().updates
-    assert engine.num_behind == num_behind + num_steps
-    engine.suspend("runs")
+        first += engine.core.step().updates
+    assert engine.core.num_behind == num_behind + num_steps
+    engine.core.scheduler.suspend("runs")
     updates = drain(engine)
     updates["runs"] = [*first, *updates["runs"]]
     for name, whole in zip(("runs", "waits"), expected, strict=True):
         said = {u.position: u.token_id for u in updates[name] if u.token_id is not None}
         assert said == dict(enumerate(whole[: len(said)]))
         assert 1 <= len(said) <= num_steps + 3
-        engine.release(name)
-    assert_idle(engine.engine)
+        engine.core.scheduler.release(name)
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize("num_steps", range(5))
 def test_suspend_before_last_token_spares_the_next_of_that_id(checkpoints, num_steps):
     path, params = checkpoints["llama"], KINDS["short"]
     engine = counting(path, async_scheduling=True)
-    engine.add_request(request("other", random_prompt(20), KINDS["greedy"]))
-    engine.add_request(request("a", random_prompt(9), params))
+    engine.core.add(request("other", random_prompt(20), KINDS["greedy"]))
+    engine.core.add(request("a", random_prompt(9), params))
     for _ in range(num_steps):
-        engine.step()
-    engine.suspend("a")
+        engine.core.step()
+    engine.core.scheduler.suspend("a")
     for _ in range(4):
-        engine.step()
-    engine.suspend("a")  # it has ended, by itself or suspended
-    engine.release("a")
-    engine.add_request(request("a", random_prompt(9), params))
+        engine.core.step()
+    engine.core.scheduler.suspend("a")  # it has ended, by itself or suspended
+    engine.core.scheduler.release("a")
+    engine.core.add(request("a", random_prompt(9), params))
     assert len(drain(engine)["a"]) == 2
-    assert_idle(engine.engine)
+    assert_idle(engine)
 
 
 def test_async_scheduling_waits_for_tokens_of_beams(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True)
-    engine.add_request(request("a", random_prompt(9), SamplingParams(max_tokens=9, beam_width=2)))
+    engine.core.add(request("a", random_prompt(9), SamplingParams(max_tokens=9, beam_width=2)))
     drain(engine)
-    assert engine.num_behind == 0
-    assert engine.num_waits.keys() - {NotAhead.NOTHING} == {NotAhead.BEAMS}
-    assert engine.stats().num_steps_ahead == 0
+    assert engine.core.num_behind == 0
+    assert engine.core.num_waits.keys() - {NotAhead.NOTHING} == {NotAhead.BEAMS}
+    assert engine.core.scheduler.stats().num_steps_ahead == 0
 
 
 @pytest.mark.parametrize(
@@ -213,27 +210,33 @@ def test_steps_ahead_choose_after_earlier_tokens_are_applied(checkpoints, change
         counting(checkpoints["llama"], async_scheduling=way) for way in (False, True)
     )
     for each in (waiting, engine):
-        each.add_request(request("a", random_prompt(9), params))
+        each.core.add(request("a", random_prompt(9), params))
     assert output_of(drain(engine)["a"]) == output_of(drain(waiting)["a"])
-    assert engine.stats().num_steps_ahead == engine.work_done.num_steps - 1
+    assert (
+        engine.core.scheduler.stats().num_steps_ahead
+        == engine.core.reading().work_done.num_steps - 1
+    )
 
 
 def test_steps_are_launched_ahead_amid_arrivals_and_endings(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True, max_num_seqs=8)
     for i in range(30):
         kind = ("greedy", "sampled", "ends early", "short", "logprobs")[i % 5]
-        engine.add_request(request(f"{kind} {i}", random_prompt(1 + 5 * i, seed=i), KINDS[kind]))
+        engine.core.add(request(f"{kind} {i}", random_prompt(1 + 5 * i, seed=i), KINDS[kind]))
         if i % 7 == 6:
-            engine.abort(f"{kind} {i}")
-        engine.step()
+            engine.core.scheduler.abort(f"{kind} {i}")
+        engine.core.step()
     drain(engine)
-    assert engine.num_waits.keys() <= {NotAhead.NOTHING}
-    assert engine.stats().num_steps_ahead >= 0.95 * engine.work_done.num_steps
-    assert_idle(engine.engine)
+    assert engine.core.num_waits.keys() <= {NotAhead.NOTHING}
+    assert (
+        engine.core.scheduler.stats().num_steps_ahead
+        >= 0.95 * engine.core.reading().work_done.num_steps
+    )
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize(
-    "leave", [None, Engine.abort, Engine.suspend, lambda e, i: e.end_sequence(i, 0)]
+    "leave", [None, Scheduler.abort, Scheduler.suspend, partial(Scheduler.end_sequence, index=0)]
 )
 def test_step_ahead_decodes_from_kv_committed_meanwhile(checkpoints, leave):
     """Also where another sequence leaves in the same gap, so that the count of decodes is equal."""
@@ -241,36 +244,36 @@ def test_step_ahead_decodes_from_kv_committed_meanwhile(checkpoints, leave):
     alone = tokens(load(path).generate([prompt], params))[0]
     source = load(path)
     engine = counting(path, async_scheduling=True, prefix_caching=False)
-    source.add_request(EngineRequest("p", prompt, params, len(prompt), Purpose.PREFILL))
+    source.core.add(EngineRequest("p", prompt, params, len(prompt), Purpose.PREFILL))
     (sources,) = next(u.block_ids for u in reversed(drain(source)["p"]) if u.block_ids)
-    engine.add_request(request("other", prompt[::-1], params))
-    engine.step()
-    engine.add_request(EngineRequest("d", prompt, params, len(prompt), kv_source=KvSource.EXTERNAL))
-    external = [a for _ in range(3) for a in engine.step().external]
-    assert engine.num_behind > 0
+    engine.core.add(request("other", prompt[::-1], params))
+    engine.core.step()
+    engine.core.add(EngineRequest("d", prompt, params, len(prompt), kv_source=KvSource.EXTERNAL))
+    external = [a for _ in range(3) for a in engine.core.step().external]
+    assert engine.core.num_behind > 0
     (targets,) = external[0].block_ids
     for origin, target in zip(sources, targets, strict=False):
-        content = source.cache.pools[0].read_block(origin)
-        engine.cache.pools[0].write_block(target, content)
-    engine.commit_external("d", alone[0])
+        content = source.core.cache.pools[0].read_block(origin)
+        engine.core.cache.pools[0].write_block(target, content)
+    engine.core.scheduler.commit_external("d", alone[0])
     if leave is not None:
-        leave(engine.engine, "other")
+        leave(engine.core.scheduler, "other")
     out = drain(engine)
     assert [u.token_id for u in out["d"]] == list(alone[1:])
-    source.release("p")
-    engine.release("other")
-    assert_idle(engine.engine)
+    source.core.scheduler.release("p")
+    engine.core.scheduler.release("other")
+    assert_idle(engine)
 
 
 def test_steps_are_launched_ahead_while_requests_wait_paused(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True)
-    engine.add_request(request("runs", random_prompt(9), KINDS["greedy"]))
-    engine.step()
-    engine.pause()
-    engine.add_request(request("waits", random_prompt(9), KINDS["short"]))
-    before = engine.num_behind
+    engine.core.add(request("runs", random_prompt(9), KINDS["greedy"]))
+    engine.core.step()
+    engine.core.scheduler.pause()
+    engine.core.add(request("waits", random_prompt(9), KINDS["short"]))
+    before = engine.core.num_behind
     for _ in range(5):
-        engine.step()
-    assert engine.num_behind == before + 5
-    engine.resume()
+        engine.core.step()
+    assert engine.core.num_behind == before + 5
+    engine.core.scheduler.resume()
     assert len(drain(engine)["waits"]) == 2

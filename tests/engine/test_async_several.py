@@ -5,16 +5,16 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import FailExternal
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, StepOutput
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.engine.core.engine_core import EngineCore, OnPlanned
+from baton.engine.llm import LLM
+from baton.engine.outputs import StepOutput
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.errors import CancelledError
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
@@ -44,48 +44,46 @@ async def exhaust(stream: SequenceStream) -> None:
 SIZES = {"block_size": 8, "num_blocks": 60, "max_num_seqs": 8, "max_num_batched_tokens": 16}
 
 
-def make(checkpoints: Checkpoints, **changes: object) -> Engine:
+def make(checkpoints: Checkpoints, **changes: object) -> LLM:
     settings = {"device": "cpu", "dtype": "float32", **SIZES}
-    return Engine.from_pretrained(checkpoints["llama"], EngineConfig(**{**settings, **changes}))
+    return LLM.from_pretrained(checkpoints["llama"], EngineConfig(**{**settings, **changes}))
 
 
-class Gated:
-    """An engine that steps when it is let.
+class Gate:
+    """A gate before each step of an engine.
 
     Attributes:
         is_idle: whether its loop awaits a command after the last step.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, core: EngineCore) -> None:
         self.is_idle = False
         self.gate = threading.Semaphore(0)
         self.stepped = threading.Semaphore(0)
+        self._core, self._step = core, core.step
+        core.step = self.step  # type: ignore[method-assign]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def step(self) -> StepOutput:
+    def step(self, on_planned: OnPlanned) -> StepOutput:
         assert self.gate.acquire(timeout=60)
         try:
-            output = self._engine.step()
-            self.is_idle = not (output.made_progress and self._engine.has_work)
+            output = self._step(on_planned)
+            self.is_idle = not (output.made_progress and self._core.has_work)
             return output
         finally:
             self.stepped.release()
 
 
 @asynccontextmanager
-async def gated(engine: Engine) -> AsyncIterator[tuple[AsyncEngine, Gated]]:
-    gate = Gated(engine)
-    async with running(gate) as serving:
+async def gated(engine: LLM) -> AsyncIterator[tuple[EngineClient, Gate]]:
+    gate = Gate(engine.core)
+    async with running(engine) as serving:
         try:
             yield serving, gate
         finally:
             gate.gate.release(100_000)
 
 
-async def let(gate: Gated, count: int) -> None:
+async def let(gate: Gate, count: int) -> None:
     """Lets the engine take steps, and waits until it has; fewer if it has nothing to do."""
     for _ in range(count):
         gate.gate.release()
@@ -114,7 +112,7 @@ async def test_streams_of_all_shapes_run_together(serve, checkpoints):
         for name, params in SHAPES.items()
     }
 
-    async def one(serving: AsyncEngine, name: str, number: int) -> None:
+    async def one(serving: EngineClient, name: str, number: int) -> None:
         with serving.open(request(f"{name} {number}", PROMPT, SHAPES[name])) as stream:
             said = set(output_of(await read(stream)).values())
         assert {c.token_ids for c in alone[name].completions} <= said
@@ -180,7 +178,7 @@ async def test_requests_ended_in_any_state_leave_others_unchanged(
                 for name, params in ALL_SHAPES.items()
             }
             await let(gate, num_steps)
-            for of_one in tuple(engine._scheduler.requests.values()):
+            for of_one in tuple(engine.core.scheduler.requests.values()):
                 states |= {s.status.name for s in of_one.sequences}
             # What keeps blocks ends in any case, or the others would wait for it.
             victims = {"prefill", "external", *rng.sample(sorted(SHAPES), 2)}
@@ -211,7 +209,7 @@ def external(params: SamplingParams) -> EngineRequest:
     return request("a", PROMPT, params, kv_source=KvSource.EXTERNAL)
 
 
-async def warm(serving: AsyncEngine) -> None:
+async def warm(serving: EngineClient) -> None:
     with serving.open(request("warm", PROMPT, replace(GREEDY, max_tokens=1))) as stream:
         await read(stream)
 
@@ -324,5 +322,5 @@ async def test_streams_in_a_small_pool_never_stall(checkpoints, mode):
                 with stream:
                     said = set(output_of(await read(stream)).values())
                 assert {c.token_ids for c in expected.completions} <= said
-            assert serving.stats().num_preemptions > 0
+            assert serving.reading.stats.num_preemptions > 0
             await assert_empty(serving)

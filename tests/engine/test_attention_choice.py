@@ -13,7 +13,7 @@ from baton.engine.attention.interface import LayerAttention
 from baton.engine.attention.library_choice import LIBRARIES, Library, LibraryModel
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.errors import InvalidArgumentError
 from tests.support.engine.checkpoints import save_random
 from tests.support.kernels.engine_families import FAMILIES
@@ -94,4 +94,4 @@ def test_engine_rejects_a_backend_of_gpus_on_a_cpu(tmp_path: Path, name: Any) ->
     save_random(FAMILIES["llama"](), tmp_path)
     config = EngineConfig(device="cpu", num_blocks=8, attention_backend=name)
     with pytest.raises(InvalidArgumentError, match=f"attention_backend: is '{name}', which needs"):
-        Engine.from_pretrained(str(tmp_path), config)
+        LLM.from_pretrained(str(tmp_path), config)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.llm import LLM
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, FinishReason, KvSource
 from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
 from baton.sampling import EarlyStopping, SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import (
@@ -114,7 +114,7 @@ def found(updates: list[SequenceUpdate]) -> list[Beam]:
     ]
 
 
-def run(engine: Engine, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list:
+def run(engine: LLM, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list:
     return [found(updates) for updates in answers(engine, prompts, params)]
 
 
@@ -136,7 +136,7 @@ def test_beams_equal_those_of_transformers(checkpoints, beam_oracle, family, wid
     for _ in range(2):
         got = run(engine, PROMPTS, [params] * len(PROMPTS))
         assert_same(got, [beam_oracle(path, p, params) for p in PROMPTS])
-    assert engine.stats().num_hit_tokens > 0
+    assert engine.core.scheduler.stats().num_hit_tokens > 0
     assert_idle(engine)
 
 
@@ -208,12 +208,12 @@ CROWDS = {
 }
 
 
-def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[list[Beam]]:
+def run_crowd(engine: LLM, oracle: Oracle, path: str, crowd: str) -> list[list[Beam]]:
     """Returns what each search finds after some greedy requests, which are checked here."""
     for i, prompt in enumerate(BEFORE):
-        engine.add_request(request(f"before {i}", prompt, LONG_GREEDY))
+        engine.core.add(request(f"before {i}", prompt, LONG_GREEDY))
     for i, prompt in enumerate(CROWDS[crowd]):
-        engine.add_request(request(str(i), prompt, LONG))
+        engine.core.add(request(str(i), prompt, LONG))
     updates = drain(engine)
     for i, prompt in enumerate(BEFORE):
         assert output_of(updates[f"before {i}"])[0] == oracle(path, prompt, 24)
@@ -236,11 +236,11 @@ def test_preempted_beam_searches_find_equal_beams(
     engine = load(path, **settings, policy=policy, prefix_caching=caching)
     expected = [beam_oracle(path, p, LONG) for p in CROWDS[crowd]]
     assert_same(run_crowd(engine, oracle, path, crowd), expected)
-    assert engine.stats().num_preemptions > 0
+    assert engine.core.scheduler.stats().num_preemptions > 0
     if mode == "recompute":
-        assert engine.stats().num_swaps == 0
+        assert engine.core.scheduler.stats().num_swaps == 0
     elif crowd == "even" and budget > 9:  # elsewhere they may only make room for themselves
-        assert engine.stats().num_swaps > 0
+        assert engine.core.scheduler.stats().num_swaps > 0
     assert_idle(engine)
 
 
@@ -253,7 +253,7 @@ def test_beam_searches_that_preempt_each_other_finish(
     engine = load(path, **settings, prefix_caching=caching)
     expected = [beam_oracle(path, p, LONG) for p in CROWDS[crowd]]
     assert_same(run(engine, CROWDS[crowd], [LONG] * 6), expected)
-    assert engine.stats().num_preemptions > 0 or num_blocks > 33
+    assert engine.core.scheduler.stats().num_preemptions > 0 or num_blocks > 33
     assert_idle(engine)
 
 
@@ -271,8 +271,8 @@ def test_windowed_beam_searches_find_equal_beams_if_preempted(
     engine = load(path, **{**settings, "max_num_batched_tokens": budget}, prefix_caching=caching)
     expected = [beam_oracle(path, p, LONG) for p in CROWDS["even"]]
     assert_same(run_crowd(engine, oracle, path, "even"), expected)
-    assert engine.stats().num_preemptions > 0
-    assert (engine.stats().num_swaps > 0) == (mode == "swap")
+    assert engine.core.scheduler.stats().num_preemptions > 0
+    assert (engine.core.scheduler.stats().num_swaps > 0) == (mode == "swap")
     assert_idle(engine)
 
 
@@ -348,10 +348,10 @@ def test_fewer_beams_keep_batch_slots_for_their_forks(checkpoints):
     engine = load(checkpoints["llama_few_words"], max_num_seqs=6)
     banned = tuple((1, t) for t in range(12) if t != 3)
     params = SamplingParams(max_tokens=8, beam_width=4, bad_token_ids=banned, ignore_eos=True)
-    engine.add_request(request("beams", (5, 2, 1), params))
+    engine.core.add(request("beams", (5, 2, 1), params))
     for i in range(6):
         one = SamplingParams(max_tokens=20, ignore_eos=True)
-        engine.add_request(request(str(i), (5, 2, 6, i), one))
+        engine.core.add(request(str(i), (5, 2, 6, i), one))
     updates = drain(engine)
     alone = run(load(checkpoints["llama_few_words"]), [(5, 2, 1)], [params])
     assert_same([found(updates["beams"])], alone)
@@ -364,7 +364,7 @@ def test_beam_search_starts_at_the_last_token_of_a_cached_prompt(checkpoints, be
     engine = load(path)
     engine.generate([prompt], SamplingParams(max_tokens=1))
     for _ in range(2):
-        engine.add_request(request("x", prompt, BEAMS))
+        engine.core.add(request("x", prompt, BEAMS))
         updates = drain(engine)["x"]
         assert updates[0].num_cached_tokens == len(prompt) - 1
         assert_same([found(updates)], [beam_oracle(path, prompt, BEAMS)])
@@ -374,15 +374,17 @@ def test_beam_search_starts_at_the_last_token_of_a_cached_prompt(checkpoints, be
 def test_beam_search_over_external_kv_finds_equal_beams(checkpoints, beam_oracle, length):
     path, prompt = checkpoints["llama"], random_prompt(length, seed=5)
     source, engine = load(path), load(path)
-    source.add_request(request("x", prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
-    source.step()
+    source.core.add(request("x", prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
+    source.core.step()
     for _ in range(2):
-        engine.add_request(EngineRequest("x", prompt, BEAMS, length, kv_source=KvSource.EXTERNAL))
-        (allocation,) = engine.step().external
-        table = source._scheduler.requests["x"].sequences[0].block_ids[0]
+        engine.core.add(EngineRequest("x", prompt, BEAMS, length, kv_source=KvSource.EXTERNAL))
+        (allocation,) = engine.core.step().external
+        table = source.core.scheduler.requests["x"].sequences[0].block_ids[0]
         pairs = list(zip(table, allocation.block_ids[0], strict=False))
         for origin, target in pairs[allocation.num_hit_blocks :]:
-            engine.cache.pools[0].write_block(target, source.cache.pools[0].read_block(origin))
-        engine.commit_external("x", None)
+            engine.core.cache.pools[0].write_block(
+                target, source.core.cache.pools[0].read_block(origin)
+            )
+        engine.core.scheduler.commit_external("x", None)
         assert_same([found(drain(engine)["x"])], [beam_oracle(path, prompt, BEAMS)])
         assert_idle(engine)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest, FinishReason, KvSource
 from baton.engine.scheduler.scheduling.plan import NotAhead
 from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.conftest import Checkpoints
@@ -92,7 +91,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def prompts_of(engine: Engine) -> dict[str, tuple[int, ...]]:
+def prompts_of(engine: LLM) -> dict[str, tuple[int, ...]]:
     return {
         f"{name} {i}": tuple(engine.tokenizer.encode(text))
         for name in GRAMMARS
@@ -105,16 +104,16 @@ def params_of(key: str) -> SamplingParams:
 
 
 def brute_force(
-    oracle: Oracle, engine: Engine, path: str, prompt: tuple[int, ...], language: Iterable[str]
+    oracle: Oracle, engine: LLM, path: str, prompt: tuple[int, ...], language: Iterable[str]
 ) -> tuple[int, ...]:
     """The most likely token of those with which some sentence of the language begins, again and
     again; an end only behind a sentence, and no more where nothing can follow."""
     sentences = {s.encode() for s in language}
     beginnings = {s[:n] for s in sentences for n in range(len(s) + 1)}
-    ends = engine.info.eos_token_ids
+    ends = engine.core.facts.info.eos_token_ids
     pieces = {
         i: engine.tokenizer.decode([i]).encode()
-        for i in range(engine.info.vocab_size)
+        for i in range(engine.core.facts.info.vocab_size)
         if i not in engine.tokenizer.all_special_ids
     }
     said: list[int] = []
@@ -135,17 +134,17 @@ def brute_force(
         text += pieces[ranked[0]]
 
 
-def text_of(engine: Engine, token_ids: tuple[int, ...]) -> str:
+def text_of(engine: LLM, token_ids: tuple[int, ...]) -> str:
     return str(engine.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
 @pytest.fixture(scope="module")
-def plain(checkpoints: Checkpoints) -> Engine:
+def plain(checkpoints: Checkpoints) -> LLM:
     return load(checkpoints["tiny"], **ROOM)
 
 
 @pytest.fixture(scope="module")
-def expected(plain: Engine) -> dict[str, tuple[int, ...]]:
+def expected(plain: LLM) -> dict[str, tuple[int, ...]]:
     """Returns what each prompt gets under each grammar by itself."""
     return {
         key: plain.generate([prompt], params_of(key))[0].token_ids
@@ -184,12 +183,12 @@ def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, 
     engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
     prompts = prompts_of(engine)
     if "max_drafts" in WAYS[way]:
-        engine.drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
+        engine.core.drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
     for key, prompt in prompts.items():
-        engine.add_request(request(key, prompt, params_of(key)))
+        engine.core.add(request(key, prompt, params_of(key)))
     updates = drain(engine)
     assert {key: output_of(updates[key])[0] for key in prompts} == expected
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     if "max_drafts" in WAYS[way]:
         assert stats.num_drafted_tokens > stats.num_accepted_tokens > 0
     if "preemption" in WAYS[way]:
@@ -202,11 +201,14 @@ def test_constrained_requests_are_launched_ahead(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM, async_scheduling=True)
     prompts = prompts_of(engine)
     for key, prompt in prompts.items():
-        engine.add_request(request(key, prompt, params_of(key)))
+        engine.core.add(request(key, prompt, params_of(key)))
     updates = drain(engine)
     assert {key: output_of(updates[key])[0] for key in prompts} == expected
-    assert engine.num_waits.keys() <= {NotAhead.NOTHING}
-    assert engine.stats().num_steps_ahead >= engine.work_done.num_steps - 2
+    assert engine.core.num_waits.keys() <= {NotAhead.NOTHING}
+    assert (
+        engine.core.scheduler.stats().num_steps_ahead
+        >= engine.core.reading().work_done.num_steps - 2
+    )
     assert_idle(engine)
 
 
@@ -230,13 +232,13 @@ def test_constrained_requests_equal_single_ones_in_random_pools(checkpoints, exp
     prompts, updates = prompts_of(engine), {}
     to_come = sorted(prompts)
     rng.shuffle(to_come)
-    while to_come or engine.has_work:
-        while to_come and (not engine.has_work or rng.random() < 0.4):
+    while to_come or engine.core.has_work:
+        while to_come and (not engine.core.has_work or rng.random() < 0.4):
             key = to_come.pop()
-            engine.add_request(request(key, prompts[key], params_of(key)))
-        for update in engine.step().updates:
+            engine.core.add(request(key, prompts[key], params_of(key)))
+        for update in engine.core.step().updates:
             updates.setdefault(update.request_id, []).append(update)
-        engine.check_integrity()
+        engine.core.scheduler.check_integrity()
     assert {key: output_of(updates[key])[0] for key in prompts} == expected
     assert_idle(engine)
 
@@ -250,7 +252,7 @@ FORKED = ("guessing amid preemption", "in chunks", "swapped")
 )
 def test_forked_sequences_follow_the_grammar_independently(checkpoints, plain, way):
     engine = load(checkpoints["tiny"], **WAYS[way])
-    n = min(4, engine.config.max_num_seqs)
+    n = min(4, engine.core.config.max_num_seqs)
     for name in GRAMMARS:
         params = replace(GRAMMARS[name], temperature=1.5, seed=5, n=n)
         prompts = [tuple(engine.tokenizer.encode(text)) for text in TEXTS[1:]]
@@ -273,9 +275,9 @@ def test_drafts_that_the_grammar_forbids_are_rejected(checkpoints, plain, expect
         key: plain.generate([prompt], SamplingParams(max_tokens=24, ignore_eos=True))[0].token_ids
         for key, prompt in prompts.items()
     }
-    engine.drafter = OracleDrafter(free, {k: len(p) for k, p in prompts.items()}, 1000)
+    engine.core.drafter = OracleDrafter(free, {k: len(p) for k, p in prompts.items()}, 1000)
     for key, prompt in prompts.items():
-        engine.add_request(request(key, prompt, params_of(key)))
+        engine.core.add(request(key, prompt, params_of(key)))
     updates = drain(engine)
     assert {key: output_of(updates[key])[0] for key in prompts} == expected
 
@@ -285,7 +287,7 @@ def test_constrained_output_continues_from_any_of_its_tokens(checkpoints, expect
     for key, prompt in prompts_of(engine).items():
         whole = expected[key]
         for given in range(1, len(whole)):
-            engine.add_request(
+            engine.core.add(
                 EngineRequest(f"{given}", prompt + whole[:given], params_of(key), len(prompt))
             )
         for given, updates in drain(engine).items():
@@ -298,8 +300,8 @@ def test_engine_rejects_given_output_outside_the_language(checkpoints):
     prompt = tuple(engine.tokenizer.encode(TEXTS[0]))
     wrong = tuple(engine.tokenizer.encode("perhaps"))
     with pytest.raises(InvalidArgumentError, match="token 0 of the output"):
-        engine.add_request(EngineRequest("x", prompt + wrong, GRAMMARS["words"], len(prompt)))
-    assert not engine.has_work
+        engine.core.add(EngineRequest("x", prompt + wrong, GRAMMARS["words"], len(prompt)))
+    assert not engine.core.has_work
 
 
 @pytest.mark.parametrize("token_is_given", [True, False])
@@ -308,12 +310,12 @@ def test_constrained_output_continues_from_external_kv(checkpoints, expected, to
         engine = load(checkpoints["tiny"], **ROOM, block_size=1)
         prompt = prompts_of(engine)[key]
         engine.generate([prompt], SamplingParams(max_tokens=1))
-        engine.add_request(
+        engine.core.add(
             EngineRequest("x", prompt, params_of(key), len(prompt), kv_source=KvSource.EXTERNAL)
         )
-        (allocation,) = engine.step().external
+        (allocation,) = engine.core.step().external
         assert allocation.num_hit_blocks == len(prompt)
-        engine.commit_external("x", expected[key][0] if token_is_given else None)
+        engine.core.scheduler.commit_external("x", expected[key][0] if token_is_given else None)
         updates = drain(engine).get("x", [])
         said = tuple(u.token_id for u in updates if u.token_id is not None)
         assert said == expected[key][token_is_given:]
@@ -423,19 +425,19 @@ def test_constrained_requests_run_among_all_other_kinds(checkpoints, plain, expe
     prompts = prompts_of(plain)
     alone_of = {}
     for kind, params in others.items():
-        plain.add_request(request(kind, prompts["free 0"], params))
+        plain.core.add(request(kind, prompts["free 0"], params))
         alone_of[kind] = transcript(drain(plain)[kind])
     engine = load(checkpoints["tiny"], **{**WAYS[way], "num_blocks": 27})
     keys = ["words 0", *others, "json 1", "sentence 2", "free 1", "digits 0", "ebnf 1"]
     for key in keys:
         prompt = prompts["free 0"] if key in others else prompts[key]
         params = others[key] if key in others else params_of(key)
-        engine.add_request(request(key, prompt, params))
+        engine.core.add(request(key, prompt, params))
     updates = drain(engine)
     for key in keys:
         if key in others:
             assert transcript(updates[key]) == alone_of[key]
         else:
             assert output_of(updates[key])[0] == expected[key]
-    assert engine.stats().num_preemptions > 0
+    assert engine.core.scheduler.stats().num_preemptions > 0
     assert_idle(engine)

@@ -10,9 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda._utils import _get_device_index
 
-from baton.engine.async_engine import AsyncEngine
 from baton.engine.cache.kv_layout import KvLayout
 from baton.engine.cache.kv_pool import KvPool
+from baton.engine.client import EngineClient
 from baton.engine.core.engine_thread import EngineThread
 from baton.engine.device import resolve_device, use_device
 from baton.engine.models.loader import resolve_dtype
@@ -90,7 +90,7 @@ async def test_async_engine_threads_use_its_device(name: str, device: torch.devi
         time_spent=None,
         num_late_compilations=0,
     )
-    running = AsyncEngine(EngineThread(engine, gpus))
+    running = EngineClient(EngineThread(engine, gpus))
     running.start()
     await running.stop()
     assert gpus.current == {"MainThread": device, "engine": device}

@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from baton.cluster.prefix import hash_chain
 from baton.engine.cache import kv_pool
-from baton.engine.engine import Engine
-from baton.engine.messages import SequenceUpdate
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import KvSource, Purpose
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from baton_kernels.block_copy import copy_blocks
@@ -26,9 +27,9 @@ from tests.support.engine.prompts import random_prompt
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-def deferred(stream: DeferredStream, path: str, **changes: object) -> Engine:
+def deferred(stream: DeferredStream, path: str, **changes: object) -> LLM:
     """An engine that computes on the stream."""
-    return Engine(*load_parts(path, **changes), stream)
+    return LLM(EngineCore(*load_parts(path, **changes), stream))
 
 
 class Faulty:
@@ -49,13 +50,13 @@ class Faulty:
         return faulty
 
 
-def written(engine: Engine, block_ids: Sequence[int]) -> list[bool]:
-    content = engine.cache.pools[0].content
+def written(engine: LLM, block_ids: Sequence[int]) -> list[bool]:
+    content = engine.core.cache.pools[0].content
     return [bool(content[block_id].any()) for block_id in block_ids]
 
 
-def tables_of(engine: Engine, request_id: str) -> tuple[int, ...]:
-    (sequence,) = engine._scheduler._states.requests[request_id].sequences
+def tables_of(engine: LLM, request_id: str) -> tuple[int, ...]:
+    (sequence,) = engine.core.scheduler._states.requests[request_id].sequences
     return tuple(sequence.block_ids[0])
 
 
@@ -65,28 +66,28 @@ SMALL_STEPS = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16}
 def test_prefill_announces_only_blocks_that_are_written(checkpoints):
     """Also the blocks of chunks that choose no token."""
     engine = deferred(DeferredStream(), checkpoints["llama"], **SMALL_STEPS)
-    engine.add_request(request("a", random_prompt(70), GREEDY, purpose=Purpose.PREFILL))
+    engine.core.add(request("a", random_prompt(70), GREEDY, purpose=Purpose.PREFILL))
     num_computed = []
-    while engine.has_work:
-        for update in engine.step().updates:
+    while engine.core.has_work:
+        for update in engine.core.step().updates:
             num_computed.append(update.num_computed_tokens)
             assert all(written(engine, update.block_ids[0][: num_computed[-1] // 4]))
             if update.finish_reason is not None:
-                engine.release("a")
+                engine.core.scheduler.release("a")
     assert num_computed == [16, 32, 48, 64, 70]
 
 
 def test_step_lends_only_blocks_that_are_written(checkpoints):
     engine = deferred(DeferredStream(), checkpoints["llama"], **SMALL_STEPS)
     prompt = random_prompt(70)
-    hashes = hash_chain(engine.info.namespace.root(), prompt, 4)
-    engine.add_request(request("a", prompt, GREEDY))
+    hashes = hash_chain(engine.core.facts.info.namespace.root(), prompt, 4)
+    engine.core.add(request("a", prompt, GREEDY))
     most = 0
-    while engine.has_work:
-        engine.step()
-        (found,) = engine.pin("lease", hashes)
+    while engine.core.has_work:
+        engine.core.step()
+        (found,) = engine.core.scheduler.pin("lease", hashes)
         assert all(written(engine, found))
-        engine.unpin("lease")
+        engine.core.scheduler.unpin("lease")
         most = max(most, len(found))
     assert most >= 16
 
@@ -96,22 +97,22 @@ def test_external_blocks_are_announced_after_steps_that_use_them(checkpoints):
     few = {"block_size": 4, "num_blocks": 16, "max_num_seqs": 4}
     engine = deferred(DeferredStream(), checkpoints["llama"], **few, prefix_caching=False)
     for name in ("a", "b"):
-        engine.add_request(request(name, random_prompt(18, seed=ord(name)), GREEDY))
+        engine.core.add(request(name, random_prompt(18, seed=ord(name)), GREEDY))
     for _ in range(3):
-        engine.step()
-    assert engine.is_ahead
+        engine.core.step()
+    assert engine.core.is_ahead
     held = {block for name in ("a", "b") for block in tables_of(engine, name)}
-    engine.abort("a", "b")
-    engine.add_request(request("d", random_prompt(48), GREEDY, kv_source=KvSource.EXTERNAL))
-    (allocation,) = next(filter(None, (engine.step().external for _ in range(4))))
+    engine.core.scheduler.abort("a", "b")
+    engine.core.add(request("d", random_prompt(48), GREEDY, kv_source=KvSource.EXTERNAL))
+    (allocation,) = next(filter(None, (engine.core.step().external for _ in range(4))))
     (targets,) = allocation.block_ids
     assert held & set(targets)
-    engine.cache.pools[0].content[list(targets)] = 77
-    engine.add_request(request("c", random_prompt(3), GREEDY))
+    engine.core.cache.pools[0].content[list(targets)] = 77
+    engine.core.add(request("c", random_prompt(3), GREEDY))
     for _ in range(4):
-        engine.step()
-    assert engine.cache.pools[0].content[list(targets)].eq(77).all()
-    engine.abort("c", "d")
+        engine.core.step()
+    assert engine.core.cache.pools[0].content[list(targets)].eq(77).all()
+    engine.core.scheduler.abort("c", "d")
     drain(engine)
     assert_idle(engine)
 
@@ -120,11 +121,11 @@ def test_tokens_do_not_wait_for_the_step_behind(checkpoints):
     stream = DeferredStream()
     engine = deferred(stream, checkpoints["llama"])
     for i in range(3):
-        engine.add_request(request(str(i), random_prompt(5 + i, seed=i), GREEDY))
+        engine.core.add(request(str(i), random_prompt(5 + i, seed=i), GREEDY))
     num_behind = 0
-    while engine.has_work:
-        engine.step()
-        is_behind = engine.is_ahead
+    while engine.core.has_work:
+        engine.core.step()
+        is_behind = engine.core.is_ahead
         assert stream.num_launched - stream.num_done == is_behind
         num_behind += is_behind
     assert num_behind >= 10
@@ -139,9 +140,9 @@ def test_deferred_device_changes_no_token(checkpoints, rng, changes):
     settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 24, **changes}
     prompts = {kind: random_prompt(3 + 7 * i % 40, seed=i) for i, kind in enumerate(KINDS)}
 
-    def outputs(engine: Engine) -> dict[str, dict[int, tuple[int, ...]]]:
+    def outputs(engine: LLM) -> dict[str, dict[int, tuple[int, ...]]]:
         for kind, prompt in prompts.items():
-            engine.add_request(request(kind, prompt, KINDS[kind]))
+            engine.core.add(request(kind, prompt, KINDS[kind]))
         found = {kind: output_of(updates) for kind, updates in drain(engine).items()}
         assert_idle(engine)
         return found
@@ -191,7 +192,7 @@ def test_step_without_memory_ends_its_requests_alone(checkpoints, rng, where):
     ]
     engine = load(checkpoints["llama"], **settings)
     for one in asked:
-        engine.add_request(one)
+        engine.core.add(one)
     expected = {kind: transcript(updates) for kind, updates in drain(engine).items()}
 
     num_calls, num_copies = itertools.count(), itertools.count()
@@ -208,21 +209,21 @@ def test_step_without_memory_ends_its_requests_alone(checkpoints, rng, where):
     method, _, _ = where.partition(",")
     part = "model" if method == "forward" else "attention"
     faulty = {part: Faulty(getattr(loaded, part), method, run_out_of_memory)}
-    engine = Engine(config, replace(loaded, **faulty), DeferredStream(rng))
-    for pools in (engine.cache.pools, engine.cache.host_pools):
+    engine = LLM(EngineCore(config, replace(loaded, **faulty), DeferredStream(rng)))
+    for pools in (engine.core.cache.pools, engine.core.cache.host_pools):
         pools[:] = [Faulty(pool, "copy_blocks", lack_memory_at_first) for pool in pools]
     updates: dict[str, list[SequenceUpdate]] = {}
     failed: dict[str, BatonError] = {}
     for _ in range(2):
         for one in asked if not updates else [one for one in asked if one.request_id in failed]:
             updates[one.request_id] = []
-            engine.add_request(one)
-        while engine.has_work:
-            output = engine.step()
+            engine.core.add(one)
+        while engine.core.has_work:
+            output = engine.core.step()
             failed |= output.failed
             for update in output.updates:
                 updates[update.request_id].append(update)
-            engine.check_integrity()
+            engine.core.scheduler.check_integrity()
     assert {kind: transcript(of_one) for kind, of_one in updates.items()} == expected
     assert 1 <= len(failed) < len(asked)
     assert "20 GiB" in str(failed.popitem()[1])
@@ -234,7 +235,8 @@ def test_step_with_another_error_ends_the_engine(checkpoints):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     config, loaded = load_parts(checkpoints["llama"])
-    engine = Engine(config, replace(loaded, attention=Faulty(loaded.attention, "prepare", fail)))
-    engine.add_request(request("a", random_prompt(5), GREEDY))
+    loaded = replace(loaded, attention=Faulty(loaded.attention, "prepare", fail))
+    engine = LLM(EngineCore(config, loaded))
+    engine.core.add(request("a", random_prompt(5), GREEDY))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        engine.step()
+        engine.core.step()

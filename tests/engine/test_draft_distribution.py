@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from baton.engine.request import EngineRequest
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
@@ -77,10 +78,12 @@ def generate(chain: Chain, *, with_drafts: bool, accept: Accept = honest) -> tup
     for i in range(NUM_REQUESTS):
         scheduler.add(
             Request(
-                request_id=str(i),
-                token_ids=[i % VOCAB_SIZE],
-                num_prompt_tokens=1,
-                params=SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=i),
+                spec=EngineRequest(
+                    str(i),
+                    (i % VOCAB_SIZE,),
+                    SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=i),
+                    1,
+                ),
                 root=bytes(16),
                 speculates=with_drafts,
             )
@@ -91,7 +94,7 @@ def generate(chain: Chain, *, with_drafts: bool, accept: Accept = honest) -> tup
             scheduler.set_drafts(sequence, chain.drafts(int(sequence.token_ids[-1])))
         plan = scheduler.schedule()
         for sequence in plan.new_slots:
-            sampler.assign(sequence.batch_slot, sequence.request.params, 1)
+            sampler.assign(sequence.batch_slot, sequence.request.spec.params, 1)
         tokens = choose(chain, scheduler, sampler, plan, accept)
         progress = scheduler.apply(plan, StepResult(tokens))
         decoded = progress.decoded

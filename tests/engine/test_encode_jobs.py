@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import MultimodalPrompt
+from baton.engine.llm import LLM
 from baton.engine.process.engine_process import EngineProcess
+from baton.engine.request import MultimodalPrompt
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import (
@@ -59,7 +59,7 @@ def llava(saved: Callable[[str], str]) -> str:
 
 
 @cache
-def engine_of(path: str) -> Engine:
+def engine_of(path: str) -> LLM:
     return load(path, **SIZES)
 
 
@@ -79,14 +79,14 @@ def input_of(path: str, number: int) -> EncoderInput:
     )
 
 
-async def answer(engine: AsyncEngine, path: str, name: str = "r") -> tuple[int, ...]:
+async def answer(engine: EngineClient, path: str, name: str = "r") -> tuple[int, ...]:
     prompt = prompt_of(path)
     added = request(name, prompt.token_ids, GREEDY, encoder_inputs=prompt.encoder_inputs)
     with engine.open(added) as stream:
         return tuple(u.token_id for u in await read(stream) if u.token_id is not None)
 
 
-def copy(source: AsyncEngine, block_ids: Any, target: AsyncEngine, target_ids: Any) -> None:
+def copy(source: EngineClient, block_ids: Any, target: EngineClient, target_ids: Any) -> None:
     assert source.encoder_pool is not None
     assert target.encoder_pool is not None
     pieces = [bytes(piece) for piece in source.encoder_pool.read_blocks(block_ids)]
@@ -122,7 +122,7 @@ async def test_arrived_output_changes_no_token(serve, path, when):
             assert await reading == expected(path)
         other = first if wanted is second else second
         assert target.work_done.num_encoder_tokens == other.length
-        assert source.work_done.num_encoder_tokens == wanted.length
+        assert source.reading.work_done.num_encoder_tokens == wanted.length
         await assert_empty(target)
 
 
@@ -141,7 +141,7 @@ async def test_output_that_is_given_up_is_computed_here(serve, path):
 
 async def test_output_evicted_after_its_commit_is_computed_here(serve, path):
     first, second = prompt_of(path).encoder_inputs
-    most = engine_of(path).info.images
+    most = engine_of(path).core.facts.info.images
     assert most is not None
     sizes = SIZES | {"encoder_cache_tokens": max(most.max_tokens, first.length, second.length)}
     async with serve(path, **sizes, encoder_budget=sizes["encoder_cache_tokens"]) as engine:
@@ -354,7 +354,7 @@ async def test_encoder_pool_is_shared_where_kv_pools_are(forks, llava):
     async with running(EngineProcess.load(forks.fork(), llava, config)) as engine:
         assert engine.encoder_pool is not None
         assert engine.encoder_pool.shared is not None
-        assert engine.encoder_pool.num_blocks == engine.stats().num_encoder_blocks
+        assert engine.encoder_pool.num_blocks == engine.reading.stats.num_encoder_blocks
 
 
 async def test_encoder_pool_is_opened_by_handle_as_kv_pools_are(ipc, forks_by_handle, llava):
@@ -362,6 +362,6 @@ async def test_encoder_pool_is_opened_by_handle_as_kv_pools_are(ipc, forks_by_ha
     async with running(EngineProcess.load(forks_by_handle.fork(), llava, config)) as engine:
         assert engine.encoder_pool is not None
         assert engine.encoder_pool.mapped is not None
-        assert engine.encoder_pool.num_blocks == engine.stats().num_encoder_blocks
+        assert engine.encoder_pool.num_blocks == engine.reading.stats.num_encoder_blocks
         assert len(ipc.opened) == len(engine.pools) + 1
     assert not ipc.opened

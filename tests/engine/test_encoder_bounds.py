@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from baton.engine.assembly import load as load_model
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import MultimodalPrompt
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
+from baton.engine.request import MultimodalPrompt
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.sampling import SamplingParams
@@ -89,7 +90,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def recorded(path: str, **changes: Any) -> tuple[Engine, RecordingEncoder]:
+def recorded(path: str, **changes: Any) -> tuple[LLM, RecordingEncoder]:
     config = EngineConfig(
         device="cpu",
         dtype="float32",
@@ -101,11 +102,11 @@ def recorded(path: str, **changes: Any) -> tuple[Engine, RecordingEncoder]:
     loaded = load_model(path, config, lambda _phase, _fraction: None)
     assert isinstance(loaded.encoder, VisionEncoder)
     encoder = RecordingEncoder(loaded.encoder)
-    return Engine(config, replace(loaded, encoder=encoder)), encoder  # type: ignore[arg-type]
+    return LLM(EngineCore(config, replace(loaded, encoder=encoder))), encoder  # type: ignore[arg-type]
 
 
 @cache
-def amply(path: str) -> Engine:
+def amply(path: str) -> LLM:
     """An engine whose budget and cache take any request at once."""
     return recorded(path, encoder_budget=512, encoder_cache_tokens=512, prefix_caching=False)[0]
 
@@ -150,17 +151,17 @@ def test_encoder_stays_within_budget_and_cache(
             if arrival.step == step:
                 prompt = prompt_of(checkpoint, arrival.images)
                 ids, inputs = prompt.token_ids, prompt.encoder_inputs
-                engine.add_request(request(name, ids, GREEDY, encoder_inputs=inputs))
+                engine.core.add(request(name, ids, GREEDY, encoder_inputs=inputs))
             if arrival.aborted == step > arrival.step:
-                engine.abort(name)
+                engine.core.scheduler.abort(name)
                 aborted.add(name)
         encoder.num_encoded = 0
-        for update in engine.step().updates:
+        for update in engine.core.step().updates:
             updates[update.request_id].append(update)
         assert encoder.num_encoded <= budget * TOKENS_PER_IMAGE
         assert all(1 <= block_id <= cached * BLOCKS_PER_IMAGE for block_id in encoder.blocks)
-        engine.check_integrity()
-        if step > 20 and not engine.has_work:
+        engine.core.scheduler.check_integrity()
+        if step > 20 and not engine.core.has_work:
             break
     assert_idle(engine)
     for name, arrival in zip(updates, arriving, strict=True):

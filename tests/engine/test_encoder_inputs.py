@@ -13,6 +13,7 @@ from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.models.encoder_features import EncoderFeatures
+from baton.engine.request import EngineRequest
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
@@ -91,7 +92,7 @@ class FakeModel:
         for row, (batch_slot, position) in enumerate(places):
             owner = self.batch_slots.owners[batch_slot]
             assert owner is not None
-            for item in owner.request.encoder_inputs:
+            for item in owner.request.spec.encoder_inputs:
                 if item.start <= position < item.end:
                     expected[row] = position - item.start
         filled = features and dict(
@@ -154,14 +155,14 @@ def request(
     request_id: str, inputs: list[EncoderInput], length: int, tokens: int = 3, seed: int = 0
 ) -> Request:
     source = random.Random(seed)
-    return Request(
-        request_id=request_id,
-        token_ids=[source.randrange(VOCAB_SIZE) for _ in range(length)],
-        num_prompt_tokens=length,
-        params=SamplingParams(max_tokens=tokens),
-        root=bytes(16),
+    spec = EngineRequest(
+        request_id,
+        tuple(source.randrange(VOCAB_SIZE) for _ in range(length)),
+        SamplingParams(max_tokens=tokens),
+        length,
         encoder_inputs=tuple(inputs),
     )
+    return Request(spec=spec, root=bytes(16))
 
 
 @pytest.mark.parametrize("num_blocks", [200, 22])

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.assembly import load as load_model
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import ModelInfo
+from baton.engine.facts import ModelInfo
+from baton.engine.llm import LLM
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
@@ -49,7 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return save
 
 
-async def rows_of(engine: AsyncEngine, wanted: EncoderInput) -> torch.Tensor:
+async def rows_of(engine: EngineClient, wanted: EncoderInput) -> torch.Tensor:
     """Returns the rows of an output, `[num_tokens, width]`."""
     async with engine.encoded("lease", EncodeJob(wanted)) as output:
         pool = engine.encoder_pool
@@ -68,11 +68,11 @@ def agreed(info: ModelInfo) -> tuple[object, ...]:
 async def test_encoder_only_outputs_equal_full_engine_bitwise(saved, name, dtype):
     path = saved(name)
     full, only = load(path, dtype=dtype), load(path, dtype=dtype, encoder_only=True)
-    assert agreed(only.info) == agreed(full.info)
-    assert only.facts.layouts == full.facts.layouts
-    assert only.facts.num_blocks == (1,) * len(full.facts.num_blocks)
+    assert agreed(only.core.facts.info) == agreed(full.core.facts.info)
+    assert only.core.facts.layouts == full.core.facts.layouts
+    assert only.core.facts.num_blocks == (1,) * len(full.core.facts.num_blocks)
     prompt = full.prompt_with_images(TEXT, IMAGES)
-    images = full.info.images
+    images = full.core.facts.info.images
     assert images is not None
     kept = set(images.span(images.blank()))  # whose embeddings an encoder keeps
     assert all(kept.issuperset(images.span(i.tensors)) for i in prompt.encoder_inputs)
@@ -81,7 +81,9 @@ async def test_encoder_only_outputs_equal_full_engine_bitwise(saved, name, dtype
             expected = await rows_of(one, wanted)
             assert expected.any()
             assert torch.equal(await rows_of(other, wanted), expected)
-        assert other.work_done.num_encoder_tokens == sum(i.length for i in prompt.encoder_inputs)
+        assert other.reading.work_done.num_encoder_tokens == sum(
+            i.length for i in prompt.encoder_inputs
+        )
         await assert_empty(other)
 
 
@@ -115,7 +117,7 @@ def test_encoder_only_engine_holds_weights_of_encoder_alone(saved, name):
 
 
 def test_encoder_only_engine_refuses_requests(saved):
-    engine = Engine.from_pretrained(saved("llava_clip"), ONLY)
+    engine = LLM.from_pretrained(saved("llava_clip"), ONLY)
     with pytest.raises(FailedPreconditionError, match=r"the encoder of model .* alone"):
         engine.generate([[1, 2, 3]])
     engine.close()
@@ -123,7 +125,7 @@ def test_encoder_only_engine_refuses_requests(saved):
 
 def test_encoder_only_load_refuses_model_without_encoder():
     with pytest.raises(InvalidArgumentError, match="encoder_only: is set, and 'tiny' has no"):
-        Engine.from_pretrained(locate("tiny"), ONLY)
+        LLM.from_pretrained(locate("tiny"), ONLY)
 
 
 def test_fingerprint_covers_weights_that_are_not_loaded(tmp_path: Path):

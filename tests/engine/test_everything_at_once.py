@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.llm import LLM
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, FinishReason
 from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE
@@ -72,17 +72,17 @@ def expected_of(
         alone[path] = {}
         engine = load(path, prefix_caching=False)
         for kind, prompt in prompts().items():
-            engine.add_request(request(kind, prompt, KINDS[kind]))
+            engine.core.add(request(kind, prompt, KINDS[kind]))
             alone[path] |= drain(engine)
     return alone[path]
 
 
 def assert_each_as_alone(
-    engine: Engine, alone: dict[str, dict[str, list[SequenceUpdate]]], path: str
+    engine: LLM, alone: dict[str, dict[str, list[SequenceUpdate]]], path: str
 ) -> None:
     expected = expected_of(alone, path)
     for i, (kind, prompt) in enumerate(prompts().items()):
-        engine.add_request(
+        engine.core.add(
             EngineRequest(
                 kind,
                 prompt,
@@ -107,7 +107,7 @@ def test_mixed_requests_equal_requests_run_alone(checkpoints, alone, family, way
     engine = load(path, **WAYS[way])
     for _ in range(2):
         assert_each_as_alone(engine, alone, path)
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     if family == "llama" and WAYS[way].get("num_blocks") == 32:
         assert stats.num_preemptions > 0
     if "guessing" in way:
@@ -140,49 +140,49 @@ def test_stats_count_each_step_and_lifetime_totals(checkpoints):
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "num_blocks": 40}
     engine = load(checkpoints["llama"], async_scheduling=False, **settings)
     long, short = random_prompt(40), random_prompt(4)
-    engine.add_request(request("long", long, replace(GREEDY, max_tokens=5)))
-    engine.add_request(request("short", short, replace(GREEDY, max_tokens=5)))
-    engine.add_request(request("late", long, replace(GREEDY, max_tokens=5)))
-    stats = engine.stats()
+    engine.core.add(request("long", long, replace(GREEDY, max_tokens=5)))
+    engine.core.add(request("short", short, replace(GREEDY, max_tokens=5)))
+    engine.core.add(request("late", long, replace(GREEDY, max_tokens=5)))
+    stats = engine.core.scheduler.stats()
     assert (stats.num_waiting, stats.num_running, stats.num_blocks) == (3, 0, 40)
-    engine.step()
-    stats = engine.stats()
+    engine.core.step()
+    stats = engine.core.scheduler.stats()
     assert (stats.num_waiting, stats.num_running, stats.num_step_tokens) == (2, 1, 16)
     assert (stats.num_held_blocks, stats.num_cached_blocks) == (1, 0)
     assert stats.num_prompt_tokens == 40
-    engine.step()
-    engine.step()
-    stats = engine.stats()
+    engine.core.step()
+    engine.core.step()
+    stats = engine.core.scheduler.stats()
     # The rest of the long prompt, and the short one.
     assert (stats.num_waiting, stats.num_running, stats.num_step_tokens) == (1, 2, 8 + 4)
     assert stats.num_held_blocks == 3 + 1
     drain(engine)
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     assert (stats.num_waiting, stats.num_running, stats.num_held_blocks) == (0, 0, 0)
     assert (stats.num_swapped, stats.num_kept, stats.num_cached_blocks) == (0, 0, 2)
     assert stats.num_prompt_tokens == 40 + 4 + 40
     assert stats.num_hit_tokens == 2 * BLOCK_SIZE
     assert (stats.num_preemptions, stats.num_swaps, stats.num_drafted_tokens) == (0, 0, 0)
-    assert engine.flush_cache() == 2
-    assert engine.stats().num_cached_blocks == 0
-    assert engine.step().cache_events.cleared
+    assert engine.core.scheduler.flush_cache() == 2
+    assert engine.core.scheduler.stats().num_cached_blocks == 0
+    assert engine.core.step().cache_events.cleared
 
 
 def test_stats_count_blocks_of_all_groups(checkpoints):
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2}
     engine = load(checkpoints["gemma3"], async_scheduling=False, **settings)
-    assert engine.stats().num_blocks == 2 * 96
-    engine.add_request(request("x", random_prompt(40), GREEDY))
+    assert engine.core.scheduler.stats().num_blocks == 2 * 96
+    engine.core.add(request("x", random_prompt(40), GREEDY))
     for _ in range(3):
-        engine.step()
-    engine.check_integrity()
+        engine.core.step()
+    engine.core.scheduler.check_integrity()
     # The third chunk sees 8 tokens before it, so that the window has left the first block behind.
-    assert engine.stats().num_held_blocks == 3 + 2
-    report = engine.memory_report()
+    assert engine.core.scheduler.stats().num_held_blocks == 3 + 2
+    report = engine.core.scheduler.memory_report()
     assert (report.num_logical_blocks, report.num_physical_blocks) == (5, 5)
     assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 2 * (48 - 40))
-    engine.abort("x")
-    report = engine.memory_report()
+    engine.core.scheduler.abort("x")
+    report = engine.core.scheduler.memory_report()
     assert (report.num_logical_blocks, report.num_physical_blocks) == (0, 0)
     assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 0)
 
@@ -192,9 +192,9 @@ def test_memory_report_counts_shared_prefixes_as_saved(checkpoints):
     prompt = random_prompt(2 * BLOCK_SIZE)
     engine.generate([prompt], replace(GREEDY, max_tokens=1))
     for i in range(3):
-        engine.add_request(request(str(i), (*prompt, i), GREEDY))
-    engine.step()
-    report = engine.memory_report()
+        engine.core.add(request(str(i), (*prompt, i), GREEDY))
+    engine.core.step()
+    report = engine.core.scheduler.memory_report()
     assert (report.num_logical_blocks, report.num_physical_blocks) == (9, 5)
     assert report.num_saved_blocks == 4
     assert report.num_wasted_slots == 3 * (BLOCK_SIZE - 1)
@@ -207,7 +207,7 @@ def test_stats_count_accepted_and_rejected_drafts(checkpoints):
     (result,) = engine.generate([text], SamplingParams(max_tokens=60, ignore_eos=True))
     assert len(result.token_ids) == 60
     assert result.finish_reason is FinishReason.LENGTH
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     assert 0 < stats.num_accepted_tokens <= stats.num_drafted_tokens
     assert stats.num_accepted_tokens < 60
 
@@ -218,16 +218,16 @@ def test_stats_count_swapped_sequences(checkpoints):
         swap_bytes=2**20, max_num_batched_tokens=64,
     )  # fmt: skip
     for i in range(3):
-        engine.add_request(request(str(i), random_prompt(15 + i, seed=i), GREEDY))
+        engine.core.add(request(str(i), random_prompt(15 + i, seed=i), GREEDY))
     most_swapped = 0
-    while engine.has_work:
-        engine.step()
-        stats = engine.stats()
+    while engine.core.has_work:
+        engine.core.step()
+        stats = engine.core.scheduler.stats()
         most_swapped = max(most_swapped, stats.num_swapped)
         assert stats.num_held_blocks <= 16
         assert stats.num_running + stats.num_swapped + stats.num_waiting <= 3
     assert most_swapped > 0
-    assert engine.stats().num_swapped == 0
+    assert engine.core.scheduler.stats().num_swapped == 0
     assert_idle(engine)
 
 
@@ -275,11 +275,11 @@ def test_random_engine_settings_and_arrivals_change_no_output(checkpoints, alone
     updates: dict[str, list[SequenceUpdate]] = {}
     here: dict[str, str] = {}
     for number in itertools.count():
-        assert number < 4000, f"still not done: {engine.stats()} {settings}"
-        while to_come and (not engine.has_work or rng.random() < 0.3):
+        assert number < 4000, f"still not done: {engine.core.scheduler.stats()} {settings}"
+        while to_come and (not engine.core.has_work or rng.random() < 0.3):
             kind, name = to_come.pop(), f"request {number} {len(to_come)}"
             here[name] = kind
-            engine.add_request(
+            engine.core.add(
                 EngineRequest(
                     name,
                     texts[kind],
@@ -290,17 +290,17 @@ def test_random_engine_settings_and_arrivals_change_no_output(checkpoints, alone
                     first_token_deadline=rng.choice([None, number + 5.0]),
                 )
             )
-        for update in engine.step().updates:
+        for update in engine.core.step().updates:
             updates.setdefault(update.request_id, []).append(update)
-        engine.check_integrity()
+        engine.core.scheduler.check_integrity()
         if here and rng.random() < 0.02:
             name = rng.choice(list(here))
-            engine.abort(name)
+            engine.core.scheduler.abort(name)
             to_come.append(here.pop(name))
-            engine.check_integrity()
+            engine.core.scheduler.check_integrity()
         if rng.random() < 0.01:
-            engine.flush_cache()
-        if not to_come and not engine.has_work:
+            engine.core.scheduler.flush_cache()
+        if not to_come and not engine.core.has_work:
             break
     for name, kind in here.items():
         assert transcript(updates[name]) == transcript(expected[kind]), (kind, settings)

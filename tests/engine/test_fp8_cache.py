@@ -7,9 +7,9 @@ import torch
 
 from baton.engine.cache.kv_scales import KvScales
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.models.loader import resolve_kv_dtype
-from baton.engine.scheduler.sequences.sequence import FinishReason
+from baton.engine.request import FinishReason
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE
@@ -42,7 +42,7 @@ def some_scales(num_each: int) -> Scales:
     }
 
 
-def check(engine: Engine, other: Engine, expected: dict[tuple[int, ...], Generated]) -> None:
+def check(engine: LLM, other: LLM, expected: dict[tuple[int, ...], Generated]) -> None:
     """The engine's tokens are as expected, and its log-probabilities much nearer to what is
     expected than those of the other."""
     results = engine.generate([*expected], GREEDY)
@@ -59,7 +59,7 @@ def check(engine: Engine, other: Engine, expected: dict[tuple[int, ...], Generat
 
 
 def bytes_of(path: str, **changes: object) -> list[int]:
-    return [layout.block_bytes for layout in load(path, **changes).cache.layouts]
+    return [layout.block_bytes for layout in load(path, **changes).core.cache.layouts]
 
 
 def test_fp8_store_rounds_to_nearest_and_never_to_nan():
@@ -86,7 +86,7 @@ def test_fp8_block_takes_half_the_bytes_of_bfloat16(checkpoints, family):
 def test_fp8_cache_holds_more_tokens_in_equal_memory(checkpoints):
     given = {"num_blocks": None, "kv_cache_bytes": 2**22}
     plain, small = (load(checkpoints["llama"], kv_cache_dtype=k, **given) for k in ("auto", FP8))
-    assert small.stats().num_blocks // 4 == plain.stats().num_blocks
+    assert small.core.scheduler.stats().num_blocks // 4 == plain.core.scheduler.stats().num_blocks
 
 
 @pytest.mark.parametrize("budget", mostly_slow([3, 17, 512], 17))
@@ -143,8 +143,8 @@ def test_fp8_blocks_survive_swapping_and_recomputation(checkpoints, family, pree
     tight = load(checkpoints[family], **settings, num_blocks=8, swap_bytes=2**22)
     expected = load(checkpoints[family], **settings).generate(prompts, params)
     assert tokens(tight.generate(prompts, params)) == tokens(expected)
-    assert tight.stats().num_preemptions > 0
-    assert (tight.stats().num_swaps > 0) == (preemption == "swap")
+    assert tight.core.scheduler.stats().num_preemptions > 0
+    assert (tight.core.scheduler.stats().num_swaps > 0) == (preemption == "swap")
     assert_idle(tight)
 
 
@@ -161,7 +161,9 @@ def test_fp8_forks_copy_the_last_block_of_their_prompt(checkpoints):
 
 
 def test_fp8_cache_has_its_own_prefix_namespace(checkpoints):
-    plain, small = (load(checkpoints["llama"], kv_cache_dtype=k).info for k in ("auto", FP8))
+    plain, small = (
+        load(checkpoints["llama"], kv_cache_dtype=k).core.facts.info for k in ("auto", FP8)
+    )
     assert (plain.namespace.kv_dtype, small.namespace.kv_dtype) == ("float32", "float8_e4m3fn")
     assert plain.fingerprint == small.fingerprint, "the layout tells them apart"
 
@@ -177,11 +179,11 @@ def test_fp8_scales_are_part_of_the_fingerprint(checkpoints, tmp_path):
         ),
     ]
     ones, written_ones, half, quarter = (
-        load(path, kv_cache_dtype=FP8).info.fingerprint for path in paths
+        load(path, kv_cache_dtype=FP8).core.facts.info.fingerprint for path in paths
     )
     assert ones == written_ones
     assert len({ones, half, quarter}) == 3
-    assert load(paths[2]).info.fingerprint == load(plain).info.fingerprint
+    assert load(paths[2]).core.facts.info.fingerprint == load(plain).core.facts.info.fingerprint
 
 
 def test_fp8_cache_is_rejected_on_a_gpu_without_fp8():
@@ -219,4 +221,4 @@ def test_fp8_scales_that_are_invalid_are_rejected_by_name(checkpoints, tmp_path,
     with pytest.raises(UnsupportedModelError, match=sentence) as refusal:
         load(path, kv_cache_dtype=FP8)
     assert "model.layers.2.self_attn.k_scale" in str(refusal.value)
-    assert isinstance(load(path), Engine), "which needs none"
+    assert isinstance(load(path), LLM), "which needs none"

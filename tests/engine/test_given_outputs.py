@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import baton.models
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, SequenceUpdate
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.engine.llm import LLM
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE
@@ -65,8 +65,8 @@ def of_each(updates: Sequence[SequenceUpdate]) -> Whole:
     return found
 
 
-def undisturbed(engine: Engine, prompt: tuple[int, ...], params: SamplingParams) -> Whole:
-    engine.add_request(EngineRequest("whole", prompt, params, len(prompt)))
+def undisturbed(engine: LLM, prompt: tuple[int, ...], params: SamplingParams) -> Whole:
+    engine.core.add(EngineRequest("whole", prompt, params, len(prompt)))
     return of_each(drain(engine, checked=False)["whole"])
 
 
@@ -99,7 +99,7 @@ def check_goes_on(updates: Sequence[SequenceUpdate], whole: Whole, outputs: Outp
 
 
 @cache
-def reference_of(path: str) -> Engine:
+def reference_of(path: str) -> LLM:
     return load(path)
 
 
@@ -119,12 +119,12 @@ def test_given_outputs_continue_as_if_never_interrupted(checkpoints, name, way, 
     for length in (1, BLOCK_SIZE, 40):
         whole = whole_of(path, length, name, len(places))
         params, outputs = replace(PARAMS[name], n=len(places)), cut(whole, places)
-        engine.add_request(resumed(random_prompt(length), params, outputs))
+        engine.core.add(resumed(random_prompt(length), params, outputs))
         check_goes_on(drain(engine)["rest"], whole, outputs)
         assert_idle(engine)
     needs_room = len(places) == 8 and name != "stopping late"
     if way in ("recomputing", "swapping") and needs_room:
-        assert engine.stats().num_preemptions > 0
+        assert engine.core.scheduler.stats().num_preemptions > 0
 
 
 @pytest.mark.parametrize("family", mostly_slow(["gemma3", "mistral_short", "gpt2"], "gemma3"))
@@ -136,7 +136,7 @@ def test_given_outputs_continue_in_other_model_families(checkpoints, family, way
         prompt, params = random_prompt(length), replace(SEEDED, n=3)
         whole = whole_of(path, length, "seeded", 3)
         outputs = cut(whole, [12, None, 4])
-        engine.add_request(resumed(prompt, params, outputs))
+        engine.core.add(resumed(prompt, params, outputs))
         check_goes_on(drain(engine)["rest"], whole, outputs)
         assert_idle(engine)
 
@@ -160,10 +160,10 @@ def test_given_outputs_continue_from_random_positions(checkpoints, data):
         outputs, params = cut(whole, places), replace(PARAMS[name], n=n)
         request = resumed(random_prompt(length), params, outputs)
         expected[str(number)] = whole, outputs
-        engine.add_request(replace(request, request_id=str(number)))
+        engine.core.add(replace(request, request_id=str(number)))
     fresh = whole_of(path, 40, "seeded", 3)
     prompt = random_prompt(40)
-    engine.add_request(EngineRequest("fresh", prompt, replace(SEEDED, n=3), len(prompt)))
+    engine.core.add(EngineRequest("fresh", prompt, replace(SEEDED, n=3), len(prompt)))
     updates = drain(engine)
     for name, (whole, outputs) in expected.items():
         check_goes_on(updates[name], whole, outputs)
@@ -182,18 +182,18 @@ def test_given_outputs_continue_within_their_grammar():
         engine = load(path, **WAYS[way])
         for places in ([0, 4, None, 8], [20, 20, 20, 20], [1, 2, 3, None]):
             outputs = cut(whole, places)
-            engine.add_request(resumed(prompt, params, outputs))
+            engine.core.add(resumed(prompt, params, outputs))
             check_goes_on(drain(engine)["rest"], whole, outputs)
 
 
-def begun_external(engine: Engine, request: EngineRequest) -> None:
+def begun_external(engine: LLM, request: EngineRequest) -> None:
     """The prompt's own blocks, computed here before, stand for those of another worker."""
     prompt = request.token_ids
     params = SamplingParams(max_tokens=1)
-    engine.add_request(EngineRequest("warm", prompt, params, len(prompt)))
+    engine.core.add(EngineRequest("warm", prompt, params, len(prompt)))
     drain(engine)
-    engine.add_request(replace(request, kv_source=KvSource.EXTERNAL))
-    assert [e.request_id for e in engine.step().external] == ["rest"]
+    engine.core.add(replace(request, kv_source=KvSource.EXTERNAL))
+    assert [e.request_id for e in engine.core.step().external] == ["rest"]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -205,15 +205,15 @@ def test_given_outputs_continue_over_external_prompt_kv(checkpoints, come, famil
         whole = undisturbed(reference, prompt, params)
         outputs = cut(whole, [7, None, 0, 12])
         begun_external(engine, resumed(prompt, params, outputs))
-        before = engine.work_done
+        before = engine.core.reading().work_done
         if come == "arrives":
-            engine.commit_external("rest", None)
+            engine.core.scheduler.commit_external("rest", None)
         else:
-            engine.fail_external("rest")
+            engine.core.scheduler.fail_external("rest")
         check_goes_on(drain(engine)["rest"], whole, outputs)
         assert_idle(engine)
         if come == "arrives":
-            done = engine.work_done
+            done = engine.core.reading().work_done
             num_computed = done.num_prompt_tokens - before.num_prompt_tokens
             # What each was given, once more from the last prompt token on.
             assert num_computed == (7 + 1) + 1 + (12 + 1)
@@ -224,9 +224,9 @@ def test_given_outputs_are_computed_as_prompts_in_few_steps(checkpoints):
     engine = load(checkpoints["llama"])
     whole = undisturbed(load(checkpoints["llama"]), prompt, params)
     outputs = cut(whole, [50, None, 55, 52])
-    engine.add_request(resumed(prompt, params, outputs))
+    engine.core.add(resumed(prompt, params, outputs))
     check_goes_on(drain(engine)["rest"], whole, outputs)
-    done = engine.work_done
+    done = engine.core.reading().work_done
     assert done.num_prompt_tokens == 39 + 51 + 56 + 53
     # One is chosen behind what was given; from then on each token takes a step.
     assert done.num_decode_tokens == (10 - 1) + (5 - 1) + (8 - 1)
@@ -237,10 +237,10 @@ def test_given_outputs_share_the_blocks_of_their_prompt(checkpoints):
     engine = load(checkpoints["llama"], prefix_caching=False)
     prompt, params = random_prompt(3 * BLOCK_SIZE + 5), replace(SEEDED, n=4)
     whole = undisturbed(load(checkpoints["llama"]), prompt, params)
-    engine.add_request(resumed(prompt, params, cut(whole, [3, 3, 3, 3])))
-    engine.step()
-    engine.step()
-    report = engine.memory_report()
+    engine.core.add(resumed(prompt, params, cut(whole, [3, 3, 3, 3])))
+    engine.core.step()
+    engine.core.step()
+    report = engine.core.scheduler.memory_report()
     assert (report.num_logical_blocks, report.num_physical_blocks) == (16, 3 + 4)
     drain(engine)
     assert_idle(engine)
@@ -254,12 +254,12 @@ def test_given_outputs_aborted_at_any_step_leak_nothing(checkpoints, way):
     for num_steps in range(14):
         for name in ("rest", "other"):
             request = resumed(prompt, params, cut(whole, [6, 0, None, 11]))
-            engine.add_request(replace(request, request_id=name))
+            engine.core.add(replace(request, request_id=name))
         for _ in range(num_steps):
-            engine.step()
-            engine.check_integrity()
-        engine.abort("rest")
-        engine.check_integrity()
+            engine.core.step()
+            engine.core.scheduler.check_integrity()
+        engine.core.scheduler.abort("rest")
+        engine.core.scheduler.check_integrity()
         assert drain(engine).keys() <= {"other"}
         assert_idle(engine)
 
@@ -271,11 +271,11 @@ def test_given_outputs_continue_when_one_sequence_ends_early(checkpoints):
     num_cut = 0
     for num_steps in range(10):
         outputs = cut(whole, [6, None, 3])
-        engine.add_request(resumed(prompt, params, outputs))
-        updates = [u for _ in range(num_steps) for u in engine.step().updates]
-        engine.end_sequence("rest", 2)
-        engine.end_sequence("rest", 1)  # which was never here
-        engine.check_integrity()
+        engine.core.add(resumed(prompt, params, outputs))
+        updates = [u for _ in range(num_steps) for u in engine.core.step().updates]
+        engine.core.scheduler.end_sequence("rest", 2)
+        engine.core.scheduler.end_sequence("rest", 1)  # which was never here
+        engine.core.scheduler.check_integrity()
         updates += drain(engine)["rest"]
         ended = [u.index for u in updates if u.finish_reason is FinishReason.ABORTED]
         num_cut += len(ended)
@@ -311,7 +311,7 @@ Refused = Callable[[EngineRequest], EngineRequest]
 def test_given_outputs_that_are_invalid_are_rejected_by_name(checkpoints, params, outputs, named):
     engine = load(checkpoints["llama"])
     with pytest.raises(InvalidArgumentError, match=named):
-        engine.add_request(resumed((5, 6, 7), params, outputs))
+        engine.core.add(resumed((5, 6, 7), params, outputs))
     assert_idle(engine)
 
 
@@ -320,7 +320,7 @@ def test_given_outputs_outside_the_grammar_are_rejected():
     params = replace(TWO, grammar=Grammar(GrammarKind.REGEX, "[a-z]+"))
     digit = tuple(engine.tokenizer.encode("7"))
     with pytest.raises(InvalidArgumentError, match=r"outputs\[1\]\.token_ids"):
-        engine.add_request(resumed((5, 6, 7), params, ((), digit)))
+        engine.core.add(resumed((5, 6, 7), params, ((), digit)))
     assert_idle(engine)
 
 
@@ -328,4 +328,4 @@ def test_given_outputs_are_not_allowed_in_a_prefill(checkpoints):
     engine = load(checkpoints["llama"])
     request = replace(resumed((5, 6), TWO, ((5,), ())), purpose=Purpose.PREFILL)
     with pytest.raises(AssertionError, match="given outputs in a prefill"):
-        engine.add_request(request)
+        engine.core.add(request)

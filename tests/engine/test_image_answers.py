@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 from PIL import Image
 
-from baton.engine.engine import Engine
-from baton.engine.messages import GenerationResult
+from baton.engine.llm import LLM, GenerationResult
 from baton.models import locate
 from baton.models.shapes.drawings import comparisons, held_out, messages, questions
 from baton.sampling import SamplingParams
@@ -23,13 +22,13 @@ Asked = tuple[str, str, tuple[Image.Image, ...], str]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine() -> LLM:
     """An engine that needs several steps to encode the images of all prompts."""
     return load(SHAPES, num_blocks=512, encoder_budget=180)
 
 
 @pytest.fixture(scope="module")
-def asked(engine: Engine) -> list[Asked]:
+def asked(engine: LLM) -> list[Asked]:
     """All questions about each drawing, and about each pair: kind, prompt, images, answer."""
     found: list[Asked] = []
     for number in range(NUM_PAIRS):
@@ -45,7 +44,7 @@ def asked(engine: Engine) -> list[Asked]:
     return found
 
 
-def generate(engine: Engine, asked: Sequence[Asked]) -> list[GenerationResult]:
+def generate(engine: LLM, asked: Sequence[Asked]) -> list[GenerationResult]:
     prompts = [engine.prompt_with_images(text, images) for _, text, images, _ in asked]
     return engine.generate(prompts, GREEDY)
 

@@ -15,10 +15,10 @@ from PIL import Image
 from baton.engine.assembly import load as load_model
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, MultimodalPrompt
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest, KvSource, MultimodalPrompt
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
-from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
 from baton.engine.vision.rope_positions import RopePositions
 from baton.engine.vision.vision_encoder import VisionEncoder
@@ -103,30 +103,30 @@ class CountingEncoder:
         return getattr(self._encoder, name)
 
 
-def counted(path: str, **changes: Any) -> tuple[Engine, CountingEncoder]:
+def counted(path: str, **changes: Any) -> tuple[LLM, CountingEncoder]:
     """Returns an engine and its encoder."""
     settings = {"device": "cpu", "dtype": "float32", "num_blocks": 96, "free_block_margin": 0.0}
     config = EngineConfig(**{**settings, **changes})
     loaded = load_model(path, config, lambda _phase, _fraction: None)
     assert loaded.encoder is not None
     counting = CountingEncoder(loaded.encoder)
-    return Engine(config, replace(loaded, encoder=counting)), counting  # type: ignore[arg-type]
+    return LLM(EngineCore(config, replace(loaded, encoder=counting))), counting  # type: ignore[arg-type]
 
 
 @cache
-def loaded(path: str) -> Engine:
+def loaded(path: str) -> LLM:
     """Returns an engine whose prompts and properties tests read; none of them runs it."""
     return load(path)
 
 
 def max_tokens(path: str) -> int:
     """Returns the tokens of a model's largest image, at least those of two that are given."""
-    images = loaded(path).info.images
+    images = loaded(path).core.facts.info.images
     assert images is not None
     return max(2 * TOKENS_PER_IMAGE, images.max_tokens)
 
 
-def prompts_of(engine: Engine, given: Sequence[Given]) -> list[MultimodalPrompt]:
+def prompts_of(engine: LLM, given: Sequence[Given]) -> list[MultimodalPrompt]:
     return [engine.prompt_with_images(text, images) for text, images in given]
 
 
@@ -185,7 +185,7 @@ def test_preemption_changes_no_token_after_images(checkpoint, name, preemption):
         encoder_cache_tokens=max_tokens(path),
     )  # fmt: skip
     assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
-    assert engine.stats().num_preemptions > 0
+    assert engine.core.scheduler.stats().num_preemptions > 0
     assert_idle(engine)
 
 
@@ -241,7 +241,7 @@ def test_steps_launched_ahead_change_no_token_after_images(checkpoint, name):
     path, given = checkpoint(name), prompts_for(name)
     engine = load(path, async_scheduling=True, max_num_batched_tokens=24, max_num_seqs=6)
     assert tokens(engine.generate(prompts_of(engine, given), GREEDY)) == expected(path, given)
-    assert engine.stats().num_steps_ahead > 0
+    assert engine.core.scheduler.stats().num_steps_ahead > 0
 
 
 @pytest.mark.parametrize("name", MOSTLY_SLOW)
@@ -274,19 +274,19 @@ def test_kv_of_images_continues_in_another_engine(checkpoint, name):
     (prompt,) = prompts_of(prefill, given)
     ids = tuple(prompt.token_ids)
     request = EngineRequest("x", ids, GREEDY, len(ids), encoder_inputs=prompt.encoder_inputs)
-    prefill.add_request(request)
-    (first,) = prefill.step().updates
-    (slot,) = [i for i, owner in enumerate(prefill._scheduler.batch_slots.owners) if owner]
-    table = prefill._scheduler.batch_slots.block_tables[0][slot]
-    decode.add_request(replace(request, kv_source=KvSource.EXTERNAL))
-    (allocation,) = decode.step().external
+    prefill.core.add(request)
+    (first,) = prefill.core.step().updates
+    (slot,) = [i for i, owner in enumerate(prefill.core.scheduler.batch_slots.owners) if owner]
+    table = prefill.core.scheduler.batch_slots.block_tables[0][slot]
+    decode.core.add(replace(request, kv_source=KvSource.EXTERNAL))
+    (allocation,) = decode.core.step().external
     (blocks,) = allocation.block_ids
-    sources, targets = prefill.runner._cache.pools, decode.runner._cache.pools
+    sources, targets = prefill.core.runner._cache.pools, decode.core.runner._cache.pools
     targets[0].copy_blocks(table[: len(blocks)].tolist(), list(blocks), sources[0])
-    decode.commit_external("x", first.token_id)
+    decode.core.scheduler.commit_external("x", first.token_id)
     said = [first.token_id]
-    while decode.has_work:
-        said += [u.token_id for u in decode.step().updates]
+    while decode.core.has_work:
+        said += [u.token_id for u in decode.core.step().updates]
     assert [tuple(said)] == expected(path, given)
     assert_idle(decode)
 
@@ -342,8 +342,8 @@ async def test_engine_core_takes_images(checkpoint, serve, name):
 
 def test_default_encoder_budget_is_that_of_a_step(checkpoint):
     path = checkpoint("llava_clip")
-    assert load(path, max_num_batched_tokens=100).facts.encoder_budget == 100
-    facts = load(path, max_num_batched_tokens=8, max_num_seqs=8).facts
+    assert load(path, max_num_batched_tokens=100).core.facts.encoder_budget == 100
+    facts = load(path, max_num_batched_tokens=8, max_num_seqs=8).core.facts
     assert facts.encoder_budget == TOKENS_PER_IMAGE
 
 
@@ -374,7 +374,7 @@ def test_encoder_setting_below_one_image_is_refused(checkpoint, field):
 def test_text_model_refuses_images_by_name(checkpoints, checkpoint):
     (prompt,) = prompts_of(loaded(checkpoint("llava_clip")), PROMPTS[:1])
     engine = load(checkpoints["llama"])
-    assert engine.facts.encoder_budget == engine.facts.encoder_cache_tokens == 0
+    assert engine.core.facts.encoder_budget == engine.core.facts.encoder_cache_tokens == 0
     with pytest.raises(FailedPreconditionError, match="'llama' takes no images: LlamaForCausalLM"):
         engine.generate([prompt], GREEDY)
     with pytest.raises(FailedPreconditionError, match="takes no images"):
@@ -404,7 +404,7 @@ def test_images_that_do_not_fit_their_prompt_are_refused(checkpoint):
 
 
 def test_image_of_more_tiles_than_trained_is_refused(checkpoint):
-    images = loaded(checkpoint("internvl")).info.images
+    images = loaded(checkpoint("internvl")).core.facts.info.images
     assert isinstance(images, TiledImages)
     (tile,) = images.blank().values()
 
@@ -418,7 +418,7 @@ def test_image_of_more_tiles_than_trained_is_refused(checkpoint):
 
 
 def test_pixtral_image_of_a_wrong_size_is_refused(checkpoint):
-    images = loaded(checkpoint("mistral3")).info.images
+    images = loaded(checkpoint("mistral3")).core.facts.info.images
     assert isinstance(images, PixtralImages)
     assert len(images.span(_pixtral_tensors(48, 48))) == images.max_tokens == 20
     for height, width in ((48, 60), (0, 24), (24, 18)):

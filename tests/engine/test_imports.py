@@ -21,11 +21,11 @@ import sys
 import pytest
 for name in {NOT_NEEDED}:
     sys.modules[name] = None
-from baton.engine import Engine, EngineConfig, SamplingParams
-engine = Engine.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=8))
+from baton.engine import LLM, EngineConfig, SamplingParams
+engine = LLM.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=8))
 (result,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
 imported = [name for name in sys.modules if name.startswith({NOT_IMPORTED})]
-print(len(result.token_ids), imported, engine.encoder_pool)
+print(len(result.token_ids), imported, engine.core.cache.encoder_pool)
 """
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from baton.engine.engine import Engine
+from baton.engine.core.engine_core import EngineCore
 from baton.models import locate
 from tests.support.engine.engines import config_of
 
@@ -14,14 +14,14 @@ def test_load_progress_never_falls_nor_repeats() -> None:
     told: list[tuple[str, float]] = []
     constructed_in: list[str] = []
 
-    class NotedEngine(Engine):
+    class NotedCore(EngineCore):
         """Notes the phase in which it is constructed, and warms up."""
 
         def __init__(self, *parts: Any) -> None:
             constructed_in.append(told[-1][0])
             super().__init__(*parts)
 
-    NotedEngine.from_pretrained(
+    NotedCore.from_pretrained(
         TINY, config_of(), on_progress=lambda phase, fraction: told.append((phase, fraction))
     )
     phases, fractions = zip(*told, strict=True)
@@ -34,7 +34,7 @@ def test_load_progress_never_falls_nor_repeats() -> None:
 def test_load_tells_bytes_of_weights_as_it_reads_them() -> None:
     phases: list[str] = []
     told: list[tuple[str, int, int]] = []
-    Engine.from_pretrained(
+    EngineCore.from_pretrained(
         TINY,
         config_of(),
         on_progress=lambda phase, _fraction: phases.append(phase),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, Purpose
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
-from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from tests.support.engine.engines import (
@@ -146,7 +146,7 @@ def test_prompt_logprobs_come_once_for_several_sequences(checkpoints, oracle, nu
     for i, prompt in enumerate(PROMPTS):
         check_prompt(oracle, path, prompt, updates[i], 2)
         check_output(oracle, path, prompt, updates[i], 5)
-    assert (engine.stats().num_preemptions > 0) == (num_blocks == 24)
+    assert (engine.core.scheduler.stats().num_preemptions > 0) == (num_blocks == 24)
     assert_idle(engine)
 
 
@@ -173,7 +173,7 @@ def test_prompt_logprobs_exclude_given_output(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(20)
     engine = load(path, max_num_batched_tokens=7, max_num_seqs=4)
     params = replace(GREEDY, prompt_logprobs=3)
-    engine.add_request(EngineRequest("x", prompt, params, 12))
+    engine.core.add(EngineRequest("x", prompt, params, 12))
     updates = drain(engine)["x"]
     got = [scores for u in updates for scores in u.prompt_logprobs]
     assert_right(got, dense(oracle, path, prompt)[:11], prompt[1:12], 3)
@@ -183,10 +183,10 @@ def test_prefill_reports_prompt_logprobs(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, max_num_batched_tokens=16, max_num_seqs=4)
     params = replace(GREEDY, prompt_logprobs=3)
-    engine.add_request(EngineRequest("x", prompt, params, 40, Purpose.PREFILL))
+    engine.core.add(EngineRequest("x", prompt, params, 40, Purpose.PREFILL))
     updates = drain(engine)["x"]
     check_prompt(oracle, path, prompt, updates, 3)
-    engine.release("x")
+    engine.core.scheduler.release("x")
     drain(engine)
     assert_idle(engine)
 
@@ -196,7 +196,7 @@ def test_top_logprobs_are_capped_at_the_vocabulary_size(checkpoints, oracle):
     prompt = tuple(t % 12 for t in random_prompt(9))
     params = replace(GREEDY, top_logprobs=20, prompt_logprobs=20)
     engine = load(path)
-    engine.add_request(request("x", prompt, params))
+    engine.core.add(request("x", prompt, params))
     updates = drain(engine)["x"]
     assert VOCAB_SIZE > 12
     check_output(oracle, path, prompt, updates, 12)

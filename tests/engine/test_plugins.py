@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from baton.engine.config import EngineConfig
-from baton.engine.messages import EngineRequest
+from baton.engine.request import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.worker.settings import WorkerSettings
@@ -25,10 +25,10 @@ def test_policy_of_a_package_orders_requests(installed, checkpoints):
     engine = load(checkpoints["llama"], num_blocks=20, max_num_seqs=1, policy="last-come")
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     for name in "abc":
-        engine.add_request(EngineRequest(name, (5, 6, 7), params, 3))
+        engine.core.add(EngineRequest(name, (5, 6, 7), params, 3))
     ended = []
-    while engine.has_work:
-        ended += [u.request_id for u in engine.step().updates if u.finish_reason is not None]
+    while engine.core.has_work:
+        ended += [u.request_id for u in engine.core.step().updates if u.finish_reason is not None]
     assert ended == ["c", "b", "a"]
 
 
@@ -37,7 +37,7 @@ def test_drafter_of_a_package_changes_no_token(installed, checkpoints, oracle):
     engine = load(path, num_blocks=20, max_drafts=3, drafter="repeater")
     (result,) = engine.generate([prompt], SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True))
     assert result.token_ids == oracle(path, prompt, NUM_TOKENS)
-    assert engine.stats().num_drafted_tokens > 0
+    assert engine.core.scheduler.stats().num_drafted_tokens > 0
     assert_idle(engine)
 
 

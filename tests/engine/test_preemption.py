@@ -41,7 +41,7 @@ def test_preemption_changes_no_token(checkpoints, oracle, family, mode, caching)
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
     said = [output_of(u)[0] for u in answers(engine, PROMPTS, GREEDY)]
     assert said == expected
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     assert stats.num_preemptions > 0
     assert (stats.num_swaps > 0) == (mode == "swap")
     assert_idle(engine)
@@ -51,7 +51,7 @@ def test_preemption_changes_no_token(checkpoints, oracle, family, mode, caching)
 def test_preemptions_are_counted_by_mode(checkpoints, mode):
     engine = load(checkpoints["llama"], **{**TIGHT, **SWAP, "preemption": mode})
     engine.generate(PROMPTS, GREEDY)
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     if mode == "recompute":
         assert (stats.num_recomputes > 0, stats.num_swaps) == (True, 0)
     if mode == "swap":
@@ -62,12 +62,12 @@ def test_preemptions_are_counted_by_mode(checkpoints, mode):
 @pytest.mark.parametrize("num_host_blocks", [1, 3, 7])
 def test_preemption_recomputes_when_host_memory_is_full(checkpoints, oracle, num_host_blocks):
     path = checkpoints["llama"]
-    block_bytes = load(path, block_size=4).cache.layouts[0].block_bytes
+    block_bytes = load(path, block_size=4).core.cache.layouts[0].block_bytes
     engine = load(path, **{**TIGHT, **SWAP, "swap_bytes": num_host_blocks * block_bytes})
-    assert engine.cache.host_pools[0].num_blocks == num_host_blocks
+    assert engine.core.cache.host_pools[0].num_blocks == num_host_blocks
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
     assert tokens(engine.generate(PROMPTS, GREEDY)) == expected
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     assert stats.num_preemptions > stats.num_swaps
     assert_idle(engine)
 
@@ -77,8 +77,8 @@ def test_swap_bytes_below_one_block_disable_swapping(checkpoints, oracle):
     engine = load(path, **{**TIGHT, **SWAP, "swap_bytes": 1})
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
     assert tokens(engine.generate(PROMPTS, GREEDY)) == expected
-    assert engine.stats().num_preemptions > 0
-    assert engine.stats().num_swaps == 0
+    assert engine.core.scheduler.stats().num_preemptions > 0
+    assert engine.core.scheduler.stats().num_swaps == 0
     assert_idle(engine)
 
 
@@ -89,16 +89,16 @@ def test_preempted_requests_aborted_at_any_step_leak_nothing(checkpoints, oracle
     expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
     engine = load(path, **{**TIGHT, **MODES[mode]})
     for when in range(1, 40, 3):
-        engine.flush_cache()
+        engine.core.scheduler.flush_cache()
         for i, prompt in enumerate(PROMPTS):
-            engine.add_request(request(str(i), prompt, GREEDY))
+            engine.core.add(request(str(i), prompt, GREEDY))
         early: dict[str, list] = {}
         for _ in range(when):
-            for update in engine.step().updates:
+            for update in engine.core.step().updates:
                 early.setdefault(update.request_id, []).append(update)
         victims = [str(i) for i in range(when % 2, len(PROMPTS), 2)]
-        engine.abort(*victims)
-        engine.check_integrity()
+        engine.core.scheduler.abort(*victims)
+        engine.core.scheduler.check_integrity()
         for request_id, updates in drain(engine).items():
             assert request_id not in victims
             early.setdefault(request_id, []).extend(updates)

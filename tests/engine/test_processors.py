@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from baton.engine.scheduler.sequences.sequence import FinishReason
+from baton.engine.request import FinishReason
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
 from tests.support.engine.oracle import Oracle, decided
@@ -132,7 +132,7 @@ def test_logit_processors_in_a_batch_act_as_in_transformers(
     for name, (ours, theirs) in cases.items():
         params = replace(GREEDY, **ours)
         for i, prompt in enumerate(PROMPTS):
-            engine.add_request(request(f"{name} {i}", prompt, params))
+            engine.core.add(request(f"{name} {i}", prompt, params))
             expected[f"{name} {i}"] = processed_oracle(path, prompt, params, theirs)
     updates = drain(engine, checked=False)
     for name in expected:
@@ -140,7 +140,7 @@ def test_logit_processors_in_a_batch_act_as_in_transformers(
     for name in cases:
         felt = [expected[f"{name} {i}"] != expected[f"plain {i}"] for i in range(len(PROMPTS))]
         assert any(felt) or name == "plain", f"{name} changes nothing"
-    assert engine.stats().num_preemptions > 0 or "preemption" not in SETTINGS[how]
+    assert engine.core.scheduler.stats().num_preemptions > 0 or "preemption" not in SETTINGS[how]
     assert_idle(engine)
 
 
@@ -169,7 +169,7 @@ def test_stop_tokens_end_a_sequence_and_set_its_finish_reason(checkpoints, oracl
         whole = oracle(path, prompt, NUM_TOKENS)
         for j, stop in enumerate(whole):
             params = replace(GREEDY, stop_token_ids=(stop, 3))
-            engine.add_request(request(f"{i} {j}", prompt, params))
+            engine.core.add(request(f"{i} {j}", prompt, params))
     updates = drain(engine, checked=False)
     for i, prompt in enumerate(PROMPTS):
         whole = oracle(path, prompt, NUM_TOKENS)

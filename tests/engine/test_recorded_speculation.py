@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.runner import ModelInputs
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.sampling import SamplingParams
@@ -30,13 +30,13 @@ PHRASE = random_prompt(9, seed=2)
 PROMPTS = [PHRASE * 5, PHRASE * 3 + PHRASE[:4], random_prompt(17), (7,) * 12, (5, 6)]
 
 
-def generate(engine: Engine, params: list[SamplingParams]) -> list[tuple[int, ...]]:
+def generate(engine: LLM, params: list[SamplingParams]) -> list[tuple[int, ...]]:
     """The outputs of prompts that arrive one after the other."""
     updates: dict[str, list[Any]] = {}
     for i, (prompt, each) in enumerate(zip(PROMPTS, params, strict=True)):
-        engine.add_request(request(str(i), prompt, each))
+        engine.core.add(request(str(i), prompt, each))
         for _ in range(3):
-            for update in engine.step().updates:
+            for update in engine.core.step().updates:
                 updates.setdefault(update.request_id, []).append(update)
     for request_id, later in drain(engine).items():
         updates.setdefault(request_id, []).extend(later)
@@ -44,23 +44,23 @@ def generate(engine: Engine, params: list[SamplingParams]) -> list[tuple[int, ..
     return [output_of(updates[str(i)])[0] for i in range(len(PROMPTS))]
 
 
-def guess(engine: Engine, outputs: list[tuple[int, ...]]) -> None:
+def guess(engine: LLM, outputs: list[tuple[int, ...]]) -> None:
     """Lets the engine's drafts come true, two of three."""
     names = [*map(str, range(len(PROMPTS)))]
     lengths = dict(zip(names, map(len, PROMPTS), strict=True))
-    engine.drafter = OracleDrafter(dict(zip(names, outputs, strict=True)), lengths)
+    engine.core.drafter = OracleDrafter(dict(zip(names, outputs, strict=True)), lengths)
 
 
-def record(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[CountedGraphs, list[StepPlan]]:
+def record(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[CountedGraphs, list[StepPlan]]:
     """Returns the recorded steps, and the plans that are computed without them."""
     others: list[StepPlan] = []
-    inputs = engine.runner.inputs
+    inputs = engine.core.runner.inputs
 
     def noted(plan: StepPlan) -> ModelInputs:
         others.append(plan)
         return inputs(plan)
 
-    monkeypatch.setattr(engine.runner, "inputs", noted)
+    monkeypatch.setattr(engine.core.runner, "inputs", noted)
     return CountedGraphs(engine), others
 
 
@@ -89,7 +89,7 @@ def test_recorded_drafts_give_tokens_of_transformers(
     assert graphs.num_with_drafts > 2
     assert others
     assert not any(plan.samples_every_token for plan in others)
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     assert stats.num_drafted_tokens > stats.num_accepted_tokens > 0
 
 
@@ -109,7 +109,7 @@ def test_recorded_drafts_change_no_seeded_sample(
     guess(engine, expected)
     assert generate(engine, params) == expected
     assert graphs.num_with_drafts > 2
-    assert engine.stats().num_accepted_tokens > 0
+    assert engine.core.scheduler.stats().num_accepted_tokens > 0
 
 
 def test_drafts_beyond_largest_recorded_step_are_verified(

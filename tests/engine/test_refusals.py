@@ -17,10 +17,9 @@ from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.backend import choose_backend
 from baton.engine.cache.kv_layout import KvShape
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
 from baton.engine.models.transformers_model import ProbedLayer
-from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.engine.request import EngineRequest, Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -34,10 +33,8 @@ from tests.support.engine.checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
 from tests.support.engine.prompts import random_prompt
 
 
-def load(path: Path | str, **changes: object) -> Engine:
-    return Engine.from_pretrained(
-        path, EngineConfig(**{"device": "cpu", "num_blocks": 8, **changes})
-    )  # type: ignore[arg-type]
+def load(path: Path | str, **changes: object) -> LLM:
+    return LLM.from_pretrained(path, EngineConfig(**{"device": "cpu", "num_blocks": 8, **changes}))  # type: ignore[arg-type]
 
 
 def small(class_name: str, **changes: Any) -> PretrainedConfig:
@@ -137,7 +134,7 @@ def test_engine_rejects_an_unservable_model_by_name(name: str, tmp_path: Path) -
 
 
 def test_engine_knows_the_model_that_ships() -> None:
-    assert load("tiny").info.name == "tiny"
+    assert load("tiny").core.facts.info.name == "tiny"
 
 
 def test_engine_rejects_a_checkpoint_without_safetensors_unread(tmp_path: Path) -> None:
@@ -292,7 +289,9 @@ def test_engine_rejects_an_unknown_device(checkpoints: Checkpoints) -> None:
 
 
 def test_engine_rejects_a_length_beyond_the_model(checkpoints: Checkpoints) -> None:
-    assert load(checkpoints["llama"], max_model_len=MAX_LEN).info.max_model_len == MAX_LEN
+    assert (
+        load(checkpoints["llama"], max_model_len=MAX_LEN).core.facts.info.max_model_len == MAX_LEN
+    )
     with pytest.raises(InvalidArgumentError, match=f"was made for {MAX_LEN}"):
         load(checkpoints["llama"], max_model_len=MAX_LEN + 1)
 
@@ -411,8 +410,8 @@ def test_add_request_rejects_an_unservable_request(checkpoints: Checkpoints, nam
     token_ids, params, num_prompt, error, why = WHAT_IS_WRONG[name]
     engine = load(checkpoints["llama"], max_num_seqs=4)
     with pytest.raises(error, match=why):
-        engine.add_request(EngineRequest("x", token_ids, params, num_prompt))
-    assert not engine.has_work
+        engine.core.add(EngineRequest("x", token_ids, params, num_prompt))
+    assert not engine.core.has_work
     assert engine.generate([(1, 2, 3)])[0].token_ids
 
 
@@ -428,9 +427,9 @@ def test_prefill_needs_blocks_for_its_prompt_only(checkpoints: Checkpoints) -> N
     engine = load(checkpoints["llama"], num_blocks=2)
     prompt, params = random_prompt(32), SamplingParams(max_tokens=100)
     with pytest.raises(InvalidArgumentError, match="the pool has 2"):
-        engine.add_request(EngineRequest("x", prompt, params, 32))
-    engine.add_request(EngineRequest("x", prompt, params, 32, Purpose.PREFILL))
-    (update,) = engine.step().updates
+        engine.core.add(EngineRequest("x", prompt, params, 32))
+    engine.core.add(EngineRequest("x", prompt, params, 32, Purpose.PREFILL))
+    (update,) = engine.core.step().updates
     assert update.token_id is not None
     (table,) = update.block_ids
     assert len(table) == 2
@@ -444,11 +443,11 @@ def test_prefill_is_one_sequence_for_any_n_or_beam_width(
 ) -> None:
     engine = load(checkpoints["llama"], num_blocks=2, max_num_seqs=1)
     request = EngineRequest("x", random_prompt(32), params, 32, Purpose.PREFILL)
-    engine.add_request(request)
-    (update,) = engine.step().updates
+    engine.core.add(request)
+    (update,) = engine.core.step().updates
     assert update.token_id is not None
     assert update.finish_reason is not None
-    assert engine.stats().num_kept == 1
+    assert engine.core.scheduler.stats().num_kept == 1
 
 
 def test_sequences_beyond_the_pool_run_one_after_the_other(
@@ -459,27 +458,27 @@ def test_sequences_beyond_the_pool_run_one_after_the_other(
     params = SamplingParams(max_tokens=30, **{**SEVERAL, "n": 4}, ignore_eos=True)
     (result,) = engine.generate([random_prompt(34)], params)
     assert [len(c.token_ids) for c in result.completions] == [30] * 4
-    assert engine.stats().num_preemptions > 0
+    assert engine.core.scheduler.stats().num_preemptions > 0
 
 
 def test_add_request_rejects_a_duplicate_id(checkpoints: Checkpoints) -> None:
     engine = load(checkpoints["llama"])
     request = EngineRequest("x", (1, 2), SamplingParams(), 2)
-    engine.add_request(request)
+    engine.core.add(request)
     with pytest.raises(AlreadyExistsError):
-        engine.add_request(request)
-    engine.abort("x")
-    engine.add_request(request)
-    engine.abort("x")
-    engine.step()
-    assert not engine.has_work
+        engine.core.add(request)
+    engine.core.scheduler.abort("x")
+    engine.core.add(request)
+    engine.core.scheduler.abort("x")
+    engine.core.step()
+    assert not engine.core.has_work
 
 
 def test_generate_adds_no_request_when_one_prompt_is_invalid(checkpoints: Checkpoints) -> None:
     engine = load(checkpoints["llama"])
     with pytest.raises(InvalidArgumentError):
         engine.generate([(1, 2), (3,), (VOCAB_SIZE,)])
-    assert not engine.has_work
-    assert engine.stats().num_held_blocks == 0
+    assert not engine.core.has_work
+    assert engine.core.scheduler.stats().num_held_blocks == 0
     with pytest.raises(InvalidArgumentError, match="2 entries for 1 prompts"):
         engine.generate([(1,)], [SamplingParams()] * 2)

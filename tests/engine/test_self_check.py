@@ -13,7 +13,7 @@ from baton.engine import assembly
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.self_check import SelfCheck
 from baton.errors import UnsupportedModelError
@@ -32,8 +32,8 @@ def config_of(dtype: Any, kernels: Literal["auto", "torch"] = "auto") -> EngineC
     return EngineConfig(device="cpu", num_blocks=8, dtype=dtype, max_model_len=60, kernels=kernels)
 
 
-def load(path: Path | str, dtype: str) -> Engine:
-    return Engine.from_pretrained(path, config_of(dtype))
+def load(path: Path | str, dtype: str) -> LLM:
+    return LLM.from_pretrained(path, config_of(dtype))
 
 
 def self_check(

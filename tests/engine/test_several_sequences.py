@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest, FinishReason
 from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import (
@@ -43,7 +42,7 @@ def test_sequences_equal_requests_with_their_index(checkpoints, family, n):
     engine = load(checkpoints[family], max_num_seqs=n, num_blocks=128)
     for length in LENGTHS if n < 16 else LENGTHS[::3]:
         prompt = random_prompt(length)
-        engine.add_request(request("x", prompt, replace(RANDOM, n=n)))
+        engine.core.add(request("x", prompt, replace(RANDOM, n=n)))
         got = output_of(drain(engine)["x"])
         assert got == alone(reference, prompt, RANDOM, n), f"a prompt of {length} tokens"
         assert length < 4 or len(set(got.values())) > 1, "all sequences are the same"
@@ -80,9 +79,9 @@ def test_sequences_that_do_not_fit_together_finish(checkpoints, num_blocks, mode
     engine = load(
         path, **{**TIGHT, **MODES[mode], "num_blocks": num_blocks}, prefix_caching=caching
     )
-    engine.add_request(request("x", prompt, replace(RANDOM, n=6)))
+    engine.core.add(request("x", prompt, replace(RANDOM, n=6)))
     assert output_of(drain(engine)["x"]) == expected
-    assert engine.stats().num_preemptions > 0
+    assert engine.core.scheduler.stats().num_preemptions > 0
     assert_idle(engine)
 
 
@@ -90,24 +89,22 @@ def test_sequence_indices_start_at_the_given_one(checkpoints):
     path, prompt = checkpoints["llama"], random_prompt(20)
     engine = load(path)
     whole = alone(engine, prompt, RANDOM, 5)
-    engine.add_request(
-        EngineRequest("x", prompt, replace(RANDOM, n=3), len(prompt), sequence_index=2)
-    )
+    engine.core.add(EngineRequest("x", prompt, replace(RANDOM, n=3), len(prompt), sequence_index=2))
     assert output_of(drain(engine)["x"]) == {i: whole[i] for i in (2, 3, 4)}
 
 
 def test_sequences_share_the_blocks_of_their_prompt(checkpoints):
     engine = load(checkpoints["llama"])
     prompt = random_prompt(3 * BLOCK_SIZE + 5)
-    engine.add_request(request("x", prompt, replace(RANDOM, n=4)))
-    engine.step()
-    engine.step()
-    report = engine.memory_report()
+    engine.core.add(request("x", prompt, replace(RANDOM, n=4)))
+    engine.core.step()
+    engine.core.step()
+    report = engine.core.scheduler.memory_report()
     # Three full blocks are held four times; the fourth is copied by all but the last to write.
     assert report.num_logical_blocks == 16
     assert report.num_physical_blocks == 3 + 4
     assert report.num_saved_blocks == 9
-    assert report.num_physical_blocks == engine.stats().num_held_blocks
+    assert report.num_physical_blocks == engine.core.scheduler.stats().num_held_blocks
     drain(engine)
     assert_idle(engine)
 
@@ -155,12 +152,12 @@ def test_best_of_returns_the_highest_mean_logprobs(checkpoints):
 def test_abort_at_any_step_ends_all_sequences_of_a_request(checkpoints, params):
     engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
     for num_steps in range(14):
-        engine.flush_cache()
-        engine.add_request(request("x", random_prompt(40), params))
+        engine.core.scheduler.flush_cache()
+        engine.core.add(request("x", random_prompt(40), params))
         for _ in range(num_steps):
-            engine.step()
-        engine.abort("x")
-        engine.check_integrity()
+            engine.core.step()
+        engine.core.scheduler.abort("x")
+        engine.core.scheduler.check_integrity()
         assert drain(engine) == {}
         assert_idle(engine)
 
@@ -174,18 +171,18 @@ def test_end_sequence_in_any_state_keeps_the_others(checkpoints, mode):
     states: set[str] = set()
     engine = load(checkpoints["llama"], **TIGHT, **MODES[mode])
     for num_steps in range(2, 40, 2):
-        engine.flush_cache()
+        engine.core.scheduler.flush_cache()
         for i, prompt in enumerate(prompts):
-            engine.add_request(request(str(i), prompt, replace(RANDOM, n=3)))
-        updates = [u for _ in range(num_steps) for u in engine.step().updates]
+            engine.core.add(request(str(i), prompt, replace(RANDOM, n=3)))
+        updates = [u for _ in range(num_steps) for u in engine.core.step().updates]
         index = num_steps // 2 % 3
-        second = engine._scheduler.requests.get("1")
+        second = engine.core.scheduler.requests.get("1")
         has_begun = second is not None and not second.num_unforked
         here = [s for s in second.sequences if s.index == index] if has_begun else []
         states |= {s.status.name for s in here}
-        engine.end_sequence("1", index)
-        engine.end_sequence("1", index)
-        engine.check_integrity()
+        engine.core.scheduler.end_sequence("1", index)
+        engine.core.scheduler.end_sequence("1", index)
+        engine.core.scheduler.check_integrity()
         later = drain(engine)
         for i in range(2):
             said = [u for u in updates if u.request_id == str(i)] + later.get(str(i), [])
@@ -203,12 +200,12 @@ def test_end_sequence_in_any_state_keeps_the_others(checkpoints, mode):
 
 def test_end_sequence_frees_its_own_blocks_at_once(checkpoints):
     engine = load(checkpoints["llama"])
-    engine.add_request(request("x", random_prompt(40), replace(RANDOM, n=3)))
+    engine.core.add(request("x", random_prompt(40), replace(RANDOM, n=3)))
     for _ in range(6):
-        engine.step()
-    before = engine.stats()
-    engine.end_sequence("x", 1)
-    now = engine.stats()
+        engine.core.step()
+    before = engine.core.scheduler.stats()
+    engine.core.scheduler.end_sequence("x", 1)
+    now = engine.core.scheduler.stats()
     assert (before.num_running, now.num_running) == (3, 2)
     assert now.num_held_blocks == before.num_held_blocks - 1, "the block it wrote to"
 
@@ -223,11 +220,11 @@ def test_end_sequence_frees_its_own_blocks_at_once(checkpoints):
 )
 def test_end_sequence_ignores_ranked_sequences(checkpoints, params):
     engine = load(checkpoints["llama"])
-    engine.add_request(request("x", random_prompt(9), params))
+    engine.core.add(request("x", random_prompt(9), params))
     updates = []
     for _ in range(5):
-        updates += engine.step().updates
-        engine.end_sequence("x", 0)
+        updates += engine.core.step().updates
+        engine.core.scheduler.end_sequence("x", 0)
     updates += drain(engine)["x"]
     assert {u.finish_reason for u in updates} == {None, FinishReason.LENGTH}
     assert len(output_of(updates)) == params.num_sequences
@@ -238,12 +235,12 @@ def test_slots_reserved_for_forks_are_not_taken(checkpoints):
     """A request of four that is still in its prompt, and others that would like the slots."""
     path = checkpoints["llama"]
     settings = EngineConfig(device="cpu", num_blocks=96, max_num_seqs=5, max_num_batched_tokens=5)
-    engine = Engine.from_pretrained(path, settings)
+    engine = LLM.from_pretrained(path, settings)
     reference = load(path)
     long, short = random_prompt(60), random_prompt(4)
-    engine.add_request(request("long", long, replace(RANDOM, n=4)))
+    engine.core.add(request("long", long, replace(RANDOM, n=4)))
     for i in range(6):
-        engine.add_request(request(f"short {i}", short, RANDOM))
+        engine.core.add(request(f"short {i}", short, RANDOM))
     updates = drain(engine)
     assert output_of(updates["long"]) == alone(reference, long, RANDOM, 4)
     for i in range(6):

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.sampling import SamplingParams
 from tests.support.engine.drafts import OracleDrafter
 from tests.support.engine.engines import (
@@ -31,9 +30,9 @@ DRAFTS = [1, 4, 8]
 Prompts = dict[str, tuple[int, ...]]
 
 
-def guess(engine: Engine, expected: dict[str, tuple[int, ...]], prompts: Prompts) -> None:
+def guess(engine: LLM, expected: dict[str, tuple[int, ...]], prompts: Prompts) -> None:
     """Lets the engine's drafts come true, two of three."""
-    engine.drafter = OracleDrafter(expected, {i: len(p) for i, p in prompts.items()})
+    engine.core.drafter = OracleDrafter(expected, {i: len(p) for i, p in prompts.items()})
 
 
 @pytest.mark.parametrize("max_drafts", mostly_slow(DRAFTS, 4))
@@ -50,7 +49,11 @@ def test_speculated_greedy_tokens_equal_transformers(checkpoints, oracle, family
     engine = load(path, max_drafts=max_drafts)
     for _ in range(2):
         assert tokens(engine.generate(REPETITIVE, GREEDY)) == expected
-    assert engine.stats().num_drafted_tokens > engine.stats().num_accepted_tokens > 0
+    assert (
+        engine.core.scheduler.stats().num_drafted_tokens
+        > engine.core.scheduler.stats().num_accepted_tokens
+        > 0
+    )
     assert_idle(engine)
 
 
@@ -62,15 +65,15 @@ def test_speculation_takes_fewer_steps_on_repetitive_text(checkpoints, max_draft
     steps = []
     for engine in (plain, guessing):
         ids = engine.tokenizer.encode(text * 3)
-        engine.add_request(request("x", ids, params))
+        engine.core.add(request("x", ids, params))
         count = 0
         said = []
-        while engine.has_work:
-            said += [u.token_id for u in engine.step().updates]
+        while engine.core.has_work:
+            said += [u.token_id for u in engine.core.step().updates]
             count += 1
         steps.append((count, said))
     assert steps[0][1] == steps[1][1]
-    stats = guessing.stats()
+    stats = guessing.core.scheduler.stats()
     assert stats.num_accepted_tokens > 0
     # Each step makes a token of its own beside the drafts it accepts.
     assert steps[1][0] <= steps[0][0] - stats.num_accepted_tokens + 1
@@ -97,10 +100,10 @@ def test_speculation_amid_preemption_changes_no_token(
     )  # fmt: skip
     guess(engine, expected, {str(i): p for i, p in enumerate(prompts)})
     for i, prompt in enumerate(prompts):
-        engine.add_request(request(str(i), prompt, GREEDY))
+        engine.core.add(request(str(i), prompt, GREEDY))
     updates = drain(engine)
     assert {i: output_of(updates[i])[0] for i in expected} == expected
-    stats = engine.stats()
+    stats = engine.core.scheduler.stats()
     assert stats.num_drafted_tokens > stats.num_accepted_tokens > 0
     assert stats.num_preemptions > 0
     assert_idle(engine)
@@ -116,7 +119,7 @@ def test_speculation_changes_no_seeded_sample(checkpoints, max_drafts, policy):
     engine = load(path, max_drafts=max_drafts, policy=policy)
     guess(engine, dict(zip(prompts, said, strict=True)), prompts)
     assert tokens(engine.generate(REPETITIVE, params)) == said
-    assert engine.stats().num_accepted_tokens > 0
+    assert engine.core.scheduler.stats().num_accepted_tokens > 0
     assert_idle(engine)
 
 
@@ -138,7 +141,7 @@ def test_logit_processors_count_earlier_drafts_as_history(checkpoints, budget):
     engine = load(path, max_drafts=4, max_num_batched_tokens=budget, max_num_seqs=min(8, budget))
     guess(engine, expected, {str(i): p for i, p in enumerate(REPETITIVE)})
     for i, (prompt, p) in enumerate(zip(REPETITIVE, params, strict=True)):
-        engine.add_request(request(str(i), prompt, p))
+        engine.core.add(request(str(i), prompt, p))
     updates = drain(engine)
     assert {i: output_of(updates[i])[0] for i in expected} == expected
     for i, result in enumerate(plain):
@@ -147,7 +150,7 @@ def test_logit_processors_count_earlier_drafts_as_history(checkpoints, budget):
             assert mine.top_token_ids == theirs.top_token_ids
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert mine.top_logprobs == pytest.approx(theirs.top_logprobs, abs=1e-4)
-    assert engine.stats().num_accepted_tokens > 0
+    assert engine.core.scheduler.stats().num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("budget", mostly_slow([4, 8, 9, 16, 64], 8))
@@ -160,7 +163,7 @@ def test_sequences_fork_though_the_prompt_end_could_be_drafted(checkpoints, leng
     (expected,) = load(path).generate([prompt], params)
     engine = load(path, max_drafts=4, max_num_batched_tokens=budget, max_num_seqs=4)
     first = "generate-0"  # whose drafts all come true
-    engine.drafter = OracleDrafter({first: expected.token_ids}, {first: length}, 1000)
+    engine.core.drafter = OracleDrafter({first: expected.token_ids}, {first: length}, 1000)
     (result,) = engine.generate([prompt], params)
     assert [c.token_ids for c in result.completions] == [c.token_ids for c in expected.completions]
     assert_idle(engine)
@@ -175,12 +178,12 @@ def test_prefill_does_not_speculate(checkpoints, oracle, length, budget, num_blo
         path, max_drafts=4, max_num_batched_tokens=budget, max_num_seqs=4, num_blocks=num_blocks
     )
     guess(engine, {"x": whole}, {"x": prompt})
-    engine.add_request(EngineRequest("x", prompt, GREEDY, length, Purpose.PREFILL))
+    engine.core.add(EngineRequest("x", prompt, GREEDY, length, Purpose.PREFILL))
     updates = drain(engine)["x"]
     assert output_of(updates)[0] == whole[:1]
     assert updates[-1].num_computed_tokens == length
     assert len(updates[-1].block_ids[0]) == 3
-    engine.release("x")
+    engine.core.scheduler.release("x")
     drain(engine)
     assert_idle(engine)
 
@@ -191,12 +194,12 @@ def test_speculation_starts_correctly_after_a_handoff(checkpoints):
     (expected,) = load(path).generate([prompt], params)
     engine = load(path, max_drafts=4)
     engine.generate([prompt], SamplingParams(max_tokens=1))  # so that the KV is here
-    engine.drafter = OracleDrafter({"x": expected.token_ids}, {"x": len(prompt)}, 1000)
-    engine.add_request(EngineRequest("x", prompt, params, 33, kv_source=KvSource.EXTERNAL))
-    (allocation,) = engine.step().external
+    engine.core.drafter = OracleDrafter({"x": expected.token_ids}, {"x": len(prompt)}, 1000)
+    engine.core.add(EngineRequest("x", prompt, params, 33, kv_source=KvSource.EXTERNAL))
+    (allocation,) = engine.core.step().external
     assert allocation.num_hit_blocks == 2
     # The last token's KV is computed here in any case.
-    engine.commit_external("x", None)
+    engine.core.scheduler.commit_external("x", None)
     said = output_of(drain(engine)["x"])
     assert [said[i] for i in range(3)] == [c.token_ids for c in expected.completions]
 
@@ -207,7 +210,7 @@ def test_request_overrides_the_default_of_speculate(checkpoints, default, specul
     engine = load(checkpoints["llama"], max_drafts=4, speculate=default)
     engine.generate([PHRASE * 5], replace(GREEDY, speculate=speculate))
     expects = default if speculate is None else speculate
-    assert (engine.stats().num_drafted_tokens > 0) == expects
+    assert (engine.core.scheduler.stats().num_drafted_tokens > 0) == expects
 
 
 def test_drafts_are_limited_by_model_length_and_max_tokens(checkpoints, oracle):
@@ -218,7 +221,7 @@ def test_drafts_are_limited_by_model_length_and_max_tokens(checkpoints, oracle):
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         (result,) = engine.generate([prompt], params)
         assert result.token_ids == oracle(path, prompt, max_tokens)
-        assert engine.stats().num_drafted_tokens <= max(0, max_tokens - 2)
+        assert engine.core.scheduler.stats().num_drafted_tokens <= max(0, max_tokens - 2)
 
 
 def test_drafts_behind_a_stop_token_are_dropped(checkpoints, oracle):
@@ -229,7 +232,7 @@ def test_drafts_behind_a_stop_token_are_dropped(checkpoints, oracle):
         first = whole.index(stop) + 1
         engine = load(path, max_drafts=8)
         guess(engine, {"x": whole}, {"x": prompt})
-        engine.add_request(request("x", prompt, replace(GREEDY, stop_token_ids=(stop,))))
+        engine.core.add(request("x", prompt, replace(GREEDY, stop_token_ids=(stop,))))
         assert output_of(drain(engine)["x"])[0] == whole[:first]
         assert_idle(engine)
 
@@ -240,7 +243,7 @@ def test_drafts_never_reach_the_prefix_cache(checkpoints, oracle):
     whole = oracle(path, prompt, NUM_TOKENS)
     engine = load(path, max_drafts=8, block_size=4)
     guess(engine, {"x": whole}, {"x": prompt})
-    engine.add_request(request("x", prompt, GREEDY))
+    engine.core.add(request("x", prompt, GREEDY))
     drain(engine)
     for given in range(0, NUM_TOKENS, 3):
         longer = prompt + whole[:given]

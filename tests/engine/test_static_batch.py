@@ -15,8 +15,8 @@ from baton.engine.attention.device_tables import DeviceTables
 from baton.engine.attention.interface import Attention, RaggedBatch
 from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch, StepForm
 from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.messages import EngineRequest
 from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.request import EngineRequest
 from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
@@ -95,8 +95,8 @@ def test_contexts_of_step_may_all_be_of_greatest_length(
     """Though they share their blocks, and so add up to a hundred times the pool."""
     monkeypatch.setattr(triton_attention, "LAUNCH_BYTES", 2**16 if is_shared else 2**62)
     with host.null_engine(CheckedBackend(DecodeInputs), num_blocks=128) as engine:
-        attention = cast("TritonAttention", engine.runner.attention)
-        assert engine.facts.num_graphs > 0
+        attention = cast("TritonAttention", engine.core.runner.attention)
+        assert engine.core.facts.num_graphs > 0
     num_blocks = host.MAX_LENGTH // host.BLOCK_SIZE
     tables = [np.tile(np.arange(num_blocks, dtype=np.int32), (100, 1))]
     slots, starts = np.arange(100), np.full(100, host.MAX_LENGTH - 1)
@@ -209,7 +209,7 @@ def test_static_batch_equals_one_made_from_nothing(
     prefix = tuple(random.integers(8, 64, 350).tolist())
     num_preempted = 0
     with host.null_engine(backend, num_blocks, windows, max_drafts, KV_HEADS) as engine:
-        engine.drafter = RandomDrafter(random)
+        engine.core.drafter = RandomDrafter(random)
         for number in range(40):
             own = tuple(random.integers(8, 64, random.integers(1, 40)).tolist())
             tokens = prefix + own if number % 3 == 0 else own
@@ -219,12 +219,12 @@ def test_static_batch_equals_one_made_from_nothing(
                 n=2 if number % 7 == 0 else 1,
                 temperature=1.0 if number % 7 == 0 else 0.0,
             )
-            engine.add_request(EngineRequest(str(number), tokens, params, len(tokens)))
+            engine.core.add(EngineRequest(str(number), tokens, params, len(tokens)))
             for _ in range(random.integers(0, 6)):
-                num_preempted += len(engine.step().preempted)
-        while engine.has_work:
-            num_preempted += len(engine.step().preempted)
-        engine.check_integrity()
+                num_preempted += len(engine.core.step().preempted)
+        while engine.core.has_work:
+            num_preempted += len(engine.core.step().preempted)
+        engine.core.scheduler.check_integrity()
     assert CheckedBatch.num_checked - before > 50
     assert CheckedBatch.num_doubled - doubled > 10
     assert 10 < CheckedBatch.num_sharing - sharing < CheckedBatch.num_checked - before - 10

@@ -11,12 +11,12 @@ from tests.support.engine.prompts import random_prompt
 
 def test_step_times_add_up_to_the_step():
     engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, async_scheduling=False)
-    assert engine.time_spent == TimeSpent()
+    assert engine.core.reading().time_spent == TimeSpent()
     params = SamplingParams(max_tokens=5, ignore_eos=True)
-    engine.add_request(request("r", random_prompt(100, seed=1), params))
+    engine.core.add(request("r", random_prompt(100, seed=1), params))
     begin, steps = time.perf_counter(), []
-    while engine.has_work:
-        steps.append(engine.step().times)
+    while engine.core.has_work:
+        steps.append(engine.core.step().times)
     assert [step.spent.num_steps for step in steps] == [1] * len(steps)
     assert len(steps) >= 7  # three chunks, the last of which brings a token, and four decodes
     for step in steps:
@@ -27,7 +27,7 @@ def test_step_times_add_up_to_the_step():
         assert abs(parts.seconds - (step.ended - step.started)) < 1e-9
     assert all(step.spent.forward > 0 and step.spent.sample > 0 for step in steps[:7])
     assert [step.before for step in steps[1:]] == [step.after for step in steps[:-1]]
-    assert engine.time_spent == steps[-1].after
+    assert engine.core.reading().time_spent == steps[-1].after
 
 
 def test_step_clock_counts_gpu_waits_in_sample_as_forward():

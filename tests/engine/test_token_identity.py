@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.engine.messages import EngineRequest
 from baton.engine.models.loader import bound_to
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.sampling.sampler import Sampler
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
@@ -51,7 +50,7 @@ def test_prefix_shared_within_a_step_gives_equal_tokens(checkpoints, oracle, fam
     engine = load(path, max_num_batched_tokens=96, max_num_seqs=6, async_scheduling=True)
     expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
     assert tokens(engine.generate(prompts, GREEDY)) == expected
-    assert engine.stats().num_hit_tokens == 5 * (40 // BLOCK_SIZE) * BLOCK_SIZE
+    assert engine.core.scheduler.stats().num_hit_tokens == 5 * (40 // BLOCK_SIZE) * BLOCK_SIZE
     assert_idle(engine)
 
 
@@ -152,15 +151,15 @@ def test_fully_cached_prompt_computes_one_token(checkpoints, oracle, family, num
     engine = load(path, async_scheduling=False)
     expected = oracle(path, prompt, NUM_TOKENS)
     for num_cached in (0, len(prompt) - 1, len(prompt) - 1):
-        engine.add_request(request("x", prompt, GREEDY))
-        first = engine.step()
-        assert engine.stats().num_step_tokens == len(prompt) - num_cached
+        engine.core.add(request("x", prompt, GREEDY))
+        first = engine.core.step()
+        assert engine.core.scheduler.stats().num_step_tokens == len(prompt) - num_cached
         updates = [*first.updates, *drain(engine)["x"]]
         assert output_of(updates)[0] == expected
         assert {u.num_cached_tokens for u in updates} == {num_cached}
     # The copy that its last token went to is one more of the same content, and not found.
-    assert engine.stats().num_cached_blocks == sum(
-        len(prompt + expected[:-1]) // BLOCK_SIZE for _ in engine.cache.pools
+    assert engine.core.scheduler.stats().num_cached_blocks == sum(
+        len(prompt + expected[:-1]) // BLOCK_SIZE for _ in engine.core.cache.pools
     )
     assert_idle(engine)
 
@@ -194,7 +193,7 @@ def test_prompts_of_different_salts_share_nothing(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
     engine = load(path)
     for salt, num_cached in ((b"", 0), (b"a", 0), (b"b", 0), (b"a", 47), (b"", 47)):
-        engine.add_request(EngineRequest("x", prompt, GREEDY, len(prompt), salt=salt))
+        engine.core.add(EngineRequest("x", prompt, GREEDY, len(prompt), salt=salt))
         updates = drain(engine)["x"]
         assert updates[0].num_cached_tokens == num_cached
         assert output_of(updates)[0] == oracle(path, prompt, NUM_TOKENS)
@@ -206,12 +205,12 @@ def test_flushed_cache_has_no_hits_and_reports_its_size(checkpoints, oracle):
     for _ in range(2):
         (result,) = engine.generate([prompt], GREEDY)
         assert (result.token_ids, result.num_cached_tokens) == (oracle(path, prompt, NUM_TOKENS), 0)
-        assert engine.flush_cache() == 3
-    assert engine.step().cache_events.cleared
+        assert engine.core.scheduler.flush_cache() == 3
+    assert engine.core.step().cache_events.cleared
     # Also while it is in use.
-    engine.add_request(request("x", prompt, GREEDY))
-    first = engine.step()
-    engine.flush_cache()
+    engine.core.add(request("x", prompt, GREEDY))
+    first = engine.core.step()
+    engine.core.scheduler.flush_cache()
     updates = [*first.updates, *drain(engine)["x"]]
     assert output_of(updates)[0] == oracle(path, prompt, NUM_TOKENS)
     assert_idle(engine)
@@ -242,29 +241,33 @@ def test_generate_raises_overloaded_when_kept_blocks_fill_pool(checkpoints, orac
     """Blocks that are kept for a claimant are in its way, until they are released."""
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=4)
-    engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
+    engine.core.add(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
     drain(engine)
     others = [random_prompt(20, seed=i) for i in range(3)]
     for _ in range(2):
         with pytest.raises(OverloadedError, match="are kept by earlier requests"):
             engine.generate(others, GREEDY)
-        assert engine.stats().num_waiting == engine.stats().num_running == 0
-    engine.release("kept")
-    engine.pause()
+        assert (
+            engine.core.scheduler.stats().num_waiting
+            == engine.core.scheduler.stats().num_running
+            == 0
+        )
+    engine.core.scheduler.release("kept")
+    engine.core.scheduler.pause()
     with pytest.raises(OverloadedError, match="paused"):
         engine.generate(others, GREEDY)
-    engine.resume()
+    engine.core.scheduler.resume()
     assert tokens(engine.generate(others, GREEDY)) == [oracle(path, p, NUM_TOKENS) for p in others]
     assert_idle(engine)
 
 
 def test_late_suspend_does_not_stop_the_next_request_of_that_id(checkpoints):
     engine, prompt = load(checkpoints["llama"]), random_prompt(9)
-    engine.add_request(request("a", prompt, GREEDY))
-    engine.suspend("a")
-    engine.abort("a")
-    engine.suspend("a")
-    engine.add_request(request("a", prompt, GREEDY))
+    engine.core.add(request("a", prompt, GREEDY))
+    engine.core.scheduler.suspend("a")
+    engine.core.scheduler.abort("a")
+    engine.core.scheduler.suspend("a")
+    engine.core.add(request("a", prompt, GREEDY))
     assert len(drain(engine)["a"]) == NUM_TOKENS
     assert_idle(engine)
 
@@ -273,12 +276,12 @@ def test_late_suspend_does_not_stop_the_next_request_of_that_id(checkpoints):
 def test_generate_finishes_while_other_requests_lack_blocks(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=6, policy="shortest-prefill")
-    engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
+    engine.core.add(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
     drain(engine)
-    engine.add_request(request("long", random_prompt(75), GREEDY))
+    engine.core.add(request("long", random_prompt(75), GREEDY))
     short = random_prompt(20)
     assert tokens(engine.generate([short], GREEDY)) == [oracle(path, short, NUM_TOKENS)]
-    engine.release("kept")
+    engine.core.scheduler.release("kept")
     assert output_of(drain(engine)["long"])[0] == oracle(path, random_prompt(75), NUM_TOKENS)
     assert_idle(engine)
 
@@ -320,11 +323,11 @@ def test_sequence_continues_from_any_of_its_tokens(checkpoints, oracle):
     for expected, params in ((whole, GREEDY), (sampled.token_ids, RANDOM)):
         for given in range(NUM_TOKENS):
             ids = prompt + expected[:given]
-            engine.add_request(EngineRequest(f"from {given}", ids, params, len(prompt)))
+            engine.core.add(EngineRequest(f"from {given}", ids, params, len(prompt)))
         continued: dict[str, list[int]] = {}
         positions: dict[str, list[int]] = {}
-        while engine.has_work:
-            for update in engine.step().updates:
+        while engine.core.has_work:
+            for update in engine.core.step().updates:
                 if update.token_id is not None:
                     continued.setdefault(update.request_id, []).append(update.token_id)
                     positions.setdefault(update.request_id, []).append(update.position)
@@ -395,22 +398,25 @@ def test_handoff_that_ends_with_its_first_token_reports_once(checkpoints, oracle
     path, prompt = checkpoints["llama"], random_prompt(17)
     engine = load(path)
     params = SamplingParams(max_tokens=1)
-    engine.add_request(EngineRequest("x", prompt, params, 17, kv_source=KvSource.EXTERNAL))
-    assert [a.request_id for a in engine.step().external] == ["x"]
-    engine.commit_external("x", 9)
-    assert engine.has_work
-    (update,) = engine.step().updates
+    engine.core.add(EngineRequest("x", prompt, params, 17, kv_source=KvSource.EXTERNAL))
+    assert [a.request_id for a in engine.core.step().external] == ["x"]
+    engine.core.scheduler.commit_external("x", 9)
+    assert engine.core.has_work
+    (update,) = engine.core.step().updates
     assert (update.token_id, update.finish_reason) == (9, FinishReason.LENGTH)
-    assert engine.step().updates == ()
+    assert engine.core.step().updates == ()
     assert_idle(engine)
 
 
 def test_fingerprint_is_equal_for_loads_of_one_checkpoint(checkpoints):
     one, two = load(checkpoints["llama"]), load(checkpoints["llama"], num_blocks=3)
-    assert one.info == two.info
-    assert one.info.fingerprint != load(checkpoints["llama_yarn"]).info.fingerprint
+    assert one.core.facts.info == two.core.facts.info
+    assert (
+        one.core.facts.info.fingerprint
+        != load(checkpoints["llama_yarn"]).core.facts.info.fingerprint
+    )
     reduced = load(checkpoints["llama"], dtype="bfloat16")
-    assert one.info.fingerprint != reduced.info.fingerprint
+    assert one.core.facts.info.fingerprint != reduced.core.facts.info.fingerprint
 
 
 def test_fingerprint_and_prefix_namespace_depend_on_the_version():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
@@ -22,29 +22,29 @@ def most_needed(window: int, budget: int = BUDGET, block_size: int = BLOCK) -> i
     return -(-(window - 1 + budget) // block_size) + 1
 
 
-def load_tight(path: str, **changes: object) -> Engine:
+def load_tight(path: str, **changes: object) -> LLM:
     """Room for one sequence of any length in the full layers, and for its window in the others."""
     settings = {"block_size": BLOCK, "max_num_batched_tokens": BUDGET, "max_num_seqs": 2}
     roomy = load(path, **settings, num_blocks=1)
-    full, *windowed = roomy.cache.layouts
+    full, *windowed = roomy.core.cache.layouts
     assert full.window is None or not windowed
     settings |= changes
     num_bytes = sum(
         layout.block_bytes
         * (MAX_LEN // BLOCK if layout.window is None else 2 * 2 * most_needed(layout.window))
-        for layout in roomy.cache.layouts
+        for layout in roomy.core.cache.layouts
     )
     return load(path, **settings, num_blocks=None, kv_cache_bytes=num_bytes)
 
 
-def peaks(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
+def peaks(engine: LLM, prompt: tuple[int, ...]) -> list[int]:
     """Runs a request to its end; the most blocks it ever held of each group."""
-    engine.add_request(request("x", prompt, GREEDY))
-    most = [0] * len(engine.cache.pools)
-    while engine.has_work:
-        engine.step()
-        engine.check_integrity()
-        requests = engine._scheduler.requests
+    engine.core.add(request("x", prompt, GREEDY))
+    most = [0] * len(engine.core.cache.pools)
+    while engine.core.has_work:
+        engine.core.step()
+        engine.core.scheduler.check_integrity()
+        requests = engine.core.scheduler.requests
         if "x" in requests:
             tables = requests["x"].sequences[0].block_ids
             held = [sum(b != NULL_BLOCK for b in table) for table in tables]
@@ -56,11 +56,11 @@ def peaks(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
 def test_long_prompt_holds_only_the_blocks_of_its_window(checkpoints, oracle, family):
     path, prompt, window = checkpoints[family], awkward_prompts()[-1], HYBRID[family]
     engine = load_tight(path, async_scheduling=False)
-    full, windowed = engine.cache.pools
+    full, windowed = engine.core.cache.pools
     assert (full.layout.window, windowed.layout.window) == (None, window)
     assert full.num_blocks >= MAX_LEN // BLOCK > windowed.num_blocks
     assert tokens(engine.generate([prompt], GREEDY)) == [oracle(path, prompt, NUM_TOKENS)]
-    engine.flush_cache()
+    engine.core.scheduler.flush_cache()
     most_full, most_windowed = peaks(engine, prompt)
     assert most_full == -(-(MAX_LEN - 1) // BLOCK)
     # Once more than the bound it would hold the whole prompt.
@@ -124,8 +124,8 @@ def test_windowed_prefix_hit_shrinks_when_blocks_are_evicted(checkpoints, oracle
             path, block_size=BLOCK, num_blocks=60, max_num_batched_tokens=8, max_num_seqs=4
         )
         engine.generate([prompt], GREEDY)
-        group = len(engine.cache.pools) - 1
-        engine._scheduler._kv.groups[group].pool.evict([victim])
+        group = len(engine.core.cache.pools) - 1
+        engine.core.scheduler._kv.groups[group].pool.evict([victim])
         (result,) = engine.generate([prompt], GREEDY)
         assert result.token_ids == oracle(path, prompt, NUM_TOKENS)
         assert result.num_cached_tokens <= 72
@@ -137,13 +137,13 @@ def test_windows_leave_the_memory_of_pools_unchanged(checkpoints):
     for family in (*HYBRID, "llama", "mistral_short"):
         for num_bytes in (2**17, 2**20, 2**24):
             engine = load(checkpoints[family], num_blocks=None, kv_cache_bytes=num_bytes)
-            used = sum(p.num_blocks * p.layout.block_bytes for p in engine.cache.pools)
+            used = sum(p.num_blocks * p.layout.block_bytes for p in engine.core.cache.pools)
             assert used <= num_bytes
-            unbounded = [p for p in engine.cache.pools if p.layout.window is None]
+            unbounded = [p for p in engine.core.cache.pools if p.layout.window is None]
             assert not unbounded or used > num_bytes - sum(
-                p.layout.block_bytes for p in engine.cache.pools
+                p.layout.block_bytes for p in engine.core.cache.pools
             )
-            assert min(p.num_blocks for p in engine.cache.pools) >= 1
+            assert min(p.num_blocks for p in engine.core.cache.pools) >= 1
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mistral_short"])
@@ -152,11 +152,11 @@ def test_windowed_output_frees_passed_blocks(checkpoints, oracle, family):
     window = 9 if family == "gemma3" else 11
     params = SamplingParams(max_tokens=120, ignore_eos=True)
     engine = load(path, block_size=BLOCK, max_num_batched_tokens=BUDGET, max_num_seqs=2)
-    engine.add_request(request("x", prompt, params))
+    engine.core.add(request("x", prompt, params))
     updates = []
-    while engine.has_work:
-        updates += engine.step().updates
-        requests = engine._scheduler.requests
+    while engine.core.has_work:
+        updates += engine.core.step().updates
+        requests = engine.core.scheduler.requests
         if "x" in requests:
             table = requests["x"].sequences[0].block_ids[-1]
             assert sum(b != NULL_BLOCK for b in table) <= -(-window // BLOCK) + 2

@@ -11,15 +11,15 @@ from tests.support.engine.prompts import random_prompt
 
 def test_work_meter_counts_each_token_as_prefill_or_decode():
     engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, prefix_caching=False)
-    assert engine.work_done == WorkDone()
-    assert engine.max_num_batched_tokens == 48
+    assert engine.core.reading().work_done == WorkDone()
+    assert engine.core.facts.max_num_batched_tokens == 48
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     engine.generate([random_prompt(100, seed=1)], params)
-    done = engine.work_done
+    done = engine.core.reading().work_done
     assert (done.num_prompt_tokens, done.num_decode_tokens, done.num_steps) == (100, 4, 7)
     assert done.num_prompt_pairs == 100 * 100 // 2
     engine.generate([random_prompt(30, seed=i) for i in range(3)], params)
-    both = engine.work_done
+    both = engine.core.reading().work_done
     assert both.num_prompt_tokens - done.num_prompt_tokens == 90
     assert both.num_decode_tokens - done.num_decode_tokens == 12
     assert both.seconds > done.seconds > 0
@@ -37,5 +37,5 @@ def test_generate_takes_the_largest_steps_unless_limited(limits, num_steps, ahea
     engine = load(locate("tiny"), **config, **limits)
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1)]
     engine.generate([random_prompt(8, seed=1), random_prompt(40 + 46 + 7, seed=2)], params)
-    assert engine.work_done.num_steps == num_steps
+    assert engine.core.reading().work_done.num_steps == num_steps
     assert_idle(engine)

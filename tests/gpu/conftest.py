@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from tests.support.engine.checkpoints import save_random
 from tests.support.kernels.engine_families import FAMILIES
 from tests.support.kernels.interpreter import (  # noqa: F401
@@ -63,8 +63,8 @@ def settings(device: str) -> dict[str, Any]:
 def load(settings: dict[str, Any]) -> Any:
     """Loads an engine with `settings`, unless told otherwise."""
 
-    def of(path: str, **changes: Any) -> Engine:
-        return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))
+    def of(path: str, **changes: Any) -> LLM:
+        return LLM.from_pretrained(path, EngineConfig(**{**settings, **changes}))
 
     return of
 

@@ -19,7 +19,7 @@ from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.cache.kv_layout import KvShape, plan_groups
 from baton.engine.cache.kv_pool import KvCache, KvPool
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.models.cuda_graphs import DecodeGraphs, Step
 from baton_kernels.gpu import Gpu
 from tests.support.engine.oracle import Oracle
@@ -62,12 +62,12 @@ def library(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
 def load_on(load: Any, library: Any) -> Any:
     """Loads an engine on a library, in the interpreter in float32."""
 
-    def of(path: str, name: str, **changes: Any) -> Engine:
+    def of(path: str, name: str, **changes: Any) -> LLM:
         dtype = torch.float32 if ON_CPU else torch.float16
         library(name, dtype)
         named = {"dtype": str(dtype).removeprefix("torch."), "attention_backend": name}
-        engine: Engine = load(path, **named, **changes)
-        assert isinstance(engine.runner.attention, LibraryAttention)
+        engine: LLM = load(path, **named, **changes)
+        assert isinstance(engine.core.runner.attention, LibraryAttention)
         return engine
 
     return of
@@ -88,7 +88,7 @@ def expected(oracle: Oracle, path: str) -> dict[tuple[int, ...], tuple[int, ...]
     return found
 
 
-def generated(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def generated(engine: LLM, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [result.token_ids for result in engine.generate([*prompts], GREEDY)]
 
 
@@ -128,7 +128,7 @@ def test_library_engine_replays_decodes_of_triton(
 ) -> None:
     path = folder("llama")
     engine = load_on(path, name, max_num_seqs=4, cuda_graphs=not ON_CPU)
-    runner = engine.runner
+    runner = engine.core.runner
     if ON_CPU:
         batch, cpu = StaticTritonBatch(runner.attention.recorded, 4, 9), torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3, 4], cpu, Rerun())

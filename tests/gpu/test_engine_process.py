@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.config import EngineConfig
-from baton.engine.messages import EngineRequest, SequenceUpdate
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.errors import InternalError
 from baton.sampling import SamplingParams
 from tests.support.repository import ROOT
@@ -36,8 +36,8 @@ def forks() -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def running(core: Any) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(core)
+async def running(core: Any) -> AsyncIterator[EngineClient]:
+    engine = EngineClient(core)
     engine.start()
     try:
         yield engine

@@ -55,7 +55,7 @@ def test_fused_residual_norm_leaves_the_layer_input_unchanged(folder: Any, load:
     def after(_layer: nn.Module, args: tuple[torch.Tensor], _out: torch.Tensor) -> None:
         assert torch.equal(args[0], seen[-1])
 
-    for layer in engine.runner.model._model.model.layers:
+    for layer in engine.core.runner.model._model.model.layers:
         layer.register_forward_pre_hook(before)
         layer.register_forward_hook(after)
     engine.generate([[5, 6, 7]], GREEDY)

@@ -9,9 +9,8 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.sampling import SamplingParams
 from tests.support.kernels.delayed_engine import DelayedModel, cycles, delayed_engine
 from tests.support.kernels.engine_families import GREEDY, PROMPTS
@@ -29,7 +28,7 @@ def load_delayed(folder: Any, settings: dict[str, Any]) -> Any:
     """Loads an engine and its model; on a CPU without the interpreter, which is slow."""
     kernels = "torch" if settings["device"] == "cpu" else "triton"
 
-    def of(**changes: Any) -> tuple[Engine, DelayedModel]:
+    def of(**changes: Any) -> tuple[LLM, DelayedModel]:
         config = EngineConfig(**{**settings, "kernels": kernels, **changes})
         return delayed_engine(folder("llama"), config)
 
@@ -49,16 +48,16 @@ class Onlooker:
             return self._pool.content[list(block_ids)].cpu()
 
 
-def announced_content(engine: Engine, onlooker: Onlooker) -> list[torch.Tensor]:
+def announced_content(engine: LLM, onlooker: Onlooker) -> list[torch.Tensor]:
     """Prefills the prompt and returns, for each step, the content of the whole blocks that it
     announced, read at once."""
-    engine.add_request(EngineRequest("it", PROMPT, GREEDY, len(PROMPT), Purpose.PREFILL))
+    engine.core.add(EngineRequest("it", PROMPT, GREEDY, len(PROMPT), Purpose.PREFILL))
     contents = []
-    while engine.has_work:
-        for update in engine.step().updates:
+    while engine.core.has_work:
+        for update in engine.core.step().updates:
             num_whole = update.num_computed_tokens // BLOCK_SIZE
             contents.append(onlooker.read(update.block_ids[0][:num_whole]))
-    engine.release("it")
+    engine.core.scheduler.release("it")
     return contents
 
 
@@ -68,7 +67,7 @@ def test_engine_announces_blocks_after_the_gpu_wrote_them(load_delayed, asynchro
     engine, model = load_delayed(
         max_num_batched_tokens=BLOCK_SIZE, prefix_caching=False, async_scheduling=asynchronous
     )
-    pool = engine.cache.pools[0]
+    pool = engine.core.cache.pools[0]
     onlooker = Onlooker(pool)
     expected = announced_content(engine, onlooker)
     assert [len(content) for content in expected] == [1, 2, 3, 4]
@@ -76,7 +75,7 @@ def test_engine_announces_blocks_after_the_gpu_wrote_them(load_delayed, asynchro
     pool.content.zero_()
     if pool.content.is_cuda:
         torch.cuda.synchronize()
-    model.num_cycles = cycles(DELAY, engine.device)
+    model.num_cycles = cycles(DELAY, engine.core.device)
     for found, content in zip(announced_content(engine, onlooker), expected, strict=True):
         assert torch.equal(found, content), "a block was announced before it was written"
 
@@ -92,19 +91,19 @@ def test_engine_announces_external_blocks_after_gpu_used_them(load_delayed, asyn
         free_block_margin=0.0,
         async_scheduling=asynchronous,
     )
-    pool, params = engine.cache.pools[0], SamplingParams(max_tokens=40, ignore_eos=True)
+    pool, params = engine.core.cache.pools[0], SamplingParams(max_tokens=40, ignore_eos=True)
     stream = torch.cuda.Stream() if pool.content.is_cuda else None
     engine.generate([PROMPT[:40]], params)  # compiles
     for name in ("a", "b"):
-        engine.add_request(EngineRequest(name, PROMPT[:40], params, 40))
+        engine.core.add(EngineRequest(name, PROMPT[:40], params, 40))
     for _ in range(3):
-        engine.step()
-    model.num_cycles = cycles(DELAY, engine.device)
-    engine.step()
-    engine.abort("a", "b")
+        engine.core.step()
+    model.num_cycles = cycles(DELAY, engine.core.device)
+    engine.core.step()
+    engine.core.scheduler.abort("a", "b")
     longest, one = (*PROMPT, *PROMPT)[: 6 * BLOCK_SIZE - 1], SamplingParams(max_tokens=1)
-    engine.add_request(EngineRequest("it", longest, one, len(longest), kv_source=KvSource.EXTERNAL))
-    (allocation,) = next(filter(None, (engine.step().external for _ in range(4))))
+    engine.core.add(EngineRequest("it", longest, one, len(longest), kv_source=KvSource.EXTERNAL))
+    (allocation,) = next(filter(None, (engine.core.step().external for _ in range(4))))
     targets = list(allocation.block_ids[0])
     assert len(targets) == 6
     with torch.cuda.stream(stream):
@@ -112,7 +111,7 @@ def test_engine_announces_external_blocks_after_gpu_used_them(load_delayed, asyn
     if stream is not None:
         torch.cuda.synchronize()
     assert pool.content[targets].eq(77).all(), "a block was announced before a step wrote to it"
-    engine.abort("it")
+    engine.core.scheduler.abort("it")
 
 
 @pytest.mark.gpu  # a CPU computes while the host waits
@@ -120,17 +119,17 @@ def test_engine_returns_tokens_while_the_next_step_runs(load_delayed):
     engine, model = load_delayed(async_scheduling=True)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     expected = engine.generate([PROMPT], params)[0].token_ids
-    engine.add_request(EngineRequest("it", PROMPT, params, len(PROMPT)))
-    found = [u.token_id for _ in range(3) for u in engine.step().updates]
-    model.num_cycles = cycles(DELAY, engine.device)
+    engine.core.add(EngineRequest("it", PROMPT, params, len(PROMPT)))
+    found = [u.token_id for _ in range(3) for u in engine.core.step().updates]
+    model.num_cycles = cycles(DELAY, engine.core.device)
     left = []
     for _ in range(4):
-        found += [u.token_id for u in engine.step().updates]
+        found += [u.token_id for u in engine.core.step().updates]
         start = time.perf_counter()
         torch.cuda.synchronize()
         left.append(time.perf_counter() - start)
-    while engine.has_work:
-        found += [u.token_id for u in engine.step().updates]
+    while engine.core.has_work:
+        found += [u.token_id for u in engine.core.step().updates]
     assert tuple(token for token in found if token is not None) == expected
     assert min(left[1:]) > DELAY / 2, "the tokens of a step were waited for with the next step"
 
@@ -162,8 +161,8 @@ def test_engine_swaps_blocks_that_the_gpu_has_written(load_delayed, asynchronous
     roomy, _ = load_delayed(**changes)
     expected = roomy.generate(prompts, GREEDY)
     assert engine.generate(prompts, GREEDY) == expected
-    engine.flush_cache()
-    num_swaps = engine.stats().num_swaps
-    model.num_cycles = cycles(DELAY / 10, engine.device)
+    engine.core.scheduler.flush_cache()
+    num_swaps = engine.core.scheduler.stats().num_swaps
+    model.num_cycles = cycles(DELAY / 10, engine.core.device)
     assert engine.generate(prompts, GREEDY) == expected
-    assert engine.stats().num_swaps > num_swaps > 0
+    assert engine.core.scheduler.stats().num_swaps > num_swaps > 0

@@ -15,10 +15,10 @@ import baton.models
 from baton.engine.attention.interface import RaggedBatch
 from baton.engine.attention.static_batch import StaticTritonBatch
 from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
 from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 from baton.engine.models.triton.triton_model import TritonModel
+from baton.engine.request import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.checkpoints import save_random
@@ -44,7 +44,7 @@ SMOKE, SLOW, NIGHTLY = pytest.mark.smoke, pytest.mark.slow, pytest.mark.nightly
 )
 def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
-    assert isinstance(engine.runner.attention, TritonAttention)
+    assert isinstance(engine.core.runner.attention, TritonAttention)
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
@@ -55,7 +55,7 @@ def test_triton_experts_give_the_tokens_of_transformers(
 ) -> None:
     path, oracle = folder(family), Oracle()
     engine = load(path, deterministic=True, max_num_batched_tokens=24)
-    assert isinstance(engine.runner.model, TritonModel)
+    assert isinstance(engine.core.runner.model, TritonModel)
     assert tokens(engine) == [oracle(path, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
 
 
@@ -75,8 +75,8 @@ def test_triton_fp8_cache_gives_tokens_over_rounded_kv(
     expected = decided(path, LENGTHS, GREEDY.max_tokens, SCALES, VOCAB_SIZE)
     settings = {"kv_cache_dtype": "fp8_e4m3", "max_num_batched_tokens": 24}
     engine = load(path, **settings, deterministic=deterministic)
-    assert engine.cache.layouts[0].dtype == "float8_e4m3fn"
-    assert isinstance(engine.runner.attention, TritonAttention)
+    assert engine.core.cache.layouts[0].dtype == "float8_e4m3fn"
+    assert isinstance(engine.core.runner.attention, TritonAttention)
     for one in (engine, load(path, **settings, kernels="torch", device="cpu")):
         results = one.generate([*expected], GREEDY)
         assert [r.token_ids for r in results] == [e.token_ids for e in expected.values()]
@@ -106,19 +106,19 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def generate(engine: Engine, params: list[SamplingParams]) -> tuple[list[tuple[int, ...]], int]:
+def generate(engine: LLM, params: list[SamplingParams]) -> tuple[list[tuple[int, ...]], int]:
     """The outputs, and after how many steps another was under way already."""
     outputs: dict[str, list[int]] = {}
     for i, (prompt, each) in enumerate(zip(PROMPTS, params, strict=True)):
-        engine.add_request(EngineRequest(str(i), tuple(prompt), each, len(prompt)))
+        engine.core.add(EngineRequest(str(i), tuple(prompt), each, len(prompt)))
     num_ahead = 0
     for _ in range(100):
-        if not engine.has_work:
+        if not engine.core.has_work:
             return [tuple(outputs[str(i)]) for i in range(len(PROMPTS))], num_ahead
-        for update in engine.step().updates:
+        for update in engine.core.step().updates:
             if update.token_id is not None:
                 outputs.setdefault(update.request_id, []).append(update.token_id)
-        num_ahead += engine.is_ahead
+        num_ahead += engine.core.is_ahead
     raise AssertionError("still not done after 100 steps")
 
 
@@ -189,7 +189,7 @@ def test_triton_recorded_steps_give_equal_tokens(
     engine = load(
         folder(family), async_scheduling=asynchronous, max_num_seqs=3, cuda_graphs=device == "cuda"
     )
-    runner = engine.runner
+    runner = engine.core.runner
     if device == "cpu":
         batch = StaticTritonBatch(runner.attention, 3, 9)
         cpu = torch.device("cpu")
@@ -199,20 +199,20 @@ def test_triton_recorded_steps_give_equal_tokens(
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
-def guess(engine: Engine, prompts: list[list[int]], outputs: list[tuple[int, ...]]) -> None:
+def guess(engine: LLM, prompts: list[list[int]], outputs: list[tuple[int, ...]]) -> None:
     """Lets the engine's drafts come true, two of three."""
     names = [f"generate-{i}" for i in range(len(prompts))]
     lengths = dict(zip(names, map(len, prompts), strict=True))
     drafts = dict(zip(names, outputs, strict=True))
-    engine.drafter = OracleDrafter(drafts, lengths, vocab_size=VOCAB_SIZE)
+    engine.core.drafter = OracleDrafter(drafts, lengths, vocab_size=VOCAB_SIZE)
 
 
-def record_drafts(engine: Engine, device: str) -> list[int]:
+def record_drafts(engine: LLM, device: str) -> list[int]:
     """Has the engine replay its steps. Returns the most tokens of a sequence in each, once it has
     run."""
-    runner = engine.runner
+    runner = engine.core.runner
     if device == "cpu":
-        sizes = capture_sizes(engine.config.max_num_seqs, 1 + engine.config.max_drafts)
+        sizes = capture_sizes(engine.core.config.max_num_seqs, 1 + engine.core.config.max_drafts)
         batch, cpu = StaticTritonBatch(runner.attention, sizes[-1], 9), torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, sizes, cpu, Rerun())
     graphs, counts = runner.graphs, []
@@ -252,7 +252,11 @@ def test_triton_recorded_drafts_give_equal_tokens(
     counts = record_drafts(engine, device)
     assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
     assert max(counts) > 2
-    assert engine.stats().num_drafted_tokens > engine.stats().num_accepted_tokens > 0
+    assert (
+        engine.core.scheduler.stats().num_drafted_tokens
+        > engine.core.scheduler.stats().num_accepted_tokens
+        > 0
+    )
 
 
 @pytest.mark.gpu
@@ -268,8 +272,8 @@ def test_triton_engine_runs_a_forward_that_waits(
 
     monkeypatch.setattr(TritonModel, "forward", wait)
     engine = load(folder("llama"), cuda_graphs=True)
-    assert engine.runner.graphs is None
-    assert engine.facts.num_graphs == 0 < engine.facts.num_expected_graphs
+    assert engine.core.runner.graphs is None
+    assert engine.core.facts.num_graphs == 0 < engine.core.facts.num_expected_graphs
     assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
 
 
@@ -283,23 +287,23 @@ def test_triton_swapped_blocks_keep_their_content(folder: Any, load: Any, dtype:
     roomy = load(folder("llama"), **settings)
     results = [e.generate(prompts, GREEDY) for e in (engine, roomy)]
     assert results[0] == results[1]
-    assert engine.stats().num_swaps > 0
+    assert engine.core.scheduler.stats().num_swaps > 0
 
 
 class Listening:
     """Notes the logits of one request's tokens, by position."""
 
-    def __init__(self, engine: Engine, request_id: str) -> None:
+    def __init__(self, engine: LLM, request_id: str) -> None:
         self.logits: dict[int, torch.Tensor] = {}
         self._engine, self._request_id = engine, request_id
-        self._forward = engine.runner.model.forward
-        self._choose = engine.runner.sampler.choose
-        engine.runner.sampler.choose = self.choose  # type: ignore[method-assign]
+        self._forward = engine.core.runner.model.forward
+        self._choose = engine.core.runner.sampler.choose
+        engine.core.runner.sampler.choose = self.choose  # type: ignore[method-assign]
 
     def choose(
         self, logits: torch.Tensor, batch_slots: Any, indices: Any, lengths: Any, *rest: Any
     ) -> Any:
-        requests = self._engine._scheduler.requests
+        requests = self._engine.core.scheduler.requests
         if self._request_id in requests:
             sequence = requests[self._request_id].sequences[0]
             for row, (batch_slot, length) in enumerate(
@@ -329,19 +333,19 @@ def test_deterministic_logits_are_equal_with_recorded_drafts(
     counts, drafted = record_drafts(engine, device), Listening(engine, "generate-0")
     assert [result.token_ids for result in engine.generate(prompts, params)] == expected
     assert max(counts) > 2
-    assert engine.stats().num_accepted_tokens > 0
+    assert engine.core.scheduler.stats().num_accepted_tokens > 0
     for length, logits in alone.logits.items():
         assert torch.equal(logits, drafted.logits[length]), f"at {length} tokens"
 
 
-def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor]:
+def logits_of(engine: LLM, others: list[list[int]]) -> dict[int, torch.Tensor]:
     """The logits of the longest prompt's tokens, in a batch with others."""
     listening = Listening(engine, "it")
     crowd = {f"other {i}": prompt for i, prompt in enumerate(others)}
     for name, prompt in {**crowd, "it": PROMPTS[3]}.items():
-        engine.add_request(EngineRequest(name, tuple(prompt), GREEDY, len(prompt)))
-    while engine.has_work:
-        engine.step()
+        engine.core.add(EngineRequest(name, tuple(prompt), GREEDY, len(prompt)))
+    while engine.core.has_work:
+        engine.core.step()
     return listening.logits
 
 
@@ -374,7 +378,7 @@ def test_deterministic_logits_are_equal_in_any_batch_or_chunking(
         assert alone.keys() == crowded.keys()
         for length, logits in alone.items():
             assert torch.equal(logits, crowded[length]), f"at {length} tokens"
-    assert tight.stats().num_preemptions > 0
+    assert tight.core.scheduler.stats().num_preemptions > 0
 
 
 def test_deterministic_mode_rejects_unsupported_models_by_name(folder: Any, load: Any) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.messages import EngineRequest
-from baton.engine.scheduler.sequences.sequence import KvSource
+from baton.engine.request import EngineRequest, KvSource
 from baton.sampling import SamplingParams
 from baton_kvtransfer.connector import Integrity, Receiver
 from baton_kvtransfer.stream.block_batch import BlockBatch
@@ -46,7 +45,7 @@ async def line_of(process: "subprocess.Popen[str]") -> Any:
 
 
 async def fetch(
-    process: "subprocess.Popen[str]", receiver: Receiver, engine: AsyncEngine, targets: Any
+    process: "subprocess.Popen[str]", receiver: Receiver, engine: EngineClient, targets: Any
 ) -> int:
     """Fetches the blocks of the first prompt as they are announced; returns its first token."""
     num_fetched, token_id = 0, None
@@ -67,7 +66,7 @@ async def tokens_of(stream: SequenceStream) -> tuple[int, ...]:
 
 
 async def hand_over(
-    process: "subprocess.Popen[str]", engine: AsyncEngine, delay: float
+    process: "subprocess.Popen[str]", engine: EngineClient, delay: float
 ) -> list[tuple[int, ...]]:
     """Returns the tokens of both prompts, of which the far engine computes the first."""
     handed_over, beside = (
@@ -96,7 +95,7 @@ def test_request_runs_over_two_processes_beside_another(folder, load, settings, 
     changes = {"prefix_caching": False, "kernels": "torch" if is_cpu else "triton"}
     far = {"max_num_batched_tokens": BLOCK_SIZE, "shared_pools": is_cpu}
     expected = load(path, kernels="torch", device="cpu").generate(PROMPTS, PARAMS)
-    engine = AsyncEngine(EngineThread(load(path, **changes)))
+    engine = EngineClient(EngineThread(load(path, **changes)))
 
     async def run() -> list[tuple[int, ...]]:
         engine.start()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest
 from baton.sampling import SamplingParams
 from baton_kernels.compilations import CompilationMeter
 from tests.support.kernels.engine_families import VOCAB_SIZE
@@ -28,11 +28,11 @@ CHOICES: dict[str, list[Any]] = {
 SIZES = {"max_num_batched_tokens": 40, "max_num_seqs": 6}
 
 
-def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int) -> None:
+def serve_random_requests(engine: LLM, dice: random.Random, num_requests: int) -> None:
     """Prompts of any length, some of them alike, that arrive while others run."""
     shared = [dice.randrange(VOCAB_SIZE) for _ in range(40)]
     left = num_requests
-    while left or engine.has_work:
+    while left or engine.core.has_work:
         if left and dice.random() < 0.4:
             left -= 1
             rules = {name: dice.choice(values) for name, values in CHOICES.items()}
@@ -41,13 +41,13 @@ def serve_random_requests(engine: Engine, dice: random.Random, num_requests: int
             )
             length = dice.choice([1, 2, 3, 15, 16, 17, dice.randrange(4, 70)])
             prompt = (shared[: dice.randrange(40)] + dice.choices(range(VOCAB_SIZE), k=70))[:length]
-            engine.add_request(EngineRequest(str(left), tuple(prompt), params, length))
-        engine.step()
+            engine.core.add(EngineRequest(str(left), tuple(prompt), params, length))
+        engine.core.step()
 
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="keys are noted by the interpreter")
 def test_warm_up_launches_all_that_serving_launches(folder: Any, load: Any, seed: int) -> None:
-    engine: Engine = load(folder("llama"), **SIZES, deterministic=True, max_drafts=2)
+    engine: LLM = load(folder("llama"), **SIZES, deterministic=True, max_drafts=2)
     with recorded_keys() as warmed:
         warm(engine)
     assert warmed
@@ -73,7 +73,7 @@ def test_engine_compiles_no_kernel_while_serving(
 ) -> None:
     """By Triton's own keys, whatever this process has compiled before."""
     forget_compilations()
-    engine: Engine = load(folder(family), **SIZES, cuda_graphs=not IS_EMULATED, **changes)
+    engine: LLM = load(folder(family), **SIZES, cuda_graphs=not IS_EMULATED, **changes)
     late = CompilationMeter()
     if IS_EMULATED:
         warm(engine)

@@ -21,11 +21,11 @@ import baton_kernels, kernels
 from kernels import get_kernel
 from transformers.utils import import_utils
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.sampling import SamplingParams
 
 path, prompt, num_tokens = json.loads(sys.argv[1])
-engine = Engine.from_pretrained(path, EngineConfig(device="cpu", dtype="float32", num_blocks=64))
+engine = LLM.from_pretrained(path, EngineConfig(device="cpu", dtype="float32", num_blocks=64))
 params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 (result,) = engine.generate([prompt], params)
 files = [kernels.__file__, baton_kernels.__file__]

@@ -14,7 +14,7 @@ import pytest
 from baton import Client, SamplingParams
 from baton.cli.local.ports import HOST, free_port
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.errors import UnavailableError
 from baton.models import locate
 from tests.support.cluster.checkpoints import prompt_of
@@ -147,13 +147,13 @@ def containers(podman, images) -> Iterator[Containers]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[LLM]:
     """Engine in this process: the answers that containers have to give."""
-    with Engine.from_pretrained(locate("tiny"), EngineConfig(device="cpu", num_blocks=512)) as own:
+    with LLM.from_pretrained(locate("tiny"), EngineConfig(device="cpu", num_blocks=512)) as own:
         yield own
 
 
-def answer_of(engine: Engine, prompt: str | list[int], params: SamplingParams) -> list[int]:
+def answer_of(engine: LLM, prompt: str | list[int], params: SamplingParams) -> list[int]:
     (result,) = engine.generate([prompt], params)
     return list(result.completions[0].token_ids)
 

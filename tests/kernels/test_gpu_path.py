@@ -59,7 +59,7 @@ for module in ("grpc_status", "google.rpc.status_pb2", "msgspec", "redis"):
 from importlib import import_module
 
 import pytest
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.models import locate
 from baton.sampling import SamplingParams
 from bench.gpu.sanitizer import TEST
@@ -71,7 +71,7 @@ for file in benchmarks:
     import_module("bench.gpu." + file.stem)
 
 shutil.copytree(locate("tiny"), sys.argv[1], ignore=shutil.ignore_patterns("tokenizer*"))
-engine = Engine.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=16))
+engine = LLM.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=16))
 assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
 
 collect = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:anyio"]

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.engine.request import EngineRequest, Purpose
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
@@ -16,7 +17,7 @@ from baton.engine.scheduler.scheduling.progress import SequenceProgress
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import Purpose, Request
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.sampling import SamplingParams
 from baton_kvtransfer.lease.block_range import BlockRange
 
@@ -59,8 +60,8 @@ class Source:
     """One prefill as its lease would see it."""
 
     def __init__(self, request: Request, windows: Windows, block_size: int) -> None:
-        self._first_token = request.token_ids[0]
-        self._blocks = BlockRange(len(request.token_ids), block_size)
+        self._first_token = request.spec.token_ids[0]
+        self._blocks = BlockRange(len(request.spec.token_ids), block_size)
         self._due = [self._blocks.due(window, 0) for window in windows]
         self._tables: tuple[tuple[int, ...], ...] = ()
         self._num_filled = 0
@@ -86,14 +87,9 @@ class Source:
 
 def prefill(name: int, first_token: int, num_tokens: int) -> Request:
     """Prompts that begin alike are alike, so that later ones find what earlier ones left."""
-    return Request(
-        request_id=str(name),
-        token_ids=[first_token] * num_tokens,
-        num_prompt_tokens=num_tokens,
-        params=SamplingParams(max_tokens=MAX_LEN),
-        root=bytes(16),
-        purpose=Purpose.PREFILL,
-    )
+    params, tokens = SamplingParams(max_tokens=MAX_LEN), (first_token,) * num_tokens
+    spec = EngineRequest(str(name), tokens, params, num_tokens, Purpose.PREFILL)
+    return Request(spec=spec, root=bytes(16))
 
 
 @given(

@@ -27,8 +27,8 @@ from baton.cluster.events.kv_events import (
 from baton.cluster.registry.registry import WorkerRecord
 from baton.engine.cache.kv_layout import KvShape, plan_layout
 from baton.engine.cache.kv_pool import KvPool
+from baton.engine.request import KvSource, Purpose
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import BatonError
 from baton.models import locate
 from baton.rpc.params import params_to_message

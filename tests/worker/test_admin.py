@@ -32,7 +32,7 @@ async def test_paused_worker_starts_no_request_until_resume_or_drain(ends):
         assert metric_of(pair.decode, "baton_worker_paused") == 1
         call = pair.to_decode.Generate(pair.decode_request([5, 6, 7], PARAMS), timeout=TIMEOUT)
         assert (await call.read()).HasField("admitted")
-        await until(lambda: engine.stats().num_waiting == 1)
+        await until(lambda: engine.reading.stats.num_waiting == 1)
         await getattr(admin, ends)(getattr(pb, f"{ends}Request")(), timeout=TIMEOUT)
         assert (await rest_of(call))[-1].HasField("finished")
         if ends == "Drain":
@@ -46,7 +46,7 @@ async def test_worker_flushes_block_hashes_and_refuses_prompts():
     async with pair_of(TINY) as pair:
         engine, prompt = pair.decode.engine, list(range(3, 43))
         await pair.decode_alone(prompt, PARAMS)
-        hashes = hash_chain(engine.info.namespace.root(), prompt, engine.block_size)
+        hashes = hash_chain(engine.facts.info.namespace.root(), prompt, engine.facts.block_size)
         for drop, num_blocks in ((hashes[1:], 1), (hashes, 1), (hashes, 0)):
             request = pb.FlushCacheRequest(block_hashes=b"".join(drop))
             response = await pair.decode_admin.FlushCache(request, timeout=TIMEOUT)

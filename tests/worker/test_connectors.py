@@ -129,7 +129,7 @@ async def test_worker_load_reports_swaps_and_drafts(checkpoint):
     async with pair_of(checkpoint("llama"), decode={"max_drafts": 4}) as pair:
         await pair.hand_over(prompt_of(8) * 4, params)
         load = await pair.decode_admin.GetLoad(admin_pb2.GetLoadRequest())
-        stats = pair.decode.engine.stats()
+        stats = pair.decode.engine.reading.stats
         assert load.num_drafted_tokens == stats.num_drafted_tokens > 0
         assert load.num_accepted_tokens == stats.num_accepted_tokens
         assert (load.num_swaps, load.num_swapped) == (stats.num_swaps, 0)
@@ -138,7 +138,7 @@ async def test_worker_load_reports_swaps_and_drafts(checkpoint):
 async def test_decode_worker_uses_block_hashes_of_handle(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(75)
     async with pair_of(model) as pair:
-        info = pair.decode.engine.info
+        info = pair.decode.engine.facts.info
         hashes = hash_chain(info.namespace.root(b"", b""), prompt, 16)
         assert len(hashes) == 4
         for is_given, num_reused in ((True, 0), (False, 4), (True, 4)):

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -55,7 +55,7 @@ class Prompt:
 
     def __init__(self, path: str) -> None:
         config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8)
-        prompt = Engine.from_pretrained(path, config).prompt_with_images(TEXT, IMAGES)
+        prompt = LLM.from_pretrained(path, config).prompt_with_images(TEXT, IMAGES)
         self.path = path
         self.tokens = list(prompt.token_ids)
         self.inputs = prompt.encoder_inputs
@@ -178,7 +178,7 @@ async def test_encode_worker_encodes_images_of_handed_over_prompt(
         reported = prefill.worker.component(EncoderExchange).transfers.num_blocks
         assert [name for name, num_blocks in reported.items() if num_blocks] == [connector]
         await crew.nothing_held()
-        stats = encode.worker.engine.stats()
+        stats = encode.worker.engine.reading.stats
         shown = {
             (sample.name, sample.labels.get("state")): sample.value
             for metric in WorkerMetrics(encode.worker).collect()
@@ -255,7 +255,7 @@ async def test_encode_call_ends_at_its_deadline_in_the_queue(prompt):
         )
         failure = await failure_of(encode.encode.Encode(late, timeout=0.5))
         assert isinstance(failure, DeadlineExceededError)
-        await until(lambda: encode.worker.engine.stats().num_encode_jobs == 1)
+        await until(lambda: encode.worker.engine.reading.stats.num_encode_jobs == 1)
         held.cancel()
         await crew.nothing_held()
         assert encode.num_encoded_tokens == first.length
@@ -268,7 +268,7 @@ def room_for_one(prompt: Prompt) -> dict[str, Any]:
 
 
 def waiting_of(member: Member) -> int:
-    return member.worker.engine.stats().num_waiting_encode_jobs
+    return member.worker.engine.reading.stats.num_waiting_encode_jobs
 
 
 async def test_prefill_worker_fetches_only_outputs_that_it_lacks(prompt):

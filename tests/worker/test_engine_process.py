@@ -97,7 +97,7 @@ async def test_handoff_between_pools_opened_by_handle(checkpoint, forks_by_handl
     expected = alone(model, prompts, GREEDY)
     async with pair_of(model, fork=forks_by_handle.fork, max_num_batched_tokens=24) as pair:
         for worker in (pair.prefill, pair.decode):
-            assert isinstance(worker.engine.core, EngineProcess)
+            assert isinstance(worker.engine.handle, EngineProcess)
             assert all(pool.mapped is not None for pool in worker.engine.pools)
             with pytest.raises(UnavailableError, match="nixl registers no GPU memory of another"):
                 Agent(worker.engine.pools, None, is_read=True)
@@ -115,7 +115,7 @@ async def test_engine_steps_in_a_thread_if_memory_cannot_be_opened(
     ipc.problems["open"] = "no peer mapping"
     async with pair_of(model, fork=forks_by_handle.fork) as pair:
         for worker in (pair.prefill, pair.decode):
-            assert isinstance(worker.engine.core, EngineThread)
+            assert isinstance(worker.engine.handle, EngineThread)
         answer = await pair.hand_over(prompt, GREEDY)
         assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
     assert caplog.text.count("steps in a thread: the server cannot open the memory") == 2

@@ -123,7 +123,7 @@ async def test_handoff_moves_fp8_cache_byte_for_byte(checkpoint, family, connect
             answer = await pair.hand_over(prompt, GREEDY)
             assert [o.token_ids for o in answer.outputs] == output
             cached = [
-                _cached_blocks(w.engine.core.engine, prompt) for w in (pair.prefill, pair.decode)
+                _cached_blocks(w.engine.handle.core, prompt) for w in (pair.prefill, pair.decode)
             ]
             assert len(cached[0]) == len(prompt) // 16
             assert cached[0] == cached[1]
@@ -136,9 +136,9 @@ async def test_handoff_moves_fp8_cache_byte_for_byte(checkpoint, family, connect
 
 def _cached_blocks(engine, prompt):
     """Returns what the cache group that sees furthest back holds of a prompt's full blocks."""
-    namespace = engine.info.namespace
+    namespace = engine.facts.info.namespace
     hashes = hash_chain(namespace.root(), prompt, namespace.block_size)
-    block_ids = engine._scheduler._kv.groups[0].pool.lookup_chain(hashes)
+    block_ids = engine.scheduler._kv.groups[0].pool.lookup_chain(hashes)
     return [bytes(engine.cache.pools[0].read_block(block_id)) for block_id in block_ids]
 
 

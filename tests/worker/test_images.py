@@ -11,7 +11,7 @@ import grpc
 import pytest
 from PIL import Image
 
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
 from baton.models.encoder_input import EncoderInput, TensorData
 from baton.rpc.encoder_inputs import encoder_input_to_message
@@ -55,7 +55,7 @@ class Model:
     def __init__(self, path: str) -> None:
         self.path = path
         config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8)
-        self.engine = Engine.from_pretrained(path, config)
+        self.engine = LLM.from_pretrained(path, config)
 
     def request(self, fleet: WorkerFleet, given: Given, params: SamplingParams = GREEDY) -> Request:
         prompt = self.engine.prompt_with_images(*given)

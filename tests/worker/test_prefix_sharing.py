@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.metering.step_times import TimeSpent
 from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.grpc.server import Server
@@ -224,7 +225,7 @@ async def test_prefill_worker_computes_when_prefix_source_is_lost(checkpoint, en
                 await lease.claimed()
                 await asyncio.sleep(0.05)
                 assert not computing.done()
-                assert puller.worker.engine.stats().num_awaiting_kv == 1
+                assert puller.worker.engine.reading.stats.num_awaiting_kv == 1
                 if ending == "the lease breaks":
                     lease.end(NotFoundError("gone"))
                 else:
@@ -239,7 +240,7 @@ async def test_prefix_fetch_holds_nothing_when_cancelled(checkpoint):
         await holder.answer(prompt, ONE)
         # It is early, and its lease never comes.
         pulling = asyncio.create_task(puller.first_token(prompt, holder.source(new_lease_id(), 6)))
-        await until(lambda: puller.worker.engine.stats().num_awaiting_kv)
+        await until(lambda: puller.worker.engine.reading.stats.num_awaiting_kv)
         pulling.cancel()
         await asyncio.gather(pulling, return_exceptions=True)
 
@@ -317,7 +318,8 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
     """The claim comes while the last wait before a look for a deadlock times out."""
     table, own, waits = LeaseTable(60.0), Claim(b"m" * 16, "d0"), []
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
-    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
+    reading = SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
+    engine = SimpleNamespace(reading=reading)
 
     class LateClaim:
         """The lease, which is claimed as the wait for it ends."""
@@ -344,7 +346,8 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
 async def test_prefix_lease_is_kept_while_a_sequence_awaits_its_kv():
     table, own = LeaseTable(60.0), Claim(b"m" * 16, "d0")
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=1, num_waiting=1)
-    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
+    reading = SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
+    engine = SimpleNamespace(reading=reading)
     with table.open(own, BlockRange(4, 4)) as lease:
         lease.advance(((1,),), 1)
         lease.complete(None, lambda: None)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.messages import EngineRequest
+from baton.engine.request import EngineRequest
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton.worker.request_spans import request_spans
@@ -19,7 +19,7 @@ PROMPT = prompt_of(40)
 
 
 async def spans_of(model: str, request: EngineRequest) -> list[ReadableSpan]:
-    engine = AsyncEngine(EngineThread(engine_of(model, max_num_batched_tokens=24)))
+    engine = EngineClient(EngineThread(engine_of(model, max_num_batched_tokens=24).core))
     engine.start()
     try:
         with (

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from baton.engine.metering.work_meter import WorkDone
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.engine.request import KvSource, Purpose
 from baton.models import locate
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2

@@ -145,10 +145,10 @@ async def test_ended_sequence_frees_its_blocks_and_reports_its_reason(checkpoint
         request = pair.decode_request(prompt, params)
         call = pair.to_decode.Generate(request, timeout=30.0)
         answer = Answer([], [await call.read() for _ in range(40)])
-        assert pair.decode.engine.stats().num_running == 2
+        assert pair.decode.engine.reading.stats.num_running == 2
         await end(pair, request, 1, reason=pb.FINISH_REASON_STOP_STRING)
         await until_running(pair, 1)
-        held = pair.decode.engine.stats().num_held_blocks
+        held = pair.decode.engine.reading.stats.num_held_blocks
         assert held <= -(-240 // 16), "of one sequence"
         await end(pair, request, 1)  # again, which changes nothing
         answer.decode.extend(await rest_of(call))
@@ -167,7 +167,7 @@ async def end(pair: Pair, request: Any, index: int, **changes: Any) -> None:
 
 
 async def until_running(pair: Pair, number: int) -> None:
-    await until(lambda: pair.decode.engine.stats().num_running == number)
+    await until(lambda: pair.decode.engine.reading.stats.num_running == number)
 
 
 async def test_end_sequence_refuses_unknown_request_or_epoch(checkpoint):

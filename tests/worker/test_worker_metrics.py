@@ -96,7 +96,7 @@ async def test_reserved_blocks_are_reported_during_a_long_prefill():
             metric = metric or of(samples, "baton_reserved_kv_blocks", role="prefill")
             used = await pair.prefill_admin.GetMemory(admin.GetMemoryRequest(), timeout=TIMEOUT)
             reserved = reserved or used.workers[0].num_reserved_tokens
-            assert pair.prefill.engine.stats().num_kept == 0, "the prefill has ended"
+            assert pair.prefill.engine.reading.stats.num_kept == 0, "the prefill has ended"
         call.cancel()
         assert 0 < metric <= 1000 / 16
         assert 0 < reserved <= 1000
@@ -112,7 +112,7 @@ async def test_preemption_metric_counts_recomputed_sequences(checkpoint):
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         await asyncio.gather(*(member.answer(prompt_of(40, seed=i), params) for i in range(2)))
         samples = told(member.worker)
-        stats = member.worker.engine.stats()
+        stats = member.worker.engine.reading.stats
         by_mode = [
             of(samples, "baton_preemptions_total", role="decode", mode=mode)
             for mode in ("recompute", "swap", "return")

@@ -1,18 +1,53 @@
-"""Commands to an engine core, each run between two steps. Plain data.
+"""Commands to an engine core, each run between two steps. Plain data, which a queue or another
+process can carry.
 
-A query is a command that is answered, under the number that it carries.
+A new operation of the engine is a command here, a method of `EngineClient` that submits it, and the
+scheduler's answer.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.messages import EngineRequest
+from baton.engine.core.reports import Answer, QueryFailed, Refused
+from baton.engine.request import EngineRequest, FinishReason
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.engine.scheduler.sequences.sequence import FinishReason
+from baton.errors import BatonError
+
+if TYPE_CHECKING:
+    from baton.engine.core.engine_core import EngineCore
+
+
+class Command:
+    """Command to an engine core."""
+
+    __slots__ = ()
+
+    runs_beside_steps: ClassVar[bool] = False
+    """It runs at once, in a thread of its own, and not between two steps."""
+
+    def run(self, core: "EngineCore") -> Answer:
+        """Does what it says, in the engine's thread unless `runs_beside_steps`."""
+        raise NotImplementedError
+
+    def refusal(self, error: BatonError) -> Refused | QueryFailed | None:  # noqa: ARG002
+        """Returns the report of an error of `run`. None: an error is a defect, and ends the
+        engine."""
+        return None
+
+
+class Query(Command):
+    """Command that is answered, under the number that it carries, with what `run` returns."""
+
+    __slots__ = ()
+    query: int
+
+    def refusal(self, error: BatonError) -> QueryFailed:
+        return QueryFailed(self.query, error)
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class Add(Command):
     """Adds a request.
 
     Attributes:
@@ -24,16 +59,25 @@ class Add:
     request: EngineRequest
     grammar: int | None = None
 
+    def run(self, core: "EngineCore") -> None:
+        core.add(self.request, core.take_grammar(self.grammar))
+
+    def refusal(self, error: BatonError) -> Refused:
+        return Refused(self.request.request_id, error)
+
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Command):
     """Ends a request, in any state, and frees its blocks."""
 
     request_id: str
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.abort(self.request_id)
+
 
 @dataclass(frozen=True, slots=True)
-class CommitExternal:
+class CommitExternal(Command):
     """Commits the KV of a request, which has arrived; `token_id` follows its tokens. None: the
     first token of each sequence is chosen by the engine."""
 
@@ -41,49 +85,80 @@ class CommitExternal:
     token_id: int | None
     logprob: float | None = None
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.commit_external(self.request_id, self.token_id, self.logprob)
+
 
 @dataclass(frozen=True, slots=True)
-class FailExternal:
+class FailExternal(Command):
     """Computes a request whose external KV will not arrive."""
 
     request_id: str
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.fail_external(self.request_id)
+
 
 @dataclass(frozen=True, slots=True)
-class Suspend:
+class Suspend(Command):
     """Suspends the only sequence of a request after its next token."""
 
     request_id: str
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.suspend(self.request_id)
+
 
 @dataclass(frozen=True, slots=True)
-class EndSequence:
+class EndSequence(Command):
     """Ends one of the sequences of a request."""
 
     request_id: str
     index: int
     reason: FinishReason
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.end_sequence(self.request_id, self.index, self.reason)
+
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Command):
     """Starts no new request from the next step on."""
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.pause()
+
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Command):
     """Starts waiting requests again."""
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.resume()
+
 
 @dataclass(frozen=True, slots=True)
-class Unpin:
+class Unpin(Command):
     """Releases the blocks pinned under a name."""
 
     name: str
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.unpin(self.name)
+
+
+class _Job(Command):
+    """Command whose answer, an encoder output, comes from a later step."""
+
+    __slots__ = ()
+    number: int
+
+    def refusal(self, error: BatonError) -> QueryFailed:
+        return QueryFailed(self.number, error)
+
 
 @dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(_Job):
     """Holds an encoder output, under a new number, until `ReleaseOutput`. The step after which it
     is there answers; a `QueryFailed` of the number says that none will."""
 
@@ -91,77 +166,109 @@ class Encode:
     job: EncodeJob
     only_cached: bool
 
+    def run(self, core: "EngineCore") -> None:
+        core.encode(self.number, self.job, only_cached=self.only_cached)
+
 
 @dataclass(frozen=True, slots=True)
-class ExpectOutput:
+class ExpectOutput(_Job):
     """Expects another worker's encoder output, under a new number, until `CommitOutput` or
     `ReleaseOutput`. Answered as `Encode`."""
 
     number: int
     job: EncodeJob
 
+    def run(self, core: "EngineCore") -> None:
+        core.expect_output(self.number, self.job)
+
 
 @dataclass(frozen=True, slots=True)
-class CommitOutput:
-    """Caches an expected output, which has arrived."""
+class CommitOutput(Command):
+    """Caches an expected output, whose blocks have been filled, without a holder. Does nothing if
+    it was released."""
 
     number: int
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.encode_jobs.commit(self.number)
+
 
 @dataclass(frozen=True, slots=True)
-class ReleaseOutput:
-    """Releases an encoder output that is held or expected."""
+class ReleaseOutput(Command):
+    """Releases an encoder output that is held or expected. One that is expected is computed here
+    when a sequence needs it."""
 
     number: int
 
+    def run(self, core: "EngineCore") -> None:
+        core.scheduler.encode_jobs.release(self.number)
+
 
 @dataclass(frozen=True, slots=True)
-class FlushCache:
-    """Query: drops cached blocks, None all of them. The answer is how many were cached."""
+class FlushCache(Query):
+    """Query: drops cached blocks with these chain hashes, and encoder outputs with these content
+    hashes; None: all of both. The answer is how many blocks were cached."""
 
     query: int
     hashes: tuple[BlockHash, ...] | None
 
+    def run(self, core: "EngineCore") -> int:
+        return core.scheduler.flush_cache(self.hashes)
+
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Query):
     """Query: pins the longest cached run of blocks. The answer is a table per cache group."""
 
     query: int
     name: str
     hashes: tuple[BlockHash, ...]
 
+    def run(self, core: "EngineCore") -> Answer:
+        return core.scheduler.pin(self.name, self.hashes)
+
 
 @dataclass(frozen=True, slots=True)
-class ReportMemory:
+class ReportMemory(Query):
     """Query: the usage of the KV blocks. The answer is a `MemoryReport`."""
 
     query: int
 
+    def run(self, core: "EngineCore") -> Answer:
+        return core.scheduler.memory_report()
+
 
 @dataclass(frozen=True, slots=True)
-class CompileGrammar:
+class CompileGrammar(Query):
     """Query: compiles the grammar of a request that will follow, and checks the output that the
     request has, beside the steps. The answer is None; `Add.grammar` names the query."""
+
+    runs_beside_steps = True
 
     query: int
     request: EngineRequest
 
+    def run(self, core: "EngineCore") -> None:
+        core.prepare_grammar(self.query, self.request)
 
-Query = FlushCache | Pin | ReportMemory | CompileGrammar
-Command = (
-    Add
-    | Abort
-    | CommitExternal
-    | FailExternal
-    | Suspend
-    | EndSequence
-    | Pause
-    | Resume
-    | Unpin
-    | Encode
-    | ExpectOutput
-    | CommitOutput
-    | ReleaseOutput
-    | Query
+
+COMMANDS: tuple[type[Command], ...] = (
+    Add,
+    Abort,
+    CommitExternal,
+    FailExternal,
+    Suspend,
+    EndSequence,
+    Pause,
+    Resume,
+    Unpin,
+    Encode,
+    ExpectOutput,
+    CommitOutput,
+    ReleaseOutput,
+    FlushCache,
+    Pin,
+    ReportMemory,
+    CompileGrammar,
 )
+"""All commands. Their places are their numbers between two processes."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from baton.engine.messages import StepOutput
 from baton.engine.metering.step_times import TimeSpent
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.outputs import StepOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
@@ -67,7 +67,7 @@ class EngineReading:
     """Reading of an engine's counts and meters.
 
     Attributes:
-        num_steps: steps since the start.
+        work_done, time_spent: since the start, by steps.
         num_late_compilations: kernels compiled after the warm-up, each of which stalled a step.
         idle_since: time since which no request is known and no block held, in seconds since 1970;
             None while one is.
@@ -76,6 +76,5 @@ class EngineReading:
     stats: SchedulerStats
     work_done: WorkDone
     time_spent: TimeSpent
-    num_steps: int
     num_late_compilations: int
     idle_since: float | None

@@ -51,7 +51,7 @@ class GrammarMasks:
         to the output after the prompt."""
         self._grammars[batch_slot] = cast("Startable | None", request.grammar)
         self._states[batch_slot] = None
-        self._num_prompt_tokens[batch_slot] = request.num_prompt_tokens
+        self._num_prompt_tokens[batch_slot] = request.spec.num_prompt_tokens
         self._has_grammar[batch_slot] = request.grammar is not None
 
     def applies(self, batch_slots: Int64Array) -> bool:

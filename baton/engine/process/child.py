@@ -12,9 +12,9 @@ import socket
 import threading
 from dataclasses import replace
 
+from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_loop import EngineLoop
 from baton.engine.core.reports import Failed, Report
-from baton.engine.engine import Engine
 from baton.engine.process.command_codec import decode_command
 from baton.engine.process.control import (
     LoadedBytes,
@@ -143,23 +143,23 @@ class _Child:
     def _load(self) -> None:
         """Loads the engine, starts its loop and tells the parent, in a thread."""
         try:
-            engine = Engine.from_pretrained(
+            core = EngineCore.from_pretrained(
                 self._start.model,
                 replace(self._start.config, shared_pools=True),
                 on_progress=lambda *done: send(self._control, Progress(*done)),
                 on_loaded_bytes=lambda *done: send(self._control, LoadedBytes(*done)),
             )
-            pools = [*engine.cache.pools]
-            if engine.encoder_pool is not None:
-                pools.append(engine.encoder_pool)
+            pools = [*core.cache.pools]
+            if core.cache.encoder_pool is not None:
+                pools.append(core.cache.encoder_pool)
             places, descriptors = places_of(pools), descriptors_of(pools)
             # Each full collection would scan all loaded objects between two steps.
             gc.collect()
             gc.freeze()
-            self._engine_loop = EngineLoop(engine, self._report, self._page.write)
+            self._engine_loop = EngineLoop(core, self._report, self._page.write)
             self._page.write(self._engine_loop.reading)
             self._engine_loop.start()
-            send(self._control, Ready(engine.facts, places), descriptors)
+            send(self._control, Ready(core.facts, places), descriptors)
         except Exception as error:
             self._refuse(error)
 

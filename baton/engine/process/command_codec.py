@@ -1,33 +1,13 @@
-"""Commands as bytes: the number of the command's type, then its fields in MessagePack."""
+"""Commands as bytes: the place of the type in `COMMANDS`, then the fields in MessagePack."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from baton.engine.core import commands
-from baton.engine.core.commands import Command
+from baton.engine.core.commands import COMMANDS, Command
 
-_TYPES: Final[tuple[type[Any], ...]] = (
-    commands.Add,
-    commands.Abort,
-    commands.CommitExternal,
-    commands.FailExternal,
-    commands.Suspend,
-    commands.EndSequence,
-    commands.Pause,
-    commands.Resume,
-    commands.Unpin,
-    commands.Encode,
-    commands.ExpectOutput,
-    commands.CommitOutput,
-    commands.ReleaseOutput,
-    commands.FlushCache,
-    commands.Pin,
-    commands.ReportMemory,
-    commands.CompileGrammar,
-)
-_NUMBERS: Final = {each: bytes([i]) for i, each in enumerate(_TYPES)}
-_DECODERS: Final = [msgspec.msgpack.Decoder(each) for each in _TYPES]
+_NUMBERS: Final = {each: bytes([i]) for i, each in enumerate(COMMANDS)}
+_DECODERS: Final = [msgspec.msgpack.Decoder(each) for each in COMMANDS]
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -1,4 +1,4 @@
-"""Engine core in a process of its own: the parent's end."""
+"""Handle of an engine core in a process of its own: the parent's end."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,9 @@ from baton.engine.assembly import LoadProgress, OnLoadedBytes
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import Command
-from baton.engine.core.engine_core import OnReport
+from baton.engine.core.core_handle import OnReport
 from baton.engine.core.reports import EngineReading, Failed
 from baton.engine.facts import EngineFacts
-from baton.engine.messages import EngineRequest
 from baton.engine.process.command_codec import encode_command
 from baton.engine.process.control import (
     LoadedBytes,
@@ -39,9 +38,7 @@ from baton.engine.process.pool_memory import (
 from baton.engine.process.reading_page import ReadingPage
 from baton.engine.process.report_codec import decode_report
 from baton.engine.process.ring import Ring, RingReader, RingWriter
-from baton.engine.request_check import RequestCheck
 from baton.errors import UnavailableError
-from baton.models.encoder_input import EncoderInput
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +49,7 @@ _STOP_SECONDS = 30.0
 
 
 class EngineProcess:
-    """`EngineCore` whose engine steps in a child process.
+    """`CoreHandle` of an engine core that steps in a child process.
 
     Its pools are the child's memory, mapped here until `stop`. A child that ends by itself is
     reported as `Failed`, with its last error, exit code or signal.
@@ -82,7 +79,6 @@ class EngineProcess:
         self.pools = pools[: len(facts.layouts)]
         self.encoder_pool = pools[-1] if len(pools) > len(self.pools) else None
         self._all_pools = pools
-        self._check = RequestCheck(facts)
         self._commands = commands
         self._reports = reports
         self._page = page
@@ -103,9 +99,9 @@ class EngineProcess:
         on_loaded_bytes: OnLoadedBytes = lambda _loaded, _all: None,
     ) -> "EngineProcess":
         """Has the child load a checkpoint, and waits. Arguments and errors as in
-        `Engine.from_pretrained`; `UnavailableError` if the child ends, and `MemoryNotSharedError`
-        if this process cannot open memory of its GPU. After an error the child has ended and is
-        closed."""
+        `EngineCore.from_pretrained`; `UnavailableError` if the child ends, and
+        `MemoryNotSharedError` if this process cannot open memory of its GPU. After an error the
+        child has ended and is closed."""
         commands, reports = Ring.create(_COMMAND_BYTES), Ring.create(_REPORT_BYTES)
         page = ReadingPage.create()
         shared = [*commands.descriptors, *reports.descriptors, page.descriptor]
@@ -128,12 +124,6 @@ class EngineProcess:
     @property
     def reading(self) -> EngineReading:
         return self._page.read()
-
-    def check(self, request: EngineRequest) -> None:
-        self._check(request)
-
-    def check_encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
-        self._check.encoder_input(encoder_input, has_tensors=has_tensors)
 
     def start(self, loop: asyncio.AbstractEventLoop, on_report: OnReport) -> None:
         self._loop, self._on_report = loop, on_report

@@ -24,8 +24,8 @@ _NUM_WORK: Final = len(fields(WorkDone))
 _stats_of = attrgetter(*(f"stats.{each.name}" for each in fields(SchedulerStats)))
 _work_of = attrgetter(*(f"work_done.{each.name}" for each in fields(WorkDone)))
 _time_of = attrgetter(*(f"time_spent.{each.name}" for each in fields(TimeSpent)))
-# Number of the reading; stats; work done; time spent; steps, late compilations; idle since, or NaN.
-_LAYOUT: Final = struct.Struct(f"<Q{_NUM_STATS}q4qd2q3d2qd")
+# Number of the reading; stats; work done; time spent; late compilations; idle since, or NaN.
+_LAYOUT: Final = struct.Struct(f"<Q{_NUM_STATS}q4qd2q3dqd")
 _CHECKSUM: Final = struct.Struct("<I")
 _PLACE_BYTES: Final = 1024
 _NEVER: Final = float("nan")
@@ -57,7 +57,6 @@ class ReadingPage:
             *_stats_of(reading),
             *_work_of(reading),
             *_time_of(reading),
-            reading.num_steps,
             reading.num_late_compilations,
             _NEVER if reading.idle_since is None else reading.idle_since,
         )
@@ -80,12 +79,11 @@ class ReadingPage:
 def _reading(*numbers: Any) -> EngineReading:
     stats, numbers = numbers[:_NUM_STATS], numbers[_NUM_STATS:]
     work, numbers = numbers[:_NUM_WORK], numbers[_NUM_WORK:]
-    *time, num_steps, num_late_compilations, idle_since = numbers
+    *time, num_late_compilations, idle_since = numbers
     return EngineReading(
         SchedulerStats(*stats),
         WorkDone(*work),
         TimeSpent(*time),
-        num_steps,
         num_late_compilations,
         None if math.isnan(idle_since) else idle_since,
     )

@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from baton.engine.messages import SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
+from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.process.error_codec import ErrorData, data_of, error_of
+from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.sequences.config import Preemption
-from baton.engine.scheduler.sequences.sequence import FinishReason
 
 # Number of updates, made_progress; started and ended; both readings of the time spent.
 _HEADER: Final = struct.Struct("<I?3x2d" + 2 * "q3d")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer  # not in `models.hf`: for images alone
 
-from baton.engine.messages import MultimodalPrompt
+from baton.engine.request import MultimodalPrompt
 from baton.errors import InvalidArgumentError
 from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.fixed_images import GemmaImages

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
+from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
-from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.rpc.worker_role import Role
 from baton.sampling import check_length

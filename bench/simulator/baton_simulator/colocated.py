@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.engine.request import FinishReason, KvSource, Purpose
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.placement import Placement
 from baton_simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker

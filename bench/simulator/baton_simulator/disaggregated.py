@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.engine.request import FinishReason, KvSource, Purpose
 from baton.rpc.worker_role import Role
 from baton_kvtransfer.lease.reclaim import POLL_INTERVAL
 from baton_router.routing.fleet.candidate import Candidate

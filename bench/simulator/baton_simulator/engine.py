@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import BlockPool, CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, HeldOutput
@@ -22,7 +23,7 @@ from baton.engine.scheduler.scheduling.progress import StepProgress
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import FinishReason, Request
+from baton.engine.scheduler.sequences.sequence import Request
 from baton_simulator.clock import Clock
 from baton_simulator.gaps import FloatArray, Gaps
 from baton_simulator.job import Job

@@ -2,9 +2,11 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import cast
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
+from baton.engine.request import EngineRequest, KvSource, Purpose
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.sampling import SamplingParams
 from baton_simulator.traces import TraceRow
@@ -78,14 +80,15 @@ class Job:
     def request(self, purpose: Purpose, source: KvSource) -> Request:
         """Returns the engine's request. All prompt tokens are equal; the block hashes differ as
         in the trace."""
-        return Request(
+        spec = EngineRequest(
             request_id=self.request_id,
-            token_ids=array("i", bytes(4 * self.num_prompt_tokens)),
-            num_prompt_tokens=self.num_prompt_tokens,
+            # Not a tuple, of which numpy would convert each element.
+            token_ids=cast("tuple[int, ...]", array("i", bytes(4 * self.num_prompt_tokens))),
             params=SamplingParams(max_tokens=self.num_output_tokens, ignore_eos=True),
-            root=self.root,
+            num_prompt_tokens=self.num_prompt_tokens,
             kv_source=source,
             purpose=purpose,
             block_hashes=self.hashes,
             encoder_inputs=self.encoder_inputs,
         )
+        return Request(spec=spec, root=self.root)

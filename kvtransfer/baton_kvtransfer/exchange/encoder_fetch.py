@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 
 from baton.engine.encoder_outputs import ArrivingOutput
-from baton.engine.messages import EngineRequest
+from baton.engine.request import EngineRequest
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.models.encoder_input import EncoderInput

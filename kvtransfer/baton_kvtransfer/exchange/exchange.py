@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from prometheus_client.core import Metric
 
-from baton.engine.async_engine import AsyncEngine
 from baton.engine.cache.kv_pool import KvPool
+from baton.engine.client import EngineClient
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.serving.grpc.channels import SILENCE_SECONDS
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
@@ -47,7 +47,7 @@ class Exchange:
         self,
         worker: Worker,
         service: TransferService,
-        pools_of: Callable[[AsyncEngine], Sequence[KvPool]],
+        pools_of: Callable[[EngineClient], Sequence[KvPool]],
         open_timeout: float = DEFAULT_OPEN_TIMEOUT,
     ) -> None:
         """`pools_of` returns the pools of a loaded model; empty if it has none of this content.
@@ -158,6 +158,6 @@ class EncoderExchange(Exchange):
         super().__init__(worker, ENCODER, encoder_pools, open_timeout=SILENCE_SECONDS)
 
 
-def encoder_pools(engine: AsyncEngine) -> Sequence[KvPool]:
+def encoder_pools(engine: EngineClient) -> Sequence[KvPool]:
     """Returns the encoder pool alone; empty if the model has no encoder."""
     return () if engine.encoder_pool is None else (engine.encoder_pool,)

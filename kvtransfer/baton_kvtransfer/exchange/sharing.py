@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton.errors import NotFoundError
 from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
@@ -33,7 +33,7 @@ class SharingService(pb_grpc.KvSharingServicer):
         engine = self._worker.engine_for_new_work()
         # The blocks are unpinned after the lease has ended, however this call ends.
         async with engine.pinned(f"lease {next(self._names)}", hashes) as tables:
-            num_blocks, block_size = len(tables[0]), engine.block_size
+            num_blocks, block_size = len(tables[0]), engine.facts.block_size
             if not num_blocks:
                 raise NotFoundError("none of these blocks is cached here")
             with self._leases.open(claim, BlockRange(num_blocks * block_size, block_size)) as lease:
@@ -44,7 +44,7 @@ class SharingService(pb_grpc.KvSharingServicer):
                 yield pb.ShareResponse(released=pb.BlocksReleased())
 
 
-async def _until_released(lease: Lease, engine: AsyncEngine) -> None:
+async def _until_released(lease: Lease, engine: EngineClient) -> None:
     """Waits until the claimant has the blocks. Raises the reason if the lease breaks.
 
     The claimant may itself wait for blocks, even for ones that a sequence waiting here holds there:

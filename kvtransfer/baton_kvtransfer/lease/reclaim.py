@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton_kvtransfer.lease.lease import Lease
 
 # Seconds between two checks for a deadlock, which counts if two in succession find it.
@@ -11,7 +11,7 @@ POLL_INTERVAL = 0.1
 
 
 async def claimed_or_deadlocked(
-    lease: Lease, engine: AsyncEngine, is_wanted: Callable[[], bool] = lambda: True
+    lease: Lease, engine: EngineClient, is_wanted: Callable[[], bool] = lambda: True
 ) -> bool:
     """Waits until the lease is claimed and returns False, or until a deadlock over blocks and
     returns True: sequences wait in `engine`, none computes, and `is_wanted` returns True.
@@ -25,14 +25,15 @@ async def claimed_or_deadlocked(
                 await lease.claimed()
         except TimeoutError:
             is_deadlocked = _is_stuck(engine) and is_wanted()
+            num_steps = engine.reading.time_spent.num_steps
             # A claim may have come in the turns of the event loop that the timeout took.
-            if is_deadlocked and deadlocked_at == engine.num_steps and not lease.is_claimed:
+            if is_deadlocked and deadlocked_at == num_steps and not lease.is_claimed:
                 return True
-            deadlocked_at = engine.num_steps if is_deadlocked else None
+            deadlocked_at = num_steps if is_deadlocked else None
     return False
 
 
-def _is_stuck(engine: AsyncEngine) -> bool:
+def _is_stuck(engine: EngineClient) -> bool:
     """Returns whether sequences wait for blocks and none runs or awaits its KV."""
-    stats = engine.stats()
+    stats = engine.reading.stats
     return stats.num_waiting > 0 and stats.num_running + stats.num_awaiting_kv == 0

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from baton import errors
 from baton.engine.core import commands, reports
-from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.process.command_codec import decode_command, encode_command
 from baton.engine.process.reading_page import ReadingPage
 from baton.engine.process.report_codec import decode_report, encode_report
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose, ReturnCost
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
-from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
 from baton.models.encoder_input import EncoderInput, TensorData
 from baton.models.image_format import ImageFormat
@@ -201,7 +201,7 @@ def reading(number: int, idle_since: float | None = None) -> reports.EngineReadi
     names = [each.name for each in dataclasses.fields(SchedulerStats)]
     stats = SchedulerStats(**{name: number + i for i, name in enumerate(names)})
     work = WorkDone(number, 2, 3, 4, 0.5, 6)
-    return reports.EngineReading(stats, work, TimeSpent(1, 0.1, 0.2, 0.3), number, 0, idle_since)
+    return reports.EngineReading(stats, work, TimeSpent(number, 0.1, 0.2, 0.3), 0, idle_since)
 
 
 def test_reading_page_returns_the_latest_reading():

@@ -18,15 +18,14 @@ import torch
 from baton.engine.cache.cuda_ipc import MappedMemory
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import FlushCache
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
+from baton.engine.llm import LLM
 from baton.engine.process import child
 from baton.engine.process.control import NotShared, Start, receive, send
 from baton.engine.process.engine_process import EngineProcess
 from baton.engine.process.pool_memory import MemoryNotSharedError
 from baton.engine.process.reading_page import ReadingPage
 from baton.engine.process.ring import Ring
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
@@ -151,7 +150,7 @@ async def test_grammars_are_compiled_in_the_process(load, checkpoints):
                 await serving.compile_grammar(bad)
         with serving.open(request(digits), await serving.compile_grammar(request(digits))) as one:
             ended = [u.token_id for u in await read(one) if u.token_id is not None]
-        with Engine.from_pretrained(checkpoints["tiny"], CONFIG) as thread:
+        with LLM.from_pretrained(checkpoints["tiny"], CONFIG) as thread:
             (alone,) = thread.generate([PROMPT], digits)
         assert tuple(ended) == alone.token_ids
         await assert_empty(serving)
@@ -167,14 +166,14 @@ async def test_command_larger_than_its_ring_passes_in_parts(load, checkpoints):
 
 
 async def test_engine_steps_on_while_the_event_loop_stands_still(load, checkpoints):
-    with Engine.from_pretrained(checkpoints["llama"], CONFIG) as thread:
+    with LLM.from_pretrained(checkpoints["llama"], CONFIG) as thread:
         (expected,) = thread.generate([PROMPT], ENDLESS)
     async with running(load(checkpoints["llama"])) as serving:
         with serving.open(request()) as stream:
             deadline = time.monotonic() + 60
-            while serving.num_steps < 80 and time.monotonic() < deadline:
+            while serving.reading.time_spent.num_steps < 80 and time.monotonic() < deadline:
                 time.sleep(0.01)  # noqa: ASYNC251 - it stands still
-            assert serving.num_steps >= 80
+            assert serving.reading.time_spent.num_steps >= 80
             tokens = [update.token_id for update in await read(stream)]
         assert tuple(tokens) == expected.token_ids
         await assert_empty(serving)
@@ -203,7 +202,7 @@ async def test_death_of_the_process_fails_streams_with_its_reason(
         assert reason in await asyncio.wait_for(reasons.get(), 30)
         with pytest.raises(InternalError, match="has failed"):
             serving.open(request())
-        assert serving.num_steps > 0
+        assert serving.reading.time_spent.num_steps > 0
     assert reasons.empty()
     assert not psutil.pid_exists(core.child.pid)
 
@@ -218,7 +217,7 @@ def test_load_raises_the_reason_if_the_process_is_killed(forks, checkpoints):
 def test_load_raises_the_errors_of_the_engine(forks, tmp_path):
     path = str(tmp_path / "nothing")
     with pytest.raises(BatonError) as expected:
-        Engine.from_pretrained(path, CONFIG)
+        LLM.from_pretrained(path, CONFIG)
     child = forks.fork()
     with pytest.raises(type(expected.value)) as found:
         EngineProcess.load(child, path, CONFIG)

@@ -4,9 +4,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from baton.engine.request import Purpose
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.engine.scheduler.sequences.sequence import Purpose, Sequence
+from baton.engine.scheduler.sequences.sequence import Sequence
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cluster.prefix import hash_chain
+from baton.engine.request import FinishReason, KvSource, Purpose
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.prefix_cache import PrefixCache
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import ROOTS, Harness, request
 
@@ -106,7 +106,7 @@ def test_pinned_blocks_are_not_evicted():
     for i in range(3):
         computed(harness, f"b{i}", [5 + i] * 15)
     assert scheduler.pin("y", hashes) == (table,)
-    scheduler.reset_prefix_cache()
+    scheduler.flush_cache()
     assert scheduler.pin("z", hashes) == ((),)
     for name in ("x", "y", "z", "never"):
         scheduler.unpin(name)
@@ -159,8 +159,10 @@ def test_suspend_keeps_the_kv_of_all_but_the_last_token(drafts):
         harness.step()
     sequence = harness.live["r"].request.sequences[0]
     tokens = sequence.token_ids.tolist()
-    progress = harness.scheduler.suspend("r")
-    assert progress is not None
+    harness.scheduler.suspend("r")
+    plan = harness.scheduler.schedule()
+    progress = harness.scheduler.apply(plan, harness.runner.run(plan)).others[-1]
+    tokens.append(int(sequence.token_ids[-1]))
     assert progress.finish_reason is FinishReason.SUSPENDED
     assert progress.token_ids == (tokens[-1],)
     assert progress.position == len(tokens) - 1 - len(PROMPT)
@@ -173,7 +175,7 @@ def test_suspend_keeps_the_kv_of_all_but_the_last_token(drafts):
     harness.scheduler.check_integrity()
     stats = harness.scheduler.stats()
     assert (stats.num_running, stats.num_kept) == (0, 1)
-    assert harness.scheduler.suspend("r") is None
+    harness.scheduler.suspend("r")
     assert harness.scheduler.schedule().num_tokens == 0
     harness.scheduler.end_sequence("r", 0)  # is over already
     harness.scheduler.check_integrity()
@@ -181,12 +183,10 @@ def test_suspend_keeps_the_kv_of_all_but_the_last_token(drafts):
     assert harness.scheduler.stats().num_held_blocks == 0
 
 
-def test_suspend_ignores_waiting_and_forking_requests():
+def test_suspend_ignores_unknown_and_forking_requests():
     harness = Harness(20, max_num_batched_tokens=6)
     harness.add(request("several", PROMPT, n=2, temperature=1.0), request("r", PROMPT))
-    assert harness.scheduler.suspend("unknown") is None
-    assert harness.scheduler.suspend("r") is None  # waits
-    harness.step()
-    assert harness.scheduler.suspend("several") is None  # is to fork
+    harness.scheduler.suspend("unknown")
+    harness.scheduler.suspend("several")  # is to fork
     harness.run()
     harness.check_empty()

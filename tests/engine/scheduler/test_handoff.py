@@ -2,8 +2,9 @@
 
 import pytest
 
+from baton.engine.request import KvSource, Purpose
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Sequence
+from baton.engine.scheduler.sequences.sequence import Sequence
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request

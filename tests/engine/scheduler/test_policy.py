@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from baton.engine.request import Purpose
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import READ_PATIENCE
 from baton.engine.scheduler.scheduling.policy import (
@@ -19,7 +20,6 @@ from baton.engine.scheduler.scheduling.policy import (
 )
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
@@ -107,8 +107,8 @@ turns = st.integers(0, 10**6)
 @given(first=st.integers(-5, 5), second=st.integers(-5, 5), earlier=turns, later=turns)
 def test_priority_rank_ages_with_waiting(first, second, earlier, later):
     rank = POLICIES["priority"].rank
-    waited = rank(request("a", [1], priority=first), 0, earlier)
-    fresh = rank(request("b", [1], priority=second), 1, later)
+    waited = rank(request("a", [1], priority=first).spec, 0, earlier)
+    fresh = rank(request("b", [1], priority=second).spec, 1, later)
     is_outweighed = later - earlier > (first - second) * AGEING_STEPS
     if later - earlier != (first - second) * AGEING_STEPS:
         assert (waited < fresh) == is_outweighed
@@ -117,15 +117,15 @@ def test_priority_rank_ages_with_waiting(first, second, earlier, later):
 @given(length=st.integers(1, 500), other=st.integers(1, 500), steps=st.integers(0, 20))
 def test_shortest_prefill_rank_ages_with_waiting(length, other, steps):
     rank = POLICIES["shortest-prefill"].rank
-    waited = rank(request("a", [1] * length), 0, 100)
-    fresh = rank(request("b", [1] * other), 1, 100 + steps)
+    waited = rank(request("a", [1] * length).spec, 0, 100)
+    fresh = rank(request("b", [1] * other).spec, 1, 100 + steps)
     assert (waited < fresh) == (steps * AGEING_TOKENS > length - other)
 
 
 def test_deadline_rank_defaults_to_arrival_plus_patience():
     rank = POLICIES["deadline"].rank
-    assert rank(request("a", [1], arrival_time=5.0), 0, 0) == 5.0 + DEFAULT_DEADLINE_SECONDS
-    assert rank(request("a", [1], first_token_deadline=7.0), 0, 0) == 7.0
+    assert rank(request("a", [1], arrival_time=5.0).spec, 0, 0) == 5.0 + DEFAULT_DEADLINE_SECONDS
+    assert rank(request("a", [1], first_token_deadline=7.0).spec, 0, 0) == 7.0
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.engine.request import FinishReason, KvSource, Purpose, ReturnCost
+from baton.engine.scheduler.sequences.config import Preemption
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 
@@ -110,7 +110,7 @@ def test_returned_request_placed_again_ends_with_equal_tokens():
     harness = crowded(Preemption.RETURN)
     make_room(harness)
     left = harness.returned["leaves"]
-    so_far = [*left.request.token_ids, *left.produced[0]]
+    so_far = [*left.request.spec.token_ids, *left.produced[0]]
     harness.add(request("again", so_far, given=len(left.produced[0]), kv_source=KvSource.EXTERNAL))
     expected = left.outcomes[0][0][len(left.produced[0]) :]
     assert harness.live["again"].outcomes[0][0] == expected
@@ -158,6 +158,6 @@ def test_request_may_finish_in_the_step_that_returns_it():
 )
 def test_request_rejects_a_return_cost_for_unsupported_kinds(kind):
     offered = {"kv_source": KvSource.EXTERNAL, "return_cost": CHEAP}
-    assert request("plain", [1] * 7, **offered).return_cost is CHEAP
+    assert request("plain", [1] * 7, **offered).spec.return_cost is CHEAP
     with pytest.raises(AssertionError, match="given back"):
         request("r", [1] * 7, **{**offered, **kind})

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from baton.engine.request import KvSource
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import ROOTS, Harness, request

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from baton.engine.request import KvSource, Purpose, ReturnCost
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
-from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
+from baton.engine.scheduler.sequences.config import Preemption
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import VOCAB_SIZE, FakeGrammar, cache_group
 from tests.support.scheduler.harness import ROOTS, Harness, request
@@ -123,8 +124,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         taken = self.scheduler.requests.keys()
         free_ids = [i for i in "abcdefghijklmnopq" if i not in taken]
         added = self.draw_request(data, data.draw(st.sampled_from(free_ids)))
-        self.total_tokens += len(added.token_ids)
-        self.total_tokens += added.params.max_tokens * added.params.num_sequences
+        self.total_tokens += len(added.spec.token_ids)
+        self.total_tokens += added.spec.params.max_tokens * added.spec.params.num_sequences
         self.harness.add(added)
 
     @precondition(lambda self: self.num_here < 5)
@@ -310,7 +311,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def deliver(self, request_id: str, *, with_token: bool) -> None:
         expected = self.harness.live[request_id]
-        if expected.request.params.num_sequences > 1 or expected.request.grammar is not None:
+        if expected.request.spec.params.num_sequences > 1 or expected.request.grammar is not None:
             with_token = False
         self.harness.deliver(request_id, with_token=with_token)
 
@@ -332,7 +333,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 harness.replay()
             case "unknown":
                 assert self.scheduler.abort("unknown") == []
-                assert self.scheduler.commit_external("unknown", 0) is None
+                self.scheduler.commit_external("unknown", 0)
                 self.scheduler.fail_external("unknown")
                 self.scheduler.release("unknown")
 

@@ -1,6 +1,6 @@
 """Interface of the scheduler beside its steps."""
 
-from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.engine.request import Purpose
 from tests.support.scheduler.harness import Harness, request
 
 

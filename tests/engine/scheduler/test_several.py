@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
+from baton.engine.request import FinishReason, KvSource
 from baton.models.encoder_input import EncoderInput
 from baton.sampling import EarlyStopping
 from tests.support.scheduler.fakes import cache_group

@@ -13,7 +13,7 @@ from PIL import Image
 
 from baton.cli.local.local_cluster import LocalCluster
 from baton.cluster.redis.client import connect
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.grpc.channels import Channels
@@ -53,7 +53,7 @@ class Model:
         self.path = path
         self.card: ModelCard = read_model_card(path)
         config = EngineConfig(device="cpu", dtype="float32", num_blocks=16)
-        self._engine = Engine.from_pretrained(path, config)
+        self._engine = LLM.from_pretrained(path, config)
 
     def request(self, request_id: str, given: Given) -> Request:
         prompt = self._engine.prompt_with_images(*given)

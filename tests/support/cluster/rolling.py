@@ -17,7 +17,7 @@ from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.local.ports import free_port
 from baton.cli.local.process import Process
 from baton.client.client import AsyncClient, Client
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.errors import BatonError
 from baton.models import locate
@@ -50,7 +50,7 @@ def clear_question(params: SamplingParams) -> Question:
     of it is chosen by more than what other steps may change. `params` ask for one greedy
     sequence."""
     prompts = [prompt_of(50, seed=seed) for seed in range(1, 6)]
-    engine = Engine.from_pretrained(locate("tiny"), _ALONE)
+    engine = LLM.from_pretrained(locate("tiny"), _ALONE)
     told = replace(params, logprobs=True, top_logprobs=2)
     margin, prompt, answer = max(
         (min(map(_margin_of, completion.logprobs)), prompt, completion.token_ids)
@@ -69,7 +69,7 @@ def _margin_of(logprobs: TokenLogprobs) -> float:
 
 def questions_of(wanted: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Question]:
     """With their answers, computed in this process."""
-    engine = Engine.from_pretrained(locate("tiny"), _ALONE)
+    engine = LLM.from_pretrained(locate("tiny"), _ALONE)
     results = engine.generate([list(prompt) for prompt, _ in wanted], [p for _, p in wanted])
     return [
         Question(tuple(prompt), params, tuple(c.token_ids for c in result.completions))

@@ -8,8 +8,10 @@ import pytest
 from baton.engine import assembly
 from baton.engine.assembly import LoadedModel
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, GenerationResult, SequenceUpdate
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM, GenerationResult
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest
 from baton.sampling import SamplingParams
 
 MAX_STEPS = 5000
@@ -24,9 +26,9 @@ def config_of(**changes: object) -> EngineConfig:
     return EngineConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
-def load(path: str, kind: type[Engine] = Engine, **changes: object) -> Engine:
-    """An engine of `config_of` these changes."""
-    return kind.from_pretrained(path, config_of(**changes))
+def load(path: str, kind: type[EngineCore] = EngineCore, **changes: object) -> LLM:
+    """An engine of `config_of` these changes, whose core is of this kind."""
+    return LLM(kind.from_pretrained(path, config_of(**changes)))
 
 
 def load_parts(path: str, **changes: object) -> tuple[EngineConfig, LoadedModel]:
@@ -45,10 +47,10 @@ def tokens(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
     return [r.token_ids for r in results]
 
 
-def assert_idle(engine: Engine) -> None:
-    engine.check_integrity()
-    assert engine.stats().num_held_blocks == 0
-    assert not engine.has_work
+def assert_idle(engine: LLM) -> None:
+    engine.core.scheduler.check_integrity()
+    assert engine.core.scheduler.stats().num_held_blocks == 0
+    assert not engine.core.has_work
 
 
 def request(
@@ -57,31 +59,31 @@ def request(
     return EngineRequest(request_id, tuple(prompt), params, len(prompt), **changes)
 
 
-def drain(engine: Engine, *, checked: bool = True) -> dict[str, list[SequenceUpdate]]:
+def drain(engine: LLM, *, checked: bool = True) -> dict[str, list[SequenceUpdate]]:
     """Steps until nothing is left to do; the updates of each request.
 
     Asserts after every step that tables, counts and places agree.
     """
     updates: dict[str, list[SequenceUpdate]] = {}
     for _ in range(MAX_STEPS):
-        if not engine.has_work:
+        if not engine.core.has_work:
             return updates
-        for update in engine.step().updates:
+        for update in engine.core.step().updates:
             updates.setdefault(update.request_id, []).append(update)
         if checked:
-            engine.check_integrity()
-    raise AssertionError(f"still not done after {MAX_STEPS} steps: {engine.stats()}")
+            engine.core.scheduler.check_integrity()
+    raise AssertionError(f"still not done after {MAX_STEPS} steps: {engine.core.scheduler.stats()}")
 
 
 def answers(
-    engine: Engine,
+    engine: LLM,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams],
 ) -> list[list[SequenceUpdate]]:
     """Returns the updates of each prompt. Its request is named by its index."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     for i, (prompt, of_one) in enumerate(zip(prompts, each, strict=True)):
-        engine.add_request(request(str(i), prompt, of_one))
+        engine.core.add(request(str(i), prompt, of_one))
     updates = drain(engine)
     return [updates[str(i)] for i in range(len(prompts))]
 
@@ -107,13 +109,13 @@ _said: dict[tuple[object, ...], tuple[int, ...]] = {}
 
 
 def alone(
-    engine: Engine, prompt: tuple[int, ...], params: SamplingParams, count: int
+    engine: LLM, prompt: tuple[int, ...], params: SamplingParams, count: int
 ) -> dict[int, tuple[int, ...]]:
     """Returns what `count` requests of one sequence say, one after the other. Remembered."""
     for index in range(count):
-        key = (engine.info.fingerprint, prompt, params, index)
+        key = (engine.core.facts.info.fingerprint, prompt, params, index)
         if key not in _said:
             one = EngineRequest("alone", prompt, params, len(prompt), sequence_index=index)
-            engine.add_request(one)
+            engine.core.add(one)
             _said[key] = output_of(drain(engine, checked=False)["alone"])[index]
-    return {i: _said[engine.info.fingerprint, prompt, params, i] for i in range(count)}
+    return {i: _said[engine.core.facts.info.fingerprint, prompt, params, i] for i in range(count)}

@@ -7,11 +7,11 @@ a checkpoint.
 import asyncio
 import sys
 
-from baton.engine.async_engine import AsyncEngine
+from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
-from baton.engine.messages import EngineRequest
 from baton.engine.process.engine_child import EngineChild, fork_engine
 from baton.engine.process.engine_process import EngineProcess
+from baton.engine.request import EngineRequest
 from baton.sampling import SamplingParams
 
 _CONFIG = EngineConfig(device="cpu", dtype="float32", num_blocks=64, num_threads=1)
@@ -26,7 +26,7 @@ async def _serve(child: EngineChild, path: str) -> None:
         reasons.append(reason)
         failed.set()
 
-    engine = AsyncEngine(core, on_failure=on_failure)
+    engine = EngineClient(core, on_failure=on_failure)
     engine.start()
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     with engine.open(EngineRequest("a", (1, 2, 3), params, 3)) as stream:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from baton.engine.messages import SequenceUpdate
+from baton.engine.outputs import SequenceUpdate
 from baton.sampling import EarlyStopping, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 
 CPU = torch.device("cpu")
@@ -49,8 +49,8 @@ class CountedGraphs(DecodeGraphs):
     num_steps = 0
     num_with_drafts = 0
 
-    def __init__(self, engine: Engine) -> None:
-        config, runner = engine.config, engine.runner
+    def __init__(self, engine: LLM) -> None:
+        config, runner = engine.core.config, engine.core.runner
         sizes = capture_sizes(config.max_num_seqs, 1 + config.max_drafts)
         batch = PreparedBatch(runner.attention, sizes[-1])
 
@@ -60,7 +60,7 @@ class CountedGraphs(DecodeGraphs):
             batch: PreparedBatch,
             rows: torch.Tensor,
         ) -> torch.Tensor:
-            logits = torch.full((len(rows), engine.info.vocab_size), torch.nan)
+            logits = torch.full((len(rows), engine.core.facts.info.vocab_size), torch.nan)
             if batch.step is not None:
                 num = len(batch.step.positions)
                 inputs = token_ids[:num], positions[:num], batch.step, rows[:num]

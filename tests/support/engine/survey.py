@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
-from baton.engine.messages import GenerationResult
+from baton.engine.llm import GenerationResult
 from baton.errors import UnsupportedModelError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import VOCAB_SIZE, save_random

@@ -26,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 from baton.engine.assembly import assemble
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.transformers_model import AttentionHook
 from baton_kernels import block_copy
@@ -136,9 +137,10 @@ class MetaDevice:
     def recorder(self) -> Rerun:
         return Rerun()
 
-    def engine(self, model: PreTrainedModel, hook: AttentionHook, config: EngineConfig) -> Engine:
+    def engine(self, model: PreTrainedModel, hook: AttentionHook, config: EngineConfig) -> LLM:
         config = replace(config, num_blocks=4096, kernels="triton")
-        return Engine(config, assemble(model, hook, config, "", "random weights", b""))
+        loaded = assemble(model, hook, config, "", "random weights", b"")
+        return LLM(EngineCore(config, loaded))
 
 
 def run_benchmarks(sizes: Sizes) -> None:

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from baton.engine.assembly import assemble
 from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
 from baton.engine.models.cuda_graphs import CudaRecorder, Step
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.transformers_model import AttentionHook
@@ -38,11 +39,11 @@ class CpuDevice:
     def recorder(self) -> Rerun:
         return Rerun()
 
-    def engine(self, model: PreTrainedModel, hook: AttentionHook, config: EngineConfig) -> Engine:
+    def engine(self, model: PreTrainedModel, hook: AttentionHook, config: EngineConfig) -> LLM:
         config = replace(config, kernels="triton", num_blocks=self._num_blocks)
         loaded = assemble(model, hook, config, "", "random weights", b"")
         assert isinstance(loaded.backend, TritonBackend)
-        return Engine(config, replace(loaded, backend=RerunBackend(loaded.backend)))
+        return LLM(EngineCore(config, replace(loaded, backend=RerunBackend(loaded.backend))))
 
 
 class RerunBackend(TritonBackend):

@@ -11,7 +11,8 @@ import torch
 from baton.engine.assembly import load
 from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
 from baton.engine.models.encoder_features import EncoderFeatures
 from baton.engine.runner import DecoderModel
 
@@ -46,11 +47,11 @@ class DelayedModel:
         return self._model.forward(token_ids, positions, batch, logit_rows, features)
 
 
-def delayed_engine(path: str, config: EngineConfig) -> tuple[Engine, DelayedModel]:
+def delayed_engine(path: str, config: EngineConfig) -> tuple[LLM, DelayedModel]:
     """Returns an engine, and its model, which has no delay yet."""
     loaded = load(path, config, lambda _phase, _fraction: None)
     model = DelayedModel(loaded.model)
-    return Engine(config, replace(loaded, model=model)), model
+    return LLM(EngineCore(config, replace(loaded, model=model))), model
 
 
 def cycles(seconds: float, device: torch.device) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.sampling import SamplingParams
 
 VOCAB_SIZE = 128
@@ -68,5 +68,5 @@ PROMPTS = [[7], list(range(1, 16)), list(range(3, 20)), list(range(40, 77))]
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
-def tokens(engine: Engine) -> list[tuple[int, ...]]:
+def tokens(engine: LLM) -> list[tuple[int, ...]]:
     return [result.token_ids for result in engine.generate(PROMPTS, GREEDY)]

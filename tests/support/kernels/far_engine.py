@@ -19,9 +19,8 @@ import torch
 from baton.engine.cache.cuda_ipc import CudaDriver
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest
-from baton.engine.scheduler.sequences.sequence import Purpose
+from baton.engine.llm import LLM
+from baton.engine.request import EngineRequest, Purpose
 from baton.sampling import SamplingParams
 from baton_kvtransfer.connector import Receiver
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles
@@ -47,11 +46,11 @@ async def _offer(pools: list[KvPool], stack: AsyncExitStack) -> Any:
     return asdict((await stack.enter_async_context(HandleServer(pools))).endpoint)
 
 
-def _prefill(engine: Engine, name: str, prompt: list[int]) -> None:
+def _prefill(engine: LLM, name: str, prompt: list[int]) -> None:
     params = SamplingParams(max_tokens=1, ignore_eos=True)
-    engine.add_request(EngineRequest(name, tuple(prompt), params, len(prompt), Purpose.PREFILL))
-    while engine.has_work:
-        for update in engine.step().updates:
+    engine.core.add(EngineRequest(name, tuple(prompt), params, len(prompt), Purpose.PREFILL))
+    while engine.core.has_work:
+        for update in engine.core.step().updates:
             if name:
                 told = [update.num_computed_tokens, update.block_ids, update.token_id]
                 print(json.dumps(told), flush=True)
@@ -59,17 +58,17 @@ def _prefill(engine: Engine, name: str, prompt: list[int]) -> None:
 
 async def main(path: str, settings: str) -> None:
     engine, model = delayed_engine(path, EngineConfig(**json.loads(settings)))
-    pools = engine.cache.pools
+    pools = engine.core.cache.pools
     async with AsyncExitStack() as stack:
         print(json.dumps(await _offer(pools, stack)), flush=True)
         prompt, delay = json.loads(await asyncio.to_thread(sys.stdin.readline))
         _prefill(engine, "", prompt)  # compiles
-        engine.release("")
+        engine.core.scheduler.release("")
         for pool in pools:
             pool.content.zero_()
         if pools[0].content.is_cuda:
             torch.cuda.synchronize()
-        model.num_cycles = cycles(delay, engine.device)
+        model.num_cycles = cycles(delay, engine.core.device)
         await asyncio.to_thread(_prefill, engine, "it", prompt)
         await asyncio.to_thread(sys.stdin.read)
 

@@ -1,19 +1,19 @@
 """Warm-up of an engine on the CPU, as one on a GPU has it at load."""
 
-from baton.engine.engine import Engine
+from baton.engine.llm import LLM
 from baton.engine.warm_up import warm_up
 
 
-def warm(engine: Engine) -> None:
+def warm(engine: LLM) -> None:
     """Launches all that serving launches, in the sizes that the engine's config has on a GPU."""
-    runner, config = engine.runner, engine.config
+    runner, config = engine.core.runner, engine.core.config
     warm_up(
         runner.model,
         runner.attention,
         runner.attention,
         runner.sampler,
-        engine.cache,
+        engine.core.cache,
         num_tokens=config.tokens_per_step("cuda"),
-        max_len=engine.info.max_model_len,
+        max_len=engine.core.facts.info.max_model_len,
         num_rows=config.max_num_seqs,
     )

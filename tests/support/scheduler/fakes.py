@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
+from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
@@ -21,7 +22,7 @@ from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.beam import BeamSearch
-from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Sequence
+from baton.engine.scheduler.sequences.sequence import Request, Sequence
 from baton.models.encoder_input import EncoderInput
 
 VOCAB_SIZE = 11
@@ -50,7 +51,7 @@ def prefix_states(root: bytes, token_ids: Tokens, inputs: Inputs = ()) -> tuple[
 
 
 def states_of(request: Request, token_ids: Iterable[int]) -> tuple[int, ...]:
-    return prefix_states(request.root, tuple(map(int, token_ids)), request.encoder_inputs)
+    return prefix_states(request.root, tuple(map(int, token_ids)), request.spec.encoder_inputs)
 
 
 def next_token(state: int, index: int = 0) -> int:
@@ -89,13 +90,13 @@ def ending_of(request: Request, state: int) -> FinishReason | None:
 def given_to(request: Request, index: int) -> Tokens:
     """Returns the tokens that a sequence of the request has from elsewhere, after the prompt and
     before it forks."""
-    return (request.outputs[index - request.sequence_index] or ()) if request.outputs else ()
+    return (request.outputs[index - request.spec.sequence_index] or ()) if request.outputs else ()
 
 
 def alone(request: Request, index: int) -> tuple[list[int], FinishReason]:
     """The tokens that a sequence of the request produces with the machine to itself, behind those
     it was given."""
-    tokens = [*request.token_ids, *given_to(request, index)]
+    tokens = [*request.spec.token_ids, *given_to(request, index)]
     num_given = len(tokens)
     while True:
         tokens.append(next_token(states_of(request, tokens)[-1], index))
@@ -107,7 +108,7 @@ def alone(request: Request, index: int) -> tuple[list[int], FinishReason]:
 
 def beams_alone(request: Request) -> list[tuple[tuple[int, ...], float]]:
     """The hypotheses that a request with beams ends with, best first, and their scores."""
-    params = request.params
+    params = request.spec.params
     search = BeamSearch(
         width=params.beam_width,
         length_penalty=params.length_penalty,
@@ -115,7 +116,7 @@ def beams_alone(request: Request) -> list[tuple[tuple[int, ...], float]]:
         eos_token_ids=request.eos_token_ids | request.stop_token_ids,
         max_tokens=params.max_tokens,
     )
-    beams: list[Tokens] = [tuple(request.token_ids)]
+    beams: list[Tokens] = [tuple(request.spec.token_ids)]
     while not search.is_done:
         rows = [candidates(states_of(request, beam)[-1]) for beam in beams]
         k = search.num_candidates
@@ -313,7 +314,9 @@ class FakeRunner:
     def _states(self, sequence: Sequence, length: int) -> tuple[int, ...]:
         """Returns the states of the first tokens in a sequence's row, drafts among them."""
         tokens = self._batch_slots.token_ids[sequence.batch_slot, :length].tolist()
-        return prefix_states(sequence.request.root, tuple(tokens), sequence.request.encoder_inputs)
+        return prefix_states(
+            sequence.request.root, tuple(tokens), sequence.request.spec.encoder_inputs
+        )
 
     def _write(self, work: list[tuple[Work, Sequence]]) -> None:
         """All of a step's KV, before any of it is read."""
@@ -345,7 +348,7 @@ class FakeRunner:
                 assert group.pool._ref_counts[table[i]] == 1 + num_readers, "others may read it"
 
     def _check_encoded(self, item: Work, sequence: Sequence) -> None:
-        for wanted in sequence.request.encoder_inputs:
+        for wanted in sequence.request.spec.encoder_inputs:
             if wanted.start < item.end and item.start < wanted.end:
                 assert self._is_encoded(wanted), "an encoder input is missing"
 

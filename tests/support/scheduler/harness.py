@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from baton.cluster.prefix import hash_chain
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import OutputState
@@ -30,14 +31,7 @@ from baton.engine.scheduler.scheduling.progress import (
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import (
-    FinishReason,
-    KvSource,
-    Purpose,
-    Request,
-    Sequence,
-    SequenceStatus,
-)
+from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus
 from baton.sampling import SamplingParams
 from tests.support.scheduler.fakes import (
     CLEARED,
@@ -64,17 +58,13 @@ def request(
 
     Fields of `SamplingParams` go to these, all others are the request's own.
     """
-    prompt = list(prompt)
-    fields = SamplingParams.__dataclass_fields__.keys() - {"grammar", "stop_token_ids"}
-    ours = {name: kind.pop(name) for name in list(kind) if name in fields}
-    return Request(
-        request_id=request_id,
-        token_ids=prompt,
-        num_prompt_tokens=len(prompt) - given,
-        params=SamplingParams(max_tokens=max_tokens, **ours),
-        root=kind.pop("root", ROOTS[0]),
-        **kind,
-    )
+    own = ("root", "eos_token_ids", "speculates", "grammar")
+    states = {"root": ROOTS[0]} | {name: kind.pop(name) for name in own if name in kind}
+    fields = SamplingParams.__dataclass_fields__.keys()
+    chosen = {name: kind.pop(name) for name in list(kind) if name in fields}
+    params = SamplingParams(max_tokens=max_tokens, **chosen)
+    spec = EngineRequest(request_id, tuple(prompt), params, len(prompt) - given, **kind)
+    return Request(spec=spec, **states)
 
 
 @dataclass
@@ -98,8 +88,8 @@ class Expected:
     def of(cls, request: Request) -> "Expected":
         if request.beams is not None:
             return cls(request, {}, beams_alone(request))
-        count = request.params.num_sequences if request.purpose is Purpose.GENERATE else 1
-        indices = range(request.sequence_index, request.sequence_index + count)
+        count = request.spec.params.num_sequences if request.spec.purpose is Purpose.GENERATE else 1
+        indices = range(request.spec.sequence_index, request.spec.sequence_index + count)
         if request.outputs:
             indices = [i for i, o in zip(indices, request.outputs, strict=True) if o is not None]
         outcomes = {i: alone(request, i) for i in indices}
@@ -108,23 +98,24 @@ class Expected:
     @property
     def num_tokens(self) -> int:
         """Tokens it arrived with."""
-        return len(self.request.token_ids)
+        return len(self.request.spec.token_ids)
 
     @property
     def is_done(self) -> bool:
-        wanted = self.request.params.n if self.request.beams else len(self.outcomes)
+        wanted = self.request.spec.params.n if self.request.beams else len(self.outcomes)
         return len(self.finished) == wanted
 
     def states(self) -> tuple[int, ...]:
-        return states_of(self.request, self.request.token_ids)
+        return states_of(self.request, self.request.spec.token_ids)
 
     def expected_scores(self) -> list[float]:
         """Returns the scores of the prompt's tokens, where they are computed here and asked for."""
-        if self.request.params.prompt_logprobs is None or self.was_external:
+        if self.request.spec.params.prompt_logprobs is None or self.was_external:
             return []
-        tokens, states = self.request.token_ids, self.states()
+        tokens, states = self.request.spec.token_ids, self.states()
         return [
-            score_of(states[p - 1], tokens[p]) for p in range(1, self.request.num_prompt_tokens)
+            score_of(states[p - 1], tokens[p])
+            for p in range(1, self.request.spec.num_prompt_tokens)
         ]
 
 
@@ -161,6 +152,7 @@ class Harness:
         self.num_right_drafts = 0
         self.drafts_itself = False
         self.computed: dict[str, tuple[int, int]] = {}
+        self._untold: dict[tuple[Request, int], tuple[tuple[int, ...], FinishReason]] = {}
         self._findable: set[bytes] = set()
         self._content: dict[tuple[int, bytes], tuple[int, ...]] = {}
         self._true_states: set[int] = set()
@@ -174,17 +166,18 @@ class Harness:
         for each in requests:
             expected = self.live[each.request_id] = Expected.of(each)
             for index, (outcome, _) in expected.outcomes.items():
-                tokens = [*each.token_ids, *expected.given[index], *outcome]
+                tokens = [*each.spec.token_ids, *expected.given[index], *outcome]
                 for _ in range(self.config.max_drafts):  # those right of a draft behind the end
                     tokens.append(next_token(states_of(each, tokens)[-1], index))
                 self._true_states.update(states_of(each, tokens))
             for tokens, _ in expected.beams:
-                self._true_states.update(states_of(each, [*each.token_ids, *tokens]))
+                self._true_states.update(states_of(each, [*each.spec.token_ids, *tokens]))
         self.scheduler.add(*requests)
 
     def abort(self, request_id: str) -> None:
         self._note_command()
         ended = self.scheduler.abort(request_id)
+        self._untold = {k: v for k, v in self._untold.items() if k[0].request_id != request_id}
         assert [r.request_id for r in ended] == [request_id]
         self._drop(request_id)
 
@@ -192,12 +185,12 @@ class Harness:
         """Returns whether the sequence could be ended now."""
         self._note_command()
         expected = self.live[request_id]
-        progress = self.scheduler.end_sequence(request_id, index)
-        if progress is None:
+        before = [sequence.index for sequence in expected.request.sequences]
+        self.scheduler.end_sequence(request_id, index)
+        if [sequence.index for sequence in expected.request.sequences] == before:
             return False
-        assert (progress.request, progress.index) == (expected.request, index)
-        assert (progress.token_ids, progress.finish_reason) == ((), FinishReason.ABORTED)
         assert index not in expected.finished
+        self._untold[expected.request, index] = (), FinishReason.ABORTED
         expected.finished.add(index)
         expected.was_cut = True
         if expected.is_done:
@@ -242,7 +235,7 @@ class Harness:
     def reset_prefix_cache(self) -> None:
         self._note_command()
         num_cached = sum(len(group.pool._cached) for group in self.groups)
-        assert self.scheduler.reset_prefix_cache() == num_cached
+        assert self.scheduler.flush_cache() == num_cached
 
     def evict(self, block_ids: SequenceOf[int], group: int) -> None:
         self._note_command()
@@ -295,14 +288,22 @@ class Harness:
         self.arrive(request_id, 10**6)
         expected.allocation, expected.was_external = None, True
         token = None
-        if with_token and not expected.request.num_external_tokens:
+        if with_token and not expected.request.spec.num_external_tokens:
             (outcome,) = expected.outcomes.values()
             token = outcome[0][0]
-        progress = self.scheduler.commit_external(request_id, token, -1.5)
-        assert (progress is None) == (token is None)
-        if progress is not None:
-            assert progress.logprobs == (-1.5,)
-            self._note_item(progress)
+        self.scheduler.commit_external(request_id, token, -1.5)
+        if token is not None:
+            self._note_given(expected, token)
+
+    def _note_given(self, expected: Expected, token: int) -> None:
+        """Notes another worker's first token, which the next step tells if it is the last."""
+        (index,) = expected.outcomes
+        outcome, reason = expected.outcomes[index]
+        position = expected.num_tokens - expected.request.spec.num_prompt_tokens
+        ends = len(outcome) == 1
+        if ends:
+            self._untold[expected.request, index] = (token,), reason
+        self._note(expected.request, index, (token,), position, reason if ends else None)
 
     def fail(self, request_id: str) -> None:
         """It will not come."""
@@ -331,7 +332,7 @@ class Harness:
 
     def _num_awaited(self, expected: Expected) -> int:
         """Tokens whose KV comes from elsewhere."""
-        return expected.request.num_external_tokens or expected.num_tokens
+        return expected.request.spec.num_external_tokens or expected.num_tokens
 
     # The step.
 
@@ -398,9 +399,9 @@ class Harness:
         """It has made room, and is not here any more, though its tokens are not complete."""
         request_id = sequence.request.request_id
         self.returned[request_id] = self.live.pop(request_id)
-        assert sequence.request.return_cost is not None
-        assert sequence.request.params.num_sequences == 1
-        assert sequence.request.purpose is Purpose.GENERATE
+        assert sequence.request.spec.return_cost is not None
+        assert sequence.request.spec.params.num_sequences == 1
+        assert sequence.request.spec.purpose is Purpose.GENERATE
         assert self.config.preemption in (Preemption.AUTO, Preemption.RETURN)
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
@@ -416,7 +417,13 @@ class Harness:
         self.jobs.take(plan.encoder.held)
         self._note_decodes(progress.decoded, result)
         for item in progress.others:
-            self._note_item(item)
+            if (item.request, item.index) in self._untold:
+                told = item.token_ids, item.finish_reason
+                assert told == self._untold.pop((item.request, item.index))
+                assert item.logprobs == (-1.5,) * len(item.token_ids)
+            else:
+                self._note_item(item)
+        assert not self._untold, "the end of a sequence untold"
         self.check()
         return progress
 
@@ -427,13 +434,13 @@ class Harness:
         for sequence, token, num_tokens in zip(
             decoded.sequences, decoded.token_ids.tolist(), decoded.num_tokens.tolist(), strict=True
         ):
-            position = num_tokens - 1 - sequence.request.num_prompt_tokens
+            position = num_tokens - 1 - sequence.request.spec.num_prompt_tokens
             self._note(sequence.request, sequence.index, (token,), position, sequence.finish_reason)
 
     def _note_item(self, item: SequenceProgress) -> None:
         if item.finish_reason is FinishReason.RETURNED:
             expected = self.returned[item.request.request_id]
-            given = expected.num_tokens - item.request.num_prompt_tokens
+            given = expected.num_tokens - item.request.spec.num_prompt_tokens
             assert item.token_ids == ()
             num_told = len(expected.produced.get(item.index, ()))
             assert item.position == given + num_told, "a token untold"
@@ -466,7 +473,7 @@ class Harness:
             return
         assert index not in expected.finished, "a sequence goes on after its end"
         produced = expected.produced.setdefault(index, [])
-        given = expected.num_tokens + len(expected.given[index]) - request.num_prompt_tokens
+        given = expected.num_tokens + len(expected.given[index]) - request.spec.num_prompt_tokens
         assert position == given + len(produced), "a token at another position"
         produced += tokens
         outcome, expected_reason = expected.outcomes[index]
@@ -484,7 +491,7 @@ class Harness:
         request_id = expected.request.request_id
         del self.live[request_id]
         failed = any(reason is FinishReason.FAILED for _, reason in expected.outcomes.values())
-        if expected.request.purpose is Purpose.PREFILL and not failed:
+        if expected.request.spec.purpose is Purpose.PREFILL and not failed:
             self.kept[request_id] = expected
 
     def _draft(self) -> None:
@@ -631,7 +638,7 @@ class Harness:
         if self.config.max_cache_reads is not None or not plan.new_slots:
             return  # others may take blocks after what was overdue
         last = plan.new_slots[-1]
-        is_fork = last.index > last.request.sequence_index and not last.num_interruptions
+        is_fork = last.index > last.request.spec.sequence_index and not last.num_interruptions
         if (
             (may_grow or any(map(_may_grow, plan.new_slots[:-1])))
             and not is_fork
@@ -656,7 +663,7 @@ class Harness:
     def _check_prefills(self) -> None:
         for expected in self.live.values():
             each = expected.request
-            if each.purpose is Purpose.PREFILL and each.kv_source is KvSource.LOCAL:
+            if each.spec.purpose is Purpose.PREFILL and each.kv_source is KvSource.LOCAL:
                 # One that got nothing from elsewhere went back to those that wait, once.
                 assert all(s.num_interruptions == expected.has_failed for s in each.sequences)
 

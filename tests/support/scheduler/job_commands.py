@@ -45,7 +45,8 @@ class JobCommands:
         """Ends a job; `commits`: if its output arrives, all of it has."""
         job = self.open.pop(number)
         if commits and job.arrives:
-            assert self._scheduler.encode_jobs.commit(number)
+            self._scheduler.encode_jobs.commit(number)
+            assert job.encoder_input.content_hash in self._scheduler.encode_jobs.cache
         self._scheduler.encode_jobs.release(number)
 
     def take(self, answers: Iterable[HeldOutput]) -> None:

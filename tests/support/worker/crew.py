@@ -69,12 +69,12 @@ class Member:
 
     @property
     def num_computed_tokens(self) -> int:
-        return self.worker.engine.stats().num_computed_tokens
+        return self.worker.engine.reading.stats.num_computed_tokens
 
     @property
     def num_encoded_tokens(self) -> int:
         """Tokens of images whose encoder output this worker has computed."""
-        return self.worker.engine.work_done.num_encoder_tokens
+        return self.worker.engine.reading.work_done.num_encoder_tokens
 
     @property
     def num_fetched_outputs(self) -> int:
@@ -83,13 +83,13 @@ class Member:
 
     @property
     def num_pulled_tokens(self) -> int:
-        return self.worker.engine.stats().num_pulled_tokens
+        return self.worker.engine.reading.stats.num_pulled_tokens
 
     def hashes(self, tokens: list[int], images: Sequence[HashedInput] = ()) -> bytes:
         """Returns the hashes of the full blocks of a text."""
         engine = self.worker.engine
-        root = engine.info.namespace.root(b"", b"")
-        chain = hash_chain(root, tokens, engine.block_size, images)
+        root = engine.facts.info.namespace.root(b"", b"")
+        chain = hash_chain(root, tokens, engine.facts.block_size, images)
         return b"".join(chain)
 
     def handle(self, lease_id: bytes, num_tokens: int) -> kv_transfer_pb2.KvHandle:
@@ -225,11 +225,11 @@ class Crew:
     async def nothing_held(self, within: float = 2.0) -> None:
         await until(lambda: not any(map(_num_held, self.members)), within=within)
         for member in self.members:
-            member.worker.engine.core.engine.check_integrity()
+            member.worker.engine.handle.core.scheduler.check_integrity()
 
 
 def _num_held(member: Member) -> int:
-    stats = member.worker.engine.stats()
+    stats = member.worker.engine.reading.stats
     waits = stats.num_waiting + stats.num_running + stats.num_awaiting_kv + stats.num_kept
     outputs = stats.num_held_encoder_blocks + stats.num_encode_jobs
     return stats.num_held_blocks + outputs + waits + member.num_leased_or_promised

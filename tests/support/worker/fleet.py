@@ -75,11 +75,11 @@ class FleetMember:
 
     @property
     def stats(self) -> Any:
-        return self._worker.engine.stats()
+        return self._worker.engine.reading.stats
 
     @property
     def namespace(self) -> PrefixNamespace:
-        return self._worker.engine.info.namespace
+        return self._worker.engine.facts.info.namespace
 
     @contextmanager
     def loaded(self, *, num_sequences: int = 1, **_tokens: int) -> Iterator[None]:

@@ -183,7 +183,7 @@ class Pair:
         await until(lambda: not self._num_held(), within=within)
 
     def _num_held(self) -> int:
-        blocks = sum(w.engine.stats().num_held_blocks for w in (self.prefill, self.decode))
+        blocks = sum(w.engine.reading.stats.num_held_blocks for w in (self.prefill, self.decode))
         return blocks + len(self._leases) + self._promises.num_promised_blocks
 
 

@@ -4,7 +4,7 @@ import random
 from functools import cache
 from typing import Any
 
-from baton.engine import Engine, EngineConfig
+from baton.engine import LLM, EngineConfig
 from baton.sampling import SamplingParams
 
 VOCAB_SIZE = 512
@@ -15,9 +15,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [source.randrange(5, VOCAB_SIZE) for _ in range(length)]
 
 
-def engine_of(model: str, **changes: Any) -> Engine:
+def engine_of(model: str, **changes: Any) -> LLM:
     config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8, **changes)
-    return Engine.from_pretrained(model, config)
+    return LLM.from_pretrained(model, config)
 
 
 def alone(

@@ -59,9 +59,12 @@ class CacheChanges:
         self._changes.clear()
         self._was_cleared = True
 
+    def __bool__(self) -> bool:
+        return bool(self._changes) or self._was_cleared
+
     def drain(self) -> CacheEvents:
         """Returns the changes, and forgets them."""
-        if not self._changes and not self._was_cleared:
+        if not self:
             return _NO_EVENTS
         events = CacheEvents(
             stored=tuple(h for h, stored in self._changes.items() if stored),
@@ -195,6 +198,10 @@ class BlockPool:
         self._num_cached_free = 0
         self._changes.clear()
         return count
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._changes)
 
     def drain_events(self) -> CacheEvents:
         """Returns the changes of the prefix cache since the last call."""

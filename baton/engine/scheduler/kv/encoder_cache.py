@@ -280,6 +280,10 @@ class EncoderCache:
             if entry.state is OutputState.STORED:
                 self._changes.store(content_hash)
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._changes)
+
     def drain_events(self) -> CacheEvents:
         """Returns the content hashes stored and removed since the last call."""
         return self._changes.drain()

@@ -67,7 +67,7 @@ class PrefixCache:
         the hit. `pending` blocks count as cached, but are not copied: copies precede the step that
         writes them.
         """
-        if not self.is_enabled or sequence.request.params.prompt_logprobs is not None:
+        if not self.is_enabled or sequence.request.spec.params.prompt_logprobs is not None:
             return self._no_hit()
         num_tokens = sequence.num_tokens
         self._extend_hashes(sequence, num_tokens)
@@ -189,7 +189,7 @@ class PrefixCache:
 
     def is_awaited(self, pending: PendingBlocks, sequence: Sequence, hit: PrefixHit) -> bool:
         """Returns True if the block after a sequence's hit is one that a later step computes."""
-        if not pending.awaited or sequence.request.params.prompt_logprobs is not None:
+        if not pending.awaited or sequence.request.spec.params.prompt_logprobs is not None:
             return False
         next_block = hit.num_tokens // self._block_size
         return not pending.awaited.isdisjoint(sequence.block_hashes[next_block : next_block + 1])
@@ -214,7 +214,7 @@ class PrefixCache:
         known = len(hashes) * size
         if num_tokens - known >= size:
             request = sequence.request
-            inputs = request.encoder_inputs
+            inputs = request.spec.encoder_inputs
             new = sequence.tokens[known:num_tokens].astype(_ENCODED, copy=False).tobytes()
             spans = [i.hashed for i in inputs]
             extras_of = partial(input_extras, spans, size) if spans else None
@@ -232,6 +232,10 @@ class PrefixCache:
     def clear(self) -> int:
         """Drops every cached prefix. Returns how many blocks were cached."""
         return sum(group.pool.clear() for group in self._groups)
+
+    @property
+    def has_events(self) -> bool:
+        return self._furthest.has_events
 
     def drain_events(self) -> CacheEvents:
         """Returns the cache events since the last call, of the group with the largest window."""

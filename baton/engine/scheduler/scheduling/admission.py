@@ -1,5 +1,6 @@
 """Admission of waiting and swapped sequences to the running batch. Never preempts."""
 
+from baton.engine.request import KvSource, Purpose
 from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
 from baton.engine.scheduler.scheduling.chunking import NOTHING_KEPT, Chunker, Kept
@@ -8,13 +9,7 @@ from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import (
-    KvSource,
-    Purpose,
-    Request,
-    Sequence,
-    SequenceStatus,
-)
+from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus
 
 # Waiting sequences that one step passes over before it looks no further: for their cache reads, or
 # since a prompt that is being computed begins alike.
@@ -139,17 +134,17 @@ class Admission:
         """Returns True if it has to wait for external KV. A sequence that needs only a prefix from
         elsewhere, and has it cached by now, does not; `step.external` reports that."""
         request = sequence.request
-        if not request.num_external_tokens:
+        if not request.spec.num_external_tokens:
             return True
         hit = self._kv.prefixes.find(sequence, needs_logits=True)
-        if hit.num_tokens < request.num_external_tokens:
+        if hit.num_tokens < request.spec.num_external_tokens:
             return True
         request.kv_source = KvSource.LOCAL
         step.external.append(ExternalAllocation(request.request_id, (), 0))
         return False
 
     def _start_external(self, step: Step, sequence: Sequence) -> bool:
-        num_tokens = sequence.request.num_external_tokens or sequence.num_tokens
+        num_tokens = sequence.request.spec.num_external_tokens or sequence.num_tokens
         is_part = num_tokens < sequence.num_tokens
         hit = self._kv.prefixes.find(sequence, needs_logits=is_part)
         # The last token's KV may be recomputed here, for its logits.
@@ -220,7 +215,7 @@ class Admission:
         return chunk if admitted else None
 
     def _must_fit(self, sequence: Sequence) -> bool:
-        is_prefill = sequence.request.purpose is Purpose.PREFILL
+        is_prefill = sequence.request.spec.purpose is Purpose.PREFILL
         return is_prefill or self._config.full_sequence_must_fit
 
     def _keeps_margin(self, sequence: Sequence) -> bool:

@@ -9,6 +9,7 @@ blocks and prefixes that the step before writes may be read, and blocks that it 
 
 import numpy as np
 
+from baton.engine.request import Purpose
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.plan import NotAhead, ScheduledRange, StepPlan
@@ -18,7 +19,7 @@ from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import Step
 from baton.engine.scheduler.scheduling.waiting_queue import order_of
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton.engine.scheduler.sequences.sequence import Purpose, Sequence, SequenceStatus
+from baton.engine.scheduler.sequences.sequence import Sequence, SequenceStatus
 
 
 class AheadPlanner:
@@ -141,7 +142,7 @@ def _why_not_beside(special: Sequence) -> NotAhead | None:
     request = special.request
     if request.beams is not None:
         return NotAhead.BEAMS
-    return NotAhead.ENCODER if request.encoder_inputs else None
+    return NotAhead.ENCODER if request.spec.encoder_inputs else None
 
 
 def _why_not_after(chunk: ScheduledRange) -> NotAhead | None:
@@ -153,4 +154,4 @@ def _why_not_after(chunk: ScheduledRange) -> NotAhead | None:
 
 
 def _generates(sequence: Sequence) -> bool:
-    return sequence.request.purpose is Purpose.GENERATE
+    return sequence.request.spec.purpose is Purpose.GENERATE

@@ -53,7 +53,7 @@ class Chunker:
         chunk = PlannedRange(sequence, start, end, num_drafts)
         if sequence.request.is_handed_over:
             self._halve(step, chunk)
-        if sequence.request.encoder_inputs:
+        if sequence.request.spec.encoder_inputs:
             self._limit_to_encoder(step, chunk)
         return chunk if chunk.end > start and step.takes_reads([chunk], kept.reads) else None
 
@@ -76,15 +76,16 @@ class Chunker:
             chunk.end, chunk.ends_step = half, True
 
     def _has_uncut_inputs(self, chunk: PlannedRange) -> bool:
-        return bool(chunk.sequence.request.encoder_inputs) and not self._config.cuts_encoder_inputs
+        inputs = chunk.sequence.request.spec.encoder_inputs
+        return bool(inputs) and not self._config.cuts_encoder_inputs
 
     def _limit_to_encoder(self, step: Step, chunk: PlannedRange) -> None:
         """Shortens a range to end before an encoder input that does not fit this step."""
         request, encoder, jobs = chunk.sequence.request, self._states.encoder, self._states.jobs
         if self._has_uncut_inputs(chunk):
-            chunk.end = uncut_end(request.encoder_inputs, chunk.start, chunk.end)
+            chunk.end = uncut_end(request.spec.encoder_inputs, chunk.start, chunk.end)
         chunk.encoder = limit_chunk(
-            request.encoder_inputs,
+            request.spec.encoder_inputs,
             chunk.start,
             chunk.end,
             encoder,

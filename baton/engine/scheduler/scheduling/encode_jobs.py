@@ -90,15 +90,13 @@ class EncodeJobs:
         job = self._waiting[number] = self._ranked(wanted, is_arrival=True)
         self._awaited[job.encoder_input.content_hash] += 1
 
-    def commit(self, number: int) -> bool:
-        """Caches the output whose blocks an arrival has filled, and ends the job. Returns False,
-        without change, if it has no blocks."""
+    def commit(self, number: int) -> None:
+        """Caches the output whose blocks an arrival has filled, and ends the job. Does nothing if
+        it has no blocks."""
         job = self._active.get(number)
-        if job is None or not job.is_arrival:
-            return False
-        self.cache.commit(job.encoder_input.content_hash)
-        self.release(number)
-        return True
+        if job is not None and job.is_arrival:
+            self.cache.commit(job.encoder_input.content_hash)
+            self.release(number)
 
     def release(self, *numbers: int) -> None:
         """Ends jobs, in any state. Idempotent."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from baton.engine.request import FinishReason, Purpose
 from baton.engine.scheduler.scheduling.plan import (
     Float32Array,
     ScheduledRange,
@@ -12,13 +13,7 @@ from baton.engine.scheduler.scheduling.plan import (
 from baton.engine.scheduler.scheduling.progress import DecodeProgress, SequenceProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton.engine.scheduler.sequences.sequence import (
-    FinishReason,
-    Purpose,
-    Request,
-    Sequence,
-    SequenceStatus,
-)
+from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus
 
 
 class OutputProcessor:
@@ -183,9 +178,8 @@ class OutputProcessor:
         pooled: Float32Array | None = None,
     ) -> SequenceProgress:
         request = sequence.request
-        is_for_others = (
-            request.purpose is Purpose.PREFILL or sequence.finish_reason is FinishReason.SUSPENDED
-        )
+        is_suspended = sequence.finish_reason is FinishReason.SUSPENDED
+        is_for_others = request.spec.purpose is Purpose.PREFILL or is_suspended
         return SequenceProgress(
             request=request,
             index=sequence.index,
@@ -254,7 +248,7 @@ class OutputProcessor:
         num_cached = beams[0].num_cached_tokens or 0
         for sequence in beams:
             self._states.finish(sequence, FinishReason.LENGTH)
-        found = search.results(request.params.n)
+        found = search.results(request.spec.params.n)
         progress = [
             SequenceProgress(
                 request=request,
@@ -272,7 +266,7 @@ class OutputProcessor:
         # If processors forbade all others, there are fewer hypotheses than requested.
         progress += [
             SequenceProgress(request, place, (), 0, FinishReason.LENGTH, 0)
-            for place in range(len(found), request.params.n)
+            for place in range(len(found), request.spec.params.n)
         ]
         return progress
 

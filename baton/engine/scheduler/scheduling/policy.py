@@ -36,7 +36,7 @@ class Ranked(Protocol):
 
     Attributes:
         num_tokens: tokens of the request on its arrival, or of the job's encoder input.
-        priority, arrival_time, first_token_deadline: as of `Request`.
+        priority, arrival_time, first_token_deadline: as of `EngineRequest`.
     """
 
     @property

@@ -15,11 +15,12 @@ from one source, and a decode worker whose prompts are computed elsewhere measur
 The costs leave out the wait for free blocks, which every mode has.
 """
 
+from baton.engine.request import Purpose
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import Step
 from baton.engine.scheduler.scheduling.waiting_queue import order_of
 from baton.engine.scheduler.sequences.config import Preemption, PreemptionCosts, SchedulerConfig
-from baton.engine.scheduler.sequences.sequence import Purpose, Sequence, SequenceStatus
+from baton.engine.scheduler.sequences.sequence import Sequence, SequenceStatus
 
 
 class Preemptor:
@@ -63,7 +64,7 @@ class Preemptor:
         """Returns the last in the policy's order. Never a prefill for another worker: its blocks
         may be in transfer, and are reserved unless others share those outside its window."""
         running = self._states.running()
-        may_leave = (s for s in running if s.request.purpose is Purpose.GENERATE)
+        may_leave = (s for s in running if s.request.spec.purpose is Purpose.GENERATE)
         return max(may_leave, key=order_of, default=None)
 
     def _preempt(self, step: Step, victim: Sequence, *, may_swap: bool) -> None:
@@ -104,13 +105,13 @@ class Preemptor:
         """Returns the seconds of each possible mode; of equal costs the simplest comes first."""
         request, swap = siblings[0].request, self._kv.swap
         num_computed = sum(s.num_computed_tokens for s in siblings)
-        offer = request.return_cost
+        offer = request.spec.return_cost
         compute_token = self._costs.compute_token if offer is None else offer.recompute_token
         costs = {Preemption.RECOMPUTE: num_computed * compute_token}
         if may_swap and swap.has_room_for(siblings):
             num_moves = 2 * swap.num_blocks(siblings)
             costs[Preemption.SWAP] = num_moves * self._costs.swap_block
         if offer is not None:
-            num_new = siblings[0].num_tokens - len(request.token_ids)
+            num_new = siblings[0].num_tokens - len(request.spec.token_ids)
             costs[Preemption.RETURN] = offer.seconds(num_new)
         return costs

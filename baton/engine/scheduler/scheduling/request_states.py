@@ -14,18 +14,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from baton.engine.request import FinishReason, Purpose
 from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, EncoderStep
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
-from baton.engine.scheduler.sequences.sequence import (
-    FinishReason,
-    Purpose,
-    Request,
-    Sequence,
-    SequenceStatus,
-)
+from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus
 
 NO_SLOTS: Int64Array = np.zeros(0, np.int64)
 
@@ -158,10 +153,10 @@ class RequestStates:
             outputs, request.outputs = request.outputs, ()
             request.num_unforked = 0
             self._promise_slots(request)
-            for index, output in enumerate(outputs, request.sequence_index):
+            for index, output in enumerate(outputs, request.spec.sequence_index):
                 if output is not None and index != first.index:
                     self.fork(first, index).extend(output)
-            own = outputs[first.index - request.sequence_index]
+            own = outputs[first.index - request.spec.sequence_index]
             assert own is not None, "begun as a sequence that has ended"
             first.extend(own)  # last, since the others fork from its prompt
             del self.resuming[first]
@@ -184,7 +179,7 @@ class RequestStates:
         sequence.finish_reason = reason
         request, status = sequence.request, sequence.status
         was_computed = reason not in (FinishReason.ABORTED, FinishReason.FAILED)
-        is_kept = request.purpose is Purpose.PREFILL and was_computed
+        is_kept = request.spec.purpose is Purpose.PREFILL and was_computed
         if status is SequenceStatus.WAITING:
             self.queue_of(sequence).leave()
         elif status is SequenceStatus.SWAPPED:

@@ -13,10 +13,12 @@ that is not applied yet; `OutputProcessor` applies the results.
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import numpy as np
 
 from baton.cluster.prefix import BlockHash
+from baton.engine.request import FinishReason, KvSource, Purpose
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache
@@ -39,14 +41,7 @@ from baton.engine.scheduler.scheduling.step import Step
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, TokenArray
 from baton.engine.scheduler.sequences.config import PreemptionCosts, SchedulerConfig
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
-from baton.engine.scheduler.sequences.sequence import (
-    FinishReason,
-    KvSource,
-    Purpose,
-    Request,
-    Sequence,
-    SequenceStatus,
-)
+from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus
 
 
 class Scheduler:
@@ -94,6 +89,8 @@ class Scheduler:
             self._policy, self._states, self._chunker, self._admission, self._planner
         )
         self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
+        self._leaving: dict[str, None] = {}
+        self._ended: list[SequenceProgress] = []
         self._num_step_tokens = 0
         self._num_computed_tokens = 0
         self._num_pulled_tokens = 0
@@ -107,15 +104,15 @@ class Scheduler:
         Raises `InvalidArgumentError` for an encoder input that could never be computed.
         """
         for request in requests:
-            if request.encoder_inputs:
+            if request.spec.encoder_inputs:
                 check_encoder_inputs(
-                    request.encoder_inputs,
-                    request.num_prompt_tokens,
+                    request.spec.encoder_inputs,
+                    request.spec.num_prompt_tokens,
                     self.config.encoder_cache_tokens,
                     self.config.encoder_budget,
                 )
             assert request.request_id not in self._states.requests, "a request id twice"
-            request.rank, request.arrival = self._ranker.rank(request)
+            request.rank, request.arrival = self._ranker.rank(request.spec)
             self._output_processor.watch(request.stop_token_ids | request.eos_token_ids)
             self._states.add(request)
 
@@ -123,8 +120,10 @@ class Scheduler:
         return request_id in self._states.requests
 
     def abort(self, *request_ids: str) -> list[Request]:
-        """Ends requests in any state and frees their blocks. Idempotent; returns those found."""
+        """Ends requests in any state and frees their blocks; no progress of them follows.
+        Idempotent; returns those found."""
         ended = []
+        self._ended = [p for p in self._ended if p.request.request_id not in request_ids]
         for request_id in request_ids:
             request = self._states.requests.get(request_id)
             if request is not None:
@@ -137,22 +136,22 @@ class Scheduler:
 
     def end_sequence(
         self, request_id: str, index: int, reason: FinishReason = FinishReason.ABORTED
-    ) -> SequenceProgress | None:
+    ) -> None:
         """Ends one of a request's sequences in any state and frees its own blocks; others continue.
+        The progress of the next step has `reason`.
 
-        Does nothing and returns None if the sequence has ended, stopped, not begun or awaits its
-        KV, and for sequences that are ranked at the end, of which none can be missing.
+        Does nothing if the sequence has ended, stopped, not begun or awaits its KV, and for
+        sequences that are ranked at the end, of which none can be missing.
         """
         request = self._states.requests.get(request_id)
-        if request is None or request.awaits_fork or request.params.is_ranked:
-            return None
+        if request is None or request.awaits_fork or request.spec.params.is_ranked:
+            return
         stays = (SequenceStatus.KEPT, SequenceStatus.AWAITING_KV)
         for sequence in request.sequences:
             if sequence.index == index and sequence.status not in stays:
-                progress = self._output_processor.end(sequence, reason)
+                self._ended.append(self._output_processor.end(sequence, reason))
                 self._states.refresh()
-                return progress
-        return None
+                return
 
     def release(self, request_id: str) -> None:
         """Frees the blocks of a finished request that kept them. Idempotent."""
@@ -179,41 +178,44 @@ class Scheduler:
         """Ends all requests and encode jobs, and admits none any more. Returns the requests."""
         self.pause()
         self.encode_jobs.release_everything()
+        self._ended = []
         return self.abort(*self._states.requests)
 
     # KV that another worker computes, or takes over.
 
     def commit_external(
         self, request_id: str, token_id: int | None, logprob: float | None = None
-    ) -> SequenceProgress | None:
-        """Commits the awaited KV of a request; `token_id` follows its tokens.
+    ) -> None:
+        """Commits the awaited KV of a request; `token_id` follows its tokens. Does nothing if the
+        request has ended meanwhile. If it ends with `token_id`, the next step's progress says so.
 
         With `token_id` None the last token is computed once more, for its logits, from which the
         request forks, or by each of its sequences before its own output; or only a prefix was
-        awaited, and the rest is computed. Returns None if the request has ended meanwhile, or
-        without a token.
+        awaited, and the rest is computed.
         """
         sequence = self._states.awaiting_kv.pop(request_id, None)
         if sequence is None:
-            return None
+            return
         request = sequence.request
         request.kv_source = KvSource.LOCAL
-        if request.num_external_tokens:
+        if request.spec.num_external_tokens:
             assert token_id is None, "a token behind others that are yet to be computed"
             self._commit_prefix(sequence)
-            return None
+            return
         sequence.num_computed_tokens = sequence.num_tokens - (token_id is None)
-        sequence.num_scored = request.num_prompt_tokens  # by the worker that computed them
+        sequence.num_scored = request.spec.num_prompt_tokens  # by the worker that computed them
         self._kv.prefixes.commit(sequence)
         self._states.run(sequence)
         if token_id is None:
             sequence.shares_tail = True
-            return None
-        return self._output_processor.append_given(sequence, token_id, logprob)
+            return
+        progress = self._output_processor.append_given(sequence, token_id, logprob)
+        if progress.finish_reason is not None:
+            self._ended.append(progress)
 
     def _commit_prefix(self, sequence: Sequence) -> None:
         """Commits a prefix that was cached on another worker: an external hit."""
-        num_tokens = sequence.request.num_external_tokens
+        num_tokens = sequence.request.spec.num_external_tokens
         num_pulled = num_tokens - (sequence.num_cached_tokens or 0)
         self._num_pulled_tokens += num_pulled
         self._admission.num_hit_tokens += num_pulled
@@ -228,29 +230,37 @@ class Scheduler:
             sequence.request.kv_source = KvSource.LOCAL
             self._states.requeue(sequence)
 
-    def may_suspend(self, request_id: str) -> bool:
-        """Returns True if `suspend` may stop the request, now or later: it is unfinished, and has
-        one sequence."""
-        request = self._states.requests.get(request_id)
-        is_single = request is not None and not request.awaits_fork and len(request.sequences) == 1
-        return is_single and request_id not in self._states.kept
+    def suspend(self, request_id: str) -> None:
+        """Suspends a request of one sequence after its last token, once it runs and the KV of all
+        its other tokens is computed; its blocks stay as they are until `release`. The progress of
+        a step says so. Idempotent; does nothing for a request that is not here, or of several
+        sequences."""
+        if self._single(request_id) is not None:
+            self._leaving[request_id] = None
 
-    def suspend(self, request_id: str) -> SequenceProgress | None:
-        """Suspends a request of one sequence after its last token. Its blocks stay as they are
-        until `release`. Call only between two steps, with none launched ahead.
-
-        Returns None, without change, unless it runs and the KV of all but that token is computed.
-        """
+    def _single(self, request_id: str) -> Sequence | None:
+        """Returns the only sequence of an unfinished request that has and will have one."""
         request = self._states.requests.get(request_id)
-        if request is None or not self.may_suspend(request_id):
+        if request is None or request.awaits_fork or request_id in self._states.kept:
             return None
-        (sequence,) = request.sequences
-        is_level = sequence.num_tokens == sequence.num_computed_tokens + 1
-        if sequence.status is not SequenceStatus.RUNNING or not is_level:
-            return None
-        self._states.suspend(sequence)
-        self._states.refresh()
-        return self._output_processor.suspended(sequence)
+        return request.sequences[0] if len(request.sequences) == 1 else None
+
+    @property
+    def _may_suspend_now(self) -> bool:
+        return any(_is_level(self._single(request_id)) for request_id in self._leaving)
+
+    def _suspended(self) -> list[SequenceProgress]:
+        """Suspends the sequences that `suspend` named, as far as possible between these steps."""
+        progress = []
+        for request_id in tuple(self._leaving):
+            sequence = self._single(request_id)
+            if _is_level(sequence) and not self.batch_slots.num_unapplied:
+                self._states.suspend(sequence)
+                progress.append(self._output_processor.suspended(sequence))
+            elif sequence is not None:
+                continue
+            del self._leaving[request_id]
+        return progress
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
         """Pins the longest cached run of these blocks until `unpin`; see `PinnedBlocks.pin`."""
@@ -289,6 +299,8 @@ class Scheduler:
         requests may come between, as between other steps; no blocks of the second are announced
         before both are done.
         """
+        if self._may_suspend_now:
+            return NotAhead.SUSPENSION
         self._kv.begin_step()
         step = self._ahead_planner.follow(plan)
         if isinstance(step, NotAhead):
@@ -315,17 +327,19 @@ class Scheduler:
         self._num_computed_tokens += num_tokens
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
-        """Applies a computed step. Skips requests that ended since the plan was made."""
+        """Applies a computed step. Skips requests that ended since the plan was made. Returns the
+        progress of the step and of what ended before it."""
         self.batch_slots.note_applied()
         self._states.encoder.note_computed(plan.encoder.to_compute)
         decoded = self._output_processor.apply_decodes(plan, result)
-        others: list[SequenceProgress] = []
+        others, self._ended = self._ended, []
         for i, chunk in enumerate(plan.chunks):
             if chunk.sequence.status is SequenceStatus.RUNNING:
                 others += self._output_processor.apply_chunk(i, chunk, result)
         if len(plan.beam_slots):
             others += self._output_processor.apply_beams(plan, result)
         others += self._output_processor.returned()
+        others += self._suspended()
         self._states.refresh()
         return StepProgress(decoded, others)
 
@@ -341,15 +355,13 @@ class Scheduler:
         running = [s for s in sequences if s.status is SequenceStatus.RUNNING]
         return self.abort(*dict.fromkeys(s.request.request_id for s in running))
 
-    def reset_prefix_cache(self) -> int:
-        """Drops every cached prefix, and every encoder output without holders. Returns how many
-        blocks were cached, of all prefixes."""
-        self._states.encoder.clear()
-        return self._kv.prefixes.clear()
-
-    def evict(self, hashes: SequenceOf[BlockHash]) -> int:
+    def flush_cache(self, hashes: SequenceOf[BlockHash] | None = None) -> int:
         """Drops cached blocks with these chain hashes, and encoder outputs with these content
-        hashes that have no holder. Returns how many blocks were cached, of all prefixes."""
+        hashes; None: all of both. Sequences that hold such blocks or outputs keep them. Returns how
+        many blocks were cached, of all prefixes."""
+        if hashes is None:
+            self._states.encoder.clear()
+            return self._kv.prefixes.clear()
         self._states.encoder.evict(hashes)
         return self._kv.prefixes.evict(hashes)
 
@@ -368,7 +380,13 @@ class Scheduler:
         states = self._states
         waits = len(states.waiting) > 0 and not self._admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
-        return runs or waits or bool(states.released) or states.jobs.has_work
+        ended = bool(states.released or self._ended)
+        return runs or waits or ended or states.jobs.has_work
+
+    @property
+    def has_events(self) -> bool:
+        """True if `drain_events` returns any."""
+        return self._kv.prefixes.has_events or self._states.encoder.has_events
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -384,7 +402,7 @@ class Scheduler:
             for s in self._states.speculating
             if s.num_tokens == s.num_computed_tokens + 1
             and not s.request.awaits_fork
-            and s.request.purpose is Purpose.GENERATE
+            and s.request.spec.purpose is Purpose.GENERATE
         ]
 
     def stats(self) -> SchedulerStats:
@@ -432,3 +450,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that block tables, counts, batch slots and states agree. For tests."""
         self._states.check_integrity()
+
+
+def _is_level(sequence: Sequence | None) -> TypeGuard[Sequence]:
+    """Returns True for a sequence that runs and lacks the KV of its last token alone."""
+    if sequence is None or sequence.status is not SequenceStatus.RUNNING:
+        return False
+    return sequence.num_tokens == sequence.num_computed_tokens + 1

@@ -49,10 +49,10 @@ class PlannedRange:
     def scored(self) -> range:
         """Positions of prompt tokens whose log-probabilities this range's logits give."""
         request = self.sequence.request
-        if request.params.prompt_logprobs is None:
+        if request.spec.params.prompt_logprobs is None:
             return range(0)
         first = max(self.sequence.num_scored, self.start + 1)
-        return range(first, min(self.end + 1, request.num_prompt_tokens))
+        return range(first, min(self.end + 1, request.spec.num_prompt_tokens))
 
 
 class Step:
@@ -235,7 +235,7 @@ class _Rows:
             num_samples,
             first_row,
             planned.scored,
-            self._encoder_cache.outputs(request.encoder_inputs, planned.start, planned.end),
+            self._encoder_cache.outputs(request.spec.encoder_inputs, planned.start, planned.end),
         )
 
     def sampled(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:

@@ -76,6 +76,11 @@ class BatchSlots(Generic[Owner]):
         """Slots that are free once the steps planned before their release are applied."""
         return len(self._released)
 
+    @property
+    def num_unapplied(self) -> int:
+        """Steps that are planned and not yet applied."""
+        return self._num_planned - self._num_applied
+
     def acquire(self) -> int:
         """Takes a free slot. The caller has checked `num_free` and fills the row."""
         return self._free.pop()

@@ -30,25 +30,6 @@ class PreemptionCosts:
     compute_token: float = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnCost:
-    """Cost of resuming a request on another worker, in seconds; the router estimates it.
-
-    Attributes:
-        fixed: with the tokens that the request arrived with.
-        per_token: for each token generated since.
-        recompute_token: to recompute one of its tokens here instead.
-    """
-
-    fixed: float
-    per_token: float
-    recompute_token: float
-
-    def seconds(self, num_new_tokens: int) -> float:
-        """Returns the cost after `num_new_tokens` tokens were generated here."""
-        return self.fixed + num_new_tokens * self.per_token
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Scheduler limits: budgets of one step, admission rules and policy.

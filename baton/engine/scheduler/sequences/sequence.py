@@ -13,11 +13,9 @@ from itertools import takewhile
 import numpy as np
 
 from baton.cluster.prefix import BlockHash
+from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, TokenArray
 from baton.engine.scheduler.sequences.beam import BeamSearch
-from baton.engine.scheduler.sequences.config import ReturnCost
-from baton.models.encoder_input import EncoderInput
-from baton.sampling import SamplingParams
 
 # Added to the draft allowance per token without drafts: one draft in 8 tokens if all are rejected.
 DRAFT_RECOVERY_RATE = 0.125
@@ -39,119 +37,66 @@ class SequenceStatus(Enum):
     FINISHED = auto()
 
 
-class FinishReason(Enum):
-    """Finish reason of a sequence. `END_OF_SEQUENCE`: an end-of-sequence token, or its grammar is
-    complete. `STOP_STRING`: its text has a stop string, which the router found. `PREFILLED`: only
-    its first token was requested. `SUSPENDED`: it resumes on another worker, with its KV.
-    `RETURNED`: it was preempted and returned to the router. `FAILED`: its grammar allows no further
-    token."""
-
-    END_OF_SEQUENCE = auto()
-    STOP_TOKEN = auto()
-    STOP_STRING = auto()
-    LENGTH = auto()
-    PREFILLED = auto()
-    SUSPENDED = auto()
-    RETURNED = auto()
-    ABORTED = auto()
-    FAILED = auto()
-
-
-class KvSource(Enum):
-    """Source of the KV of the tokens that a sequence arrives with."""
-
-    LOCAL = auto()
-    EXTERNAL = auto()
-
-
-class Purpose(Enum):
-    """Purpose of a request. `PREFILL` ends after one token and keeps its blocks until released."""
-
-    GENERATE = auto()
-    PREFILL = auto()
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """Request of one caller.
+    """Request in a scheduler: what its caller asked for, and how far it is.
 
     Attributes:
-        token_ids: the prompt, and any output generated so far.
-        num_prompt_tokens: length of the prompt in `token_ids`; `max_tokens` counts from here.
-        num_external_tokens: leading tokens with KV from elsewhere if `kv_source` is external; 0:
-            all.
+        spec: as its caller added it.
         root: root of the hash chain (namespace and salt).
-        block_hashes: chain hashes of the leading blocks, if already computed.
-        sequence_index: index of the first sequence; random numbers depend on it.
-        outputs: for several resumed sequences, the output tokens of each, by index, until they
-            fork; None for a sequence that has ended and is left out. Empty: nothing to resume.
-        priority: smaller is served first under the policy of that name.
-        first_token_deadline: when the first token is due, on the clock of `arrival_time`, seconds.
+        eos_token_ids: end a sequence; empty if the request ignores them.
         speculates: drafts may be verified for it.
-        return_cost: the cost at which a preemption may return the request to the router; only for a
-            single sequence that arrives with external KV. None: it may not be returned.
-        encoder_inputs: spans of the prompt that an encoder fills, such as images.
         grammar: opaque grammar that restricts its tokens; the runner interprets it.
+        kv_source: external until the KV has come, or will not.
+        outputs: those of `spec` until its sequences have forked, then empty.
         sequences: the unfinished sequences; beams in the order of their scores.
         rank, arrival: scheduling rank and order of arrival, set when the request is added.
         num_unforked: sequences that will yet fork from the first.
         num_promised_slots: batch slots kept free for its forks to come, while it has a slot.
     """
 
-    request_id: str
-    token_ids: SequenceOf[int]
-    num_prompt_tokens: int
-    params: SamplingParams
+    spec: EngineRequest
     root: BlockHash
-    stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
-    kv_source: KvSource = KvSource.LOCAL
-    num_external_tokens: int = 0
-    purpose: Purpose = Purpose.GENERATE
-    block_hashes: tuple[BlockHash, ...] = ()
-    sequence_index: int = 0
-    outputs: tuple[tuple[int, ...] | None, ...] = ()
-    priority: int = 0
-    arrival_time: float = 0.0
-    first_token_deadline: float | None = None
     speculates: bool = False
-    return_cost: ReturnCost | None = None
-    encoder_inputs: tuple[EncoderInput, ...] = ()
     grammar: object | None = None
-    sequences: "list[Sequence]" = field(default_factory=list)
-    rank: float = 0.0
-    arrival: int = 0
-    num_unforked: int = 0
-    num_promised_slots: int = 0
-    next_index: int = 0
-    beams: BeamSearch | None = None
+    request_id: str = field(init=False)
+    kv_source: KvSource = field(init=False)
+    outputs: tuple[tuple[int, ...] | None, ...] = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    sequences: "list[Sequence]" = field(default_factory=list, init=False)
+    rank: float = field(default=0.0, init=False)
+    arrival: int = field(default=0, init=False)
+    num_unforked: int = field(default=0, init=False)
+    num_promised_slots: int = field(default=0, init=False)
+    next_index: int = field(init=False)
+    beams: BeamSearch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.return_cost is not None:
-            assert self.kv_source is KvSource.EXTERNAL, "given back by who computed it"
-            assert self.purpose is Purpose.GENERATE, "given back while others wait for its KV"
-            assert self.params.num_sequences == 1, "given back by one sequence of several"
-        if self.purpose is Purpose.GENERATE:
-            self.num_unforked = self.params.num_sequences - self.outputs.count(None) - 1
-        if self.params.beam_width and self.purpose is Purpose.GENERATE:
+        spec, params = self.spec, self.spec.params
+        self.request_id = spec.request_id
+        self.kv_source, self.outputs = spec.kv_source, spec.outputs
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        self.next_index = spec.sequence_index
+        if spec.return_cost is not None:
+            assert spec.kv_source is KvSource.EXTERNAL, "given back by who computed it"
+            assert spec.purpose is Purpose.GENERATE, "given back while others wait for its KV"
+            assert params.num_sequences == 1, "given back by one sequence of several"
+        if spec.purpose is Purpose.GENERATE:
+            self.num_unforked = params.num_sequences - spec.outputs.count(None) - 1
+        if params.beam_width and spec.purpose is Purpose.GENERATE:
             self.beams = BeamSearch(
-                width=self.params.beam_width,
-                length_penalty=self.params.length_penalty,
-                early_stopping=self.params.early_stopping,
+                width=params.beam_width,
+                length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping,
                 eos_token_ids=self.eos_token_ids | self.stop_token_ids,
-                max_tokens=self.params.max_tokens,
+                max_tokens=params.max_tokens,
             )
-        if self.outputs:
-            assert self.purpose is Purpose.GENERATE, "given outputs in a prefill"
-            assert not self.params.is_ranked, "given only some of what would rank them"
-            assert len(self.outputs) == self.params.n, "an output for each sequence, or for none"
-            assert any(output is not None for output in self.outputs), "nothing is left to do"
-        self.next_index = self.sequence_index
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that it arrives with."""
-        return len(self.token_ids)
+        if spec.outputs:
+            assert spec.purpose is Purpose.GENERATE, "given outputs in a prefill"
+            assert not params.is_ranked, "given only some of what would rank them"
+            assert len(spec.outputs) == params.n, "an output for each sequence, or for none"
+            assert any(output is not None for output in spec.outputs), "nothing is left to do"
 
     @property
     def awaits_fork(self) -> bool:
@@ -162,7 +107,7 @@ class Request:
     def num_forks_to_come(self) -> int:
         """Most sequences that may yet fork. Beams that became fewer may become more again."""
         if self.beams is not None:
-            return self.params.beam_width - len(self.sequences)
+            return self.spec.params.beam_width - len(self.sequences)
         return self.num_unforked
 
     @property
@@ -184,11 +129,11 @@ class Request:
     @property
     def is_handed_over(self) -> bool:
         """True for a prompt that another worker continues, unless its first token ends it."""
-        return self.purpose is Purpose.PREFILL and self.length_limit > self.num_tokens + 1
+        return self.spec.purpose is Purpose.PREFILL and self.length_limit > self.spec.num_tokens + 1
 
     @property
     def length_limit(self) -> int:
-        return self.num_prompt_tokens + self.params.max_tokens
+        return self.spec.num_prompt_tokens + self.spec.params.max_tokens
 
     def reason_to_end(self, token_id: int, num_tokens: int) -> FinishReason | None:
         """Returns the finish reason if `token_id` as `num_tokens`-th ends a sequence, or None."""
@@ -198,7 +143,7 @@ class Request:
             return FinishReason.STOP_TOKEN
         if num_tokens >= self.length_limit:
             return FinishReason.LENGTH
-        return FinishReason.PREFILLED if self.purpose is Purpose.PREFILL else None
+        return FinishReason.PREFILLED if self.spec.purpose is Purpose.PREFILL else None
 
 
 @dataclass(slots=True, eq=False)
@@ -253,11 +198,11 @@ class Sequence:
     @classmethod
     def first_of(cls, request: Request) -> "Sequence":
         """Returns the sequence that a request begins as: the first one that has not ended."""
-        tokens = np.array(request.token_ids, np.int32)
+        tokens = np.array(request.spec.token_ids, np.int32)
         ended = takewhile(lambda output: output is None, request.outputs)
-        index = request.sequence_index + sum(1 for _ in ended)
+        index = request.spec.sequence_index + sum(1 for _ in ended)
         sequence = cls(request, index, tokens, len(tokens))
-        sequence.block_hashes = list(request.block_hashes)
+        sequence.block_hashes = list(request.spec.block_hashes)
         return sequence
 
     @property
@@ -306,7 +251,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - self.request.num_prompt_tokens
+        return self.num_tokens - self.request.spec.num_prompt_tokens
 
     @property
     def is_plain(self) -> bool:
@@ -316,7 +261,7 @@ class Sequence:
     @property
     def awaits_encoder(self) -> bool:
         """True until the last token that an encoder fills is computed."""
-        inputs = self.request.encoder_inputs
+        inputs = self.request.spec.encoder_inputs
         return bool(inputs) and inputs[-1].end > self.num_computed_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""Async engine: streams of requests to an engine that steps beside the event loop.
+"""Engine client: streams of requests to an engine core that steps beside the event loop.
 
 The engine steps in a thread or a process of its own (`baton.engine.core`): commands go there, and
 each step's output comes back in one report. All methods belong to the event loop's thread.
@@ -12,27 +12,21 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NoReturn, Protocol, Self, cast
 
-import torch
-
 from baton.cluster.prefix import BlockHash
-from baton.engine.cache.kv_layout import KvLayout
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core import commands, reports
-from baton.engine.core.engine_core import EngineCore
-from baton.engine.core.reports import Answer, Report
+from baton.engine.core.core_handle import CoreHandle
+from baton.engine.core.reports import Answer, EngineReading, Report
 from baton.engine.encoder_outputs import ArrivingOutput, EncodedOutput
-from baton.engine.facts import EngineFacts
-from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, StepOutput
-from baton.engine.metering.step_times import StepTimes, TimeSpent
-from baton.engine.metering.work_meter import WorkDone
+from baton.engine.metering.step_times import StepTimes
+from baton.engine.outputs import SequenceUpdate, StepOutput
+from baton.engine.request import EngineRequest, FinishReason, Purpose
+from baton.engine.request_check import RequestCheck
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption
-from baton.engine.scheduler.sequences.sequence import FinishReason, Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -69,7 +63,7 @@ class SequenceStream:
         first_step: times of the first step that updated the request; None: no step has.
     """
 
-    def __init__(self, engine: "AsyncEngine", request: EngineRequest, number: int) -> None:
+    def __init__(self, engine: "EngineClient", request: EngineRequest, number: int) -> None:
         self._engine = engine
         self._request = request
         self._number = number
@@ -139,11 +133,11 @@ class SequenceStream:
 
     def begin(self, number: int) -> None:
         """Notes which request of this id engine events now concern: this stream's or an earlier
-        one's. Called only by `AsyncEngine`."""
+        one's. Called only by `EngineClient`."""
         self.has_begun = number == self._number
 
     def push(self, event: SequenceUpdate | ExternalAllocation | BatonError) -> None:
-        """Adds an event. Called only by `AsyncEngine`."""
+        """Adds an event. Called only by `EngineClient`."""
         self._events.append(event)
         self._arrived.set()
 
@@ -157,24 +151,32 @@ class SequenceStream:
         return event
 
 
-class AsyncEngine:
-    """Async engine: runs an engine core from `start` to `stop`.
+class EngineClient:
+    """Engine client: runs an engine core from `start` to `stop`, in the event loop's thread.
 
     Attributes:
-        core: the engine, behind its seam.
+        facts: properties of the engine that never change.
+        handle: the engine core, behind its seam.
+        device, pools, encoder_pool: as of `handle`.
+        check: raises the errors of a request or an encoder input that it cannot serve.
         is_paused: no new request starts until `resume`.
     """
 
     def __init__(
         self,
-        core: EngineCore,
+        handle: CoreHandle,
         *,
         on_cache_events: Callable[[CacheEvents], None] = lambda _events: None,
         on_failure: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """`on_failure` is called with the reason if the engine ends by itself."""
-        self.core = core
+        self.facts = handle.facts
+        self.device = handle.device
+        self.pools = handle.pools
+        self.encoder_pool = handle.encoder_pool
         self.is_paused = False
+        self.handle = handle
+        self.check = RequestCheck(handle.facts)
         self._on_cache_events = on_cache_events
         self._on_failure = on_failure
         self._streams: dict[str, SequenceStream] = {}
@@ -185,86 +187,27 @@ class AsyncEngine:
         self._stopped = False
 
     @property
-    def facts(self) -> EngineFacts:
-        """Properties of the engine that never change."""
-        return self.core.facts
-
-    @property
-    def info(self) -> ModelInfo:
-        """Properties of the loaded model."""
-        return self.facts.info
-
-    @property
-    def device(self) -> torch.device:
-        return self.core.device
-
-    @property
-    def pools(self) -> Sequence[KvPool]:
-        """KV pools, one per cache group; the first one has the largest window."""
-        return self.core.pools
-
-    @property
-    def encoder_pool(self) -> KvPool | None:
-        """Pool of encoder outputs: a block is `block_size` rows, K of one head of one layer without
-        V. None for a model without an encoder."""
-        return self.core.encoder_pool
-
-    @property
-    def layouts(self) -> tuple[KvLayout, ...]:
-        """Layouts of the pools, in their order."""
-        return self.facts.layouts
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per KV block."""
-        return self.facts.block_size
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Maximum number of sequences that run at once."""
-        return self.facts.max_num_seqs
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        """Maximum number of tokens that one step computes."""
-        return self.facts.max_num_batched_tokens
-
-    @property
-    def num_steps(self) -> int:
-        """Steps since the start."""
-        return self.core.reading.num_steps
-
-    @property
-    def work_done(self) -> WorkDone:
-        """Tokens computed since the start, and the seconds they took."""
-        return self.core.reading.work_done
-
-    @property
-    def time_spent(self) -> TimeSpent:
-        """Seconds of all steps since the start, by phase."""
-        return self.core.reading.time_spent
-
-    @property
-    def num_late_compilations(self) -> int:
-        """Kernels compiled after the warm-up, each of which stalled a step."""
-        return self.core.reading.num_late_compilations
+    def reading(self) -> EngineReading:
+        """A consistent reading: as of the last planned step, or later. It includes all updates and
+        answers that have arrived."""
+        return self.handle.reading
 
     def start(self) -> None:
-        self.core.start(asyncio.get_running_loop(), self._take)
+        self.handle.start(asyncio.get_running_loop(), self._take)
 
     async def stop(self) -> None:
         """Stops the engine after its current step; open streams end with `UnavailableError`."""
         self._stopped = True
-        await self.core.stop()
+        await self.handle.stop()
         self._fail_streams(UnavailableError("the worker has stopped"))
 
     async def compile_grammar(self, request: EngineRequest) -> int | None:
         """Compiles the grammar of a request, if any, beside the engine's steps, and checks the
-        request. Returns a number for `open`; raises the errors of `Engine.check`, and
+        request. Returns a number for `open`; raises the errors of `EngineCore.check`, and
         `InvalidArgumentError` if the grammar does not compile, or not in time."""
         if request.params.grammar is None:
             return None
-        self.core.check(request)
+        self.check(request)
         number = next(self._numbers)
         await self._query(commands.CompileGrammar(number, request))
         return number
@@ -272,14 +215,14 @@ class AsyncEngine:
     def open(self, request: EngineRequest, grammar: int | None = None) -> SequenceStream:
         """Queues a request, with what `compile_grammar` returned for it.
 
-        Raises the errors of `Engine.check`, `AlreadyExistsError` for an id that is in flight,
+        Raises the errors of `EngineCore.check`, `AlreadyExistsError` for an id that is in flight,
         `InternalError` once the engine has failed, `UnavailableError` once it was stopped.
         """
         self._check_running()
         if request.request_id in self._streams:
             raise AlreadyExistsError(f"request {request.request_id!r} is already here")
         assert (grammar is None) == (request.params.grammar is None), "a grammar not compiled"
-        self.core.check(request)
+        self.check(request)
         number = next(self._numbers)
         stream = self._streams[request.request_id] = SequenceStream(self, request, number)
         self.submit(commands.Add(number, request, grammar))
@@ -317,7 +260,7 @@ class AsyncEngine:
 
     def submit(self, command: commands.Command) -> None:
         """Queues a command to run between two steps."""
-        self.core.submit(command)
+        self.handle.submit(command)
 
     def pause(self) -> None:
         """Starts no new request from a next step on; requests that have begun continue.
@@ -358,9 +301,9 @@ class AsyncEngine:
             name: name of what is held; no other output may have it meanwhile.
             job: its input needs no tensors with `only_cached`.
 
-        Raises the errors of `Engine.encode`, and `AlreadyExistsError` for a name that is taken.
+        Raises the errors of `EngineCore.encode`, and `AlreadyExistsError` for a name that is taken.
         """
-        self.core.check_encoder_input(job.encoder_input, has_tensors=not only_cached)
+        self.check.encoder_input(job.encoder_input, has_tensors=not only_cached)
         number = next(self._numbers)
         with self._output(name, commands.Encode(number, job, only_cached)) as answer:
             yield await answer
@@ -375,11 +318,11 @@ class AsyncEngine:
             name: name of what is expected; no other output may have it meanwhile.
             job: the tensors of its input are ignored.
 
-        Raises the errors of `Engine.expect_output`, and `AlreadyExistsError` for a name that is
+        Raises the errors of `EngineCore.expect_output`, and `AlreadyExistsError` for a name that is
         taken.
         """
         expected = replace(job, encoder_input=replace(job.encoder_input, tensors={}))
-        self.core.check_encoder_input(expected.encoder_input, has_tensors=False)
+        self.check.encoder_input(expected.encoder_input, has_tensors=False)
         number = next(self._numbers)
         with self._output(name, commands.ExpectOutput(number, expected)) as answer:
             yield ArrivingOutput(answer, lambda: self.submit(commands.CommitOutput(number)))
@@ -409,17 +352,6 @@ class AsyncEngine:
         """Returns the usage of the KV blocks, with sharing and waste."""
         answer = await self._query(commands.ReportMemory(next(self._numbers)))
         return cast("MemoryReport", answer)
-
-    def stats(self) -> SchedulerStats:
-        """Returns a consistent snapshot of the counts: as of the last planned step, or later. It
-        includes all updates and answers that have arrived."""
-        return self.core.reading.stats
-
-    @property
-    def idle_since(self) -> float | None:
-        """Time since which no request is known and no block held, in seconds since 1970; None while
-        one is."""
-        return self.core.reading.idle_since
 
     @property
     def num_streams(self) -> int:

@@ -1,0 +1,258 @@
+"""LLM: offline batches of prompts, in one process and without a network.
+
+`LLM.from_pretrained(path).generate(prompts)`.
+"""
+
+import os
+from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from baton.engine.config import EngineConfig
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.pooling import pooled_output, pooled_request
+from baton.engine.ranking import ranked
+from baton.engine.request import EngineRequest, FinishReason, MultimodalPrompt
+from baton.engine.request_check import why_no_images
+from baton.engine.scheduler.scheduling.plan import Float32Array, TokenLogprobs
+from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
+from baton.models.pooling import why_not
+from baton.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from baton.engine.vision.prompt_processor import PromptProcessor
+
+Prompt = str | SequenceOf[int] | MultimodalPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Finished continuation of a prompt.
+
+    Attributes:
+        text: the new tokens as text; None if all prompts were token ids and no tokenizer is loaded.
+        logprobs: one per token, if requested; else empty.
+        score: score of a beam.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """Continuations of a prompt: `n` of them, the best first where they were ranked.
+
+    Attributes:
+        prompt_logprobs: from the second prompt token on, if requested.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    num_cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first continuation; the properties below are its as well."""
+        return self.completions[0].token_ids
+
+    @property
+    def text(self) -> str | None:
+        return self.completions[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.completions[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        return tuple(logprobs.logprob for logprobs in self.completions[0].logprobs)
+
+
+class LLM:
+    """Offline inference of one checkpoint.
+
+    Attributes:
+        core: the engine, which may also be stepped by hand.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._tokenizer: Any = None
+        self._prompt_processor: PromptProcessor | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], config: EngineConfig | None = None
+    ) -> "LLM":
+        """Loads a checkpoint: a folder with safetensors, or an id on the Hugging Face hub.
+
+        Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
+        """
+        return cls(EngineCore.from_pretrained(path, config))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all requests and frees their blocks. Also the end of a `with` block. Idempotent."""
+        self.core.close()
+
+    def generate(
+        self,
+        prompts: SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+    ) -> list[GenerationResult]:
+        """Continues every prompt and returns the results in order. Runs requests that were added
+        to `core`, too, as far as they get meanwhile; their updates of these steps are dropped.
+        Steps are the largest, unless `max_num_tokens_with_decodes` is set.
+
+        Args:
+            prompts: texts, lists of token ids, or prompts with images (`prompt_with_images`).
+            params: one for all prompts, or one each. None: greedy, 16 tokens.
+        """
+        every = self._params_for(prompts, params)
+        requests = [
+            self._request(f"generate-{i}", prompt, of_one)
+            for i, (prompt, of_one) in enumerate(zip(prompts, every, strict=True))
+        ]
+        collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
+        added: list[str] = []
+        try:
+            for request in requests:
+                self.core.add(request)
+                added.append(request.request_id)
+            with self._largest_steps():
+                self._run_to_end(collected)
+        except BaseException:
+            self.core.scheduler.abort(*added)
+            raise
+        return [self._result(r, collected[r.request_id], prompts) for r in requests]
+
+    def _largest_steps(self) -> AbstractContextManager[None]:
+        is_limited = self.core.config.max_num_tokens_with_decodes is not None
+        return nullcontext() if is_limited else self.core.scheduler.largest_steps()
+
+    def pool(self, prompts: SequenceOf[str | SequenceOf[int]]) -> list[Float32Array]:
+        """Returns the pooled output of every prompt, in order: embeddings, or outputs of the
+        classification head. Raises `FailedPreconditionError` if the model has none."""
+        pooling = self.core.facts.info.pooling
+        if pooling is None:
+            raise FailedPreconditionError(why_not(self.core.facts.info.name, None, "embedding"))
+        requests = [
+            pooled_request(f"pool-{i}", tuple(self._encode(prompt)), pooling)
+            for i, prompt in enumerate(prompts)
+        ]
+        collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
+        for request in requests:
+            self.core.add(request)
+        self._run_to_end(collected)
+        return [pooled_output(pooling, collected[r.request_id], len(r.token_ids)) for r in requests]
+
+    def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
+        """Steps until no work is left, or can be done, and collects these requests' updates. Raises
+        `OverloadedError` if some of them cannot run, or the device has too little memory."""
+        made_progress = True
+        while self.core.has_work and made_progress:
+            output = self.core.step()
+            for request_id in output.failed.keys() & collected.keys():
+                raise output.failed[request_id]
+            for update in output.updates:
+                if update.request_id in collected:
+                    collected[update.request_id].append(update)
+            made_progress = output.made_progress
+        if any(i in self.core.scheduler for i in collected):
+            reason = "blocks that these prompts need are kept by earlier requests; release them"
+            if made_progress:
+                reason = "the engine is paused and starts no new request; resume it"
+            raise OverloadedError(reason)
+
+    def _params_for(
+        self,
+        prompts: SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None,
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidArgumentError(
+                "params", f"has {len(params)} entries for {len(prompts)} prompts"
+            )
+        return list(params)
+
+    def prompt_with_images(self, text: str, images: SequenceOf[Any]) -> MultimodalPrompt:
+        """Returns a prompt made by the checkpoint's tokenizer and image processor.
+
+        Args:
+            text: with the processor's image token once per image, such as "<image>", and the tokens
+                that the model's chat template has around it, such as "<|vision_start|>".
+            images: images of Pillow.
+
+        Raises `FailedPreconditionError` if the model takes no images, and `InvalidArgumentError` if
+        the text has another number of image tokens.
+        """
+        if self.core.facts.info.images is None:
+            raise FailedPreconditionError(why_no_images(self.core.facts.info))
+        if self._prompt_processor is None:
+            from baton.engine.vision.prompt_processor import PromptProcessor
+
+            self._prompt_processor = PromptProcessor(self.core.path, self.core.facts.info.images)
+            self._tokenizer = self._prompt_processor.tokenizer
+        return self._prompt_processor(text, images)
+
+    def _request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> EngineRequest:
+        inputs = prompt.encoder_inputs if isinstance(prompt, MultimodalPrompt) else ()
+        given = prompt.token_ids if isinstance(prompt, MultimodalPrompt) else self._encode(prompt)
+        token_ids = tuple(given)
+        return EngineRequest(request_id, token_ids, params, len(token_ids), encoder_inputs=inputs)
+
+    def _encode(self, prompt: str | SequenceOf[int]) -> SequenceOf[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer, loaded on first use."""
+        if self._tokenizer is None:
+            from baton.engine.models.hf import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.core.path, trust_remote_code=False)
+        return self._tokenizer
+
+    def _result(
+        self, request: EngineRequest, updates: list[SequenceUpdate], prompts: SequenceOf[Prompt]
+    ) -> GenerationResult:
+        decodes = self._tokenizer is not None or any(isinstance(p, str) for p in prompts)
+        return GenerationResult(
+            prompt_token_ids=request.token_ids,
+            completions=tuple(
+                self._completion(of_one, request.params, decodes=decodes)
+                for of_one in ranked(updates, request.params)
+            ),
+            num_cached_tokens=updates[0].num_cached_tokens,
+            prompt_logprobs=tuple(logprobs for u in updates for logprobs in u.prompt_logprobs),
+        )
+
+    def _completion(
+        self, updates: list[SequenceUpdate], params: SamplingParams, *, decodes: bool
+    ) -> Completion:
+        token_ids = tuple(u.token_id for u in updates if u.token_id is not None)
+        if updates[-1].failure is not None:
+            raise InvalidArgumentError("sampling.grammar", updates[-1].failure)
+        reason = updates[-1].finish_reason
+        assert reason is not None, "a completion that has not ended"
+        return Completion(
+            token_ids=token_ids,
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True) if decodes else None,
+            finish_reason=reason,
+            logprobs=tuple(u.logprobs for u in updates if u.logprobs) if params.logprobs else (),
+            score=updates[-1].score,
+        )
