@@ -14,7 +14,7 @@ _SURVEY = Path(__file__).with_name("model_families.json")
 _NOT_BUILT = "transformers cannot build the model: "
 
 _MODELS = """```
->>> Engine.from_pretrained("zamba-7b")
+>>> LLM.from_pretrained("zamba-7b")
 {refusal}
 ```
 

@@ -16,11 +16,11 @@ from baton.cluster.prefix import BlockHash
 from baton.engine.core import commands, reports
 from baton.engine.core.core_handle import CoreHandle
 from baton.engine.core.reports import Answer, EngineReading, Report
+from baton.engine.core.request_check import RequestCheck
 from baton.engine.encoder_outputs import ArrivingOutput, EncodedOutput
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.request import EngineRequest, FinishReason, Purpose
-from baton.engine.request_check import RequestCheck
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from baton.engine.config import EngineConfig
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.core.request_check import why_no_images
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
 from baton.engine.request import EngineRequest, FinishReason, MultimodalPrompt
-from baton.engine.request_check import why_no_images
 from baton.engine.scheduler.scheduling.plan import Float32Array, TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
 from baton.models.pooling import why_not
 from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from baton.engine.vision.prompt_processor import PromptProcessor
+    from baton.engine.executor.vision.prompt_processor import PromptProcessor
 
 Prompt = str | SequenceOf[int] | MultimodalPrompt
 
@@ -203,7 +203,7 @@ class LLM:
         if self.core.facts.info.images is None:
             raise FailedPreconditionError(why_no_images(self.core.facts.info))
         if self._prompt_processor is None:
-            from baton.engine.vision.prompt_processor import PromptProcessor
+            from baton.engine.executor.vision.prompt_processor import PromptProcessor
 
             self._prompt_processor = PromptProcessor(self.core.path, self.core.facts.info.images)
             self._tokenizer = self._prompt_processor.tokenizer
@@ -222,7 +222,7 @@ class LLM:
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer, loaded on first use."""
         if self._tokenizer is None:
-            from baton.engine.models.hf import AutoTokenizer
+            from baton.engine.executor.models.hf import AutoTokenizer
 
             self._tokenizer = AutoTokenizer.from_pretrained(self.core.path, trust_remote_code=False)
         return self._tokenizer

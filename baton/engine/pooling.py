@@ -5,63 +5,17 @@ pooled output, but for the division of a mean and the normalization.
 """
 
 from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
 
 import numpy as np
-import torch
 
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.request import EngineRequest
-from baton.engine.scheduler.scheduling.plan import Float32Array, ScheduledRange
+from baton.engine.scheduler.scheduling.plan import Float32Array
 from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams
 
 # As in torch's `normalize`: a vector of zeros stays one.
 _LEAST_NORM = 1e-12
-
-
-class Pooler:
-    """Pooler of the hidden states of steps.
-
-    Args:
-        head: weights of a classification head, `[1, hidden_size]`; None: the hidden states are the
-            output.
-    """
-
-    def __init__(self, pooling: Pooling, head: torch.Tensor | None = None) -> None:
-        self.pooling = pooling
-        self._head = head
-
-    def parts(
-        self, chunks: SequenceOf[ScheduledRange], hidden: torch.Tensor, num_sampled: int
-    ) -> dict[int, torch.Tensor]:
-        """Returns what ranges add to the pooled outputs, `[width]` in float32, by their index.
-
-        Args:
-            hidden: rows of the last tokens of prompts, `num_sampled` of them, then those of the
-                other tokens of the ranges in order, if the pooling needs all.
-        """
-        parts, row = {}, num_sampled
-        for i, chunk in enumerate(chunks):
-            rows = hidden[row : row + len(chunk.scored)]
-            row += len(chunk.scored)
-            if chunk.num_samples:
-                rows = torch.cat([rows, hidden[chunk.first_row : chunk.first_row + 1]])
-            if self.pooling.mode == "mean":
-                if len(rows):
-                    parts[i] = rows.float().sum(0)
-            elif self.pooling.mode == "last":
-                if chunk.num_samples:
-                    parts[i] = self._output(rows[-1])
-            elif chunk.scored.start == 1 or chunk.end == 1:
-                parts[i] = rows[0].float()
-            elif len(rows):
-                parts[i] = torch.zeros_like(rows[0], dtype=torch.float32)
-        return parts
-
-    def _output(self, hidden: torch.Tensor) -> torch.Tensor:
-        output = hidden if self._head is None else torch.nn.functional.linear(hidden, self._head)
-        return output.float()
 
 
 def pooled_request(

@@ -4,8 +4,8 @@ import logging
 import sys
 from importlib.util import find_spec
 
-from baton.engine.device import CUDA, Gpus
-from baton.engine.process.engine_child import EngineChild, fork_engine
+from baton.engine.core.process.engine_child import EngineChild, fork_engine
+from baton.engine.executor.device import CUDA, Gpus
 from baton.errors import InvalidArgumentError
 from baton.worker.settings import KV_CONNECTORS, WorkerSettings
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from baton.engine.cache.kv_layout import KvLayout, LayerLayout
+from baton.engine.executor.cache.kv_layout import KvLayout, LayerLayout
 from baton.errors import FailedPreconditionError
 from baton.v1 import kv_transfer_pb2 as pb
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.engine.cache.kv_layout import KvLayout
+from baton.engine.executor.cache.kv_layout import KvLayout
 from baton.errors import FailedPreconditionError
 
 # Groups, and shapes of each, that an error names at most: the peer may claim any number.

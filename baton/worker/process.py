@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from baton.engine.process.engine_child import EngineChild
+from baton.engine.core.process.engine_child import EngineChild
 from baton.rpc.worker_role import Role
 from baton.serving import process
 from baton.v1 import admin_pb2_grpc

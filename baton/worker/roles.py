@@ -58,4 +58,4 @@ def modules() -> list[str]:
     """Returns the modules that a worker imports, torch among what they import, and what makes its
     model load faster."""
     own = ["baton.worker.process", *(role.module for role in roles())]
-    return [*own, "baton.engine.models.preload"]
+    return [*own, "baton.engine.executor.models.preload"]

@@ -26,10 +26,10 @@ from baton.engine.client import EngineClient
 from baton.engine.core.core_handle import CoreHandle
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.process.engine_child import EngineChild
-from baton.engine.process.engine_process import EngineProcess
-from baton.engine.process.pool_memory import MemoryNotSharedError
-from baton.engine.request_check import why_no_images
+from baton.engine.core.process.engine_child import EngineChild
+from baton.engine.core.process.engine_process import EngineProcess
+from baton.engine.core.process.pool_memory import MemoryNotSharedError
+from baton.engine.core.request_check import why_no_images
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.rpc.cancellation import run_until

@@ -16,22 +16,22 @@ import numpy as np
 import torch
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.engine.assembly import LoadedModel
-from baton.engine.attention.interface import Attention
-from baton.engine.attention.static_batch import StaticTritonBatch
-from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.backend import Backend, TorchBackend
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import LoadedModel
 from baton.engine.core.engine_core import EngineCore
-from baton.engine.device_stream import HostStream
+from baton.engine.executor.attention.interface import Attention
+from baton.engine.executor.attention.static_batch import StaticTritonBatch
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.backend import Backend, TorchBackend
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.device_stream import HostStream
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
+from baton.engine.executor.runner import DecoderModel
 from baton.engine.facts import ModelInfo
 from baton.engine.llm import LLM
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 from baton.engine.outputs import StepOutput
 from baton.engine.request import EngineRequest, KvSource
-from baton.engine.runner import DecoderModel
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 

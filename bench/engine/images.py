@@ -25,10 +25,10 @@ from transformers import (
 )
 
 from baton.engine import LLM, EngineConfig, SamplingParams
-from baton.engine.assembly import load
+from baton.engine.core.assembly import load
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.runner import Encoder
 from baton.engine.request import MultimodalPrompt
-from baton.engine.runner import Encoder
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.models import locate
 from baton.models.shapes.drawings import Drawing, random_drawing

@@ -14,15 +14,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from baton.engine.attention.in_place_attention import InPlaceBatch
-from baton.engine.attention.interface import Attention, LayerAttention
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.backend import TorchBackend
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.attention.in_place_attention import InPlaceBatch
+from baton.engine.executor.attention.interface import Attention, LayerAttention
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.backend import TorchBackend
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.runner import ModelRunner
+from baton.engine.executor.sampling.sampler import Sampler
 from baton.engine.request import EngineRequest, KvSource
-from baton.engine.runner import ModelRunner
-from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.attention.library_attention import LibraryAttention
-from baton.engine.attention.library_choice import LIBRARIES, LibraryModel
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.executor.attention.library_attention import LibraryAttention
+from baton.engine.executor.attention.library_choice import LIBRARIES, LibraryModel
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
 from bench.gpu.sizes import AttentionShape
 
 Step = Callable[[], torch.Tensor]

@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.engine import EngineConfig, SamplingParams
+from baton.engine.executor.models.transformers_model import AttentionHook
 from baton.engine.llm import LLM
-from baton.engine.models.transformers_model import AttentionHook
 from baton.engine.request import EngineRequest
 from bench.gpu.sizes import EngineSizes, in_k
 from bench.gpu.speculation import speculation_rows, step

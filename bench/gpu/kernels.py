@@ -154,8 +154,8 @@ def _block_copy(bench: Bench, block_bytes: int) -> Callable[[], float]:
 
 
 def _sampling(bench: Bench) -> Callable[[], float]:
-    from baton.engine.sampling.sampler import Sampler
-    from baton.engine.sampling.triton_choice import TritonChooser
+    from baton.engine.executor.sampling.sampler import Sampler
+    from baton.engine.executor.sampling.triton_choice import TritonChooser
     from baton.sampling import SamplingParams
 
     sizes, device = bench.sizes.kernels, torch.device(bench.device.name)

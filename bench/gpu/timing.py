@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.models.cuda_graphs import CudaRecorder, Recorder
 from baton.engine.llm import LLM
-from baton.engine.models.cuda_graphs import CudaRecorder, Recorder
 from bench.gpu.sizes import Sizes
 from bench.report import NotPossibleError, Row
 
 if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
-    from baton.engine.models.hf import PreTrainedModel
-    from baton.engine.models.transformers_model import AttentionHook
+    from baton.engine.executor.models.hf import PreTrainedModel
+    from baton.engine.executor.models.transformers_model import AttentionHook
 
 Work = Callable[[], object]
 Case = tuple[str, Callable[[], list[Row]]]
@@ -90,7 +90,7 @@ class CudaDevice:
     def engine(
         self, model: "PreTrainedModel", hook: "AttentionHook", config: "EngineConfig"
     ) -> "LLM":
-        from baton.engine.assembly import assemble
+        from baton.engine.core.assembly import assemble
 
         loaded = assemble(model, hook, config, "", "random weights", b"")
         return LLM(EngineCore(config, loaded))

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from baton.cli.local.tls_folder import TlsFolder
-from baton.engine.cache.kv_layout import KvShape, plan_layout, pool_bytes
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.executor.cache.kv_layout import KvShape, plan_layout, pool_bytes
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.cache.shared_memory import SharedMemory
 from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.version import version

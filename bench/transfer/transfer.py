@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.serving.grpc.channels import LARGE_FRAMES, Channels
 from baton.worker.memory import keep_freed_memory

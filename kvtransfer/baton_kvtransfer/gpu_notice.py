@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.installation import install_command
 
 _PER_TOKENS = 1000

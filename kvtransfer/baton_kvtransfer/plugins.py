@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.plugins import plugin_named
 from baton.worker.settings import KV_CONNECTOR_GROUP, KV_CONNECTORS
 from baton_kvtransfer.connector import Connector, Receiver

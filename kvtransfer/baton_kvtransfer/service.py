@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import FailedPreconditionError, NotFoundError
 from baton.v1 import kv_transfer_pb2 as pb

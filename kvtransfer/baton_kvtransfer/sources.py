@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from baton.engine.cache.cuda_ipc import CudaDriver, CudaIpc
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.cuda_ipc import CudaDriver, CudaIpc
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.installation import install_command
 from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Receiver

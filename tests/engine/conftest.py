@@ -11,8 +11,8 @@ import torch
 import baton.models
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
+from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.llm import LLM
-from baton.engine.process.engine_process import EngineProcess
 from tests.support.engine.by_handle import forks, forks_by_handle, ipc  # noqa: F401
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.oracle import Oracle

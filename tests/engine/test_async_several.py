@@ -49,7 +49,7 @@ def make(checkpoints: Checkpoints, **changes: object) -> LLM:
     return LLM.from_pretrained(checkpoints["llama"], EngineConfig(**{**settings, **changes}))
 
 
-class Gate:
+class StepGate:
     """A gate before each step of an engine.
 
     Attributes:
@@ -74,8 +74,8 @@ class Gate:
 
 
 @asynccontextmanager
-async def gated(engine: LLM) -> AsyncIterator[tuple[EngineClient, Gate]]:
-    gate = Gate(engine.core)
+async def gated(engine: LLM) -> AsyncIterator[tuple[EngineClient, StepGate]]:
+    gate = StepGate(engine.core)
     async with running(engine) as serving:
         try:
             yield serving, gate
@@ -83,7 +83,7 @@ async def gated(engine: LLM) -> AsyncIterator[tuple[EngineClient, Gate]]:
             gate.gate.release(100_000)
 
 
-async def let(gate: Gate, count: int) -> None:
+async def let(gate: StepGate, count: int) -> None:
     """Lets the engine take steps, and waits until it has; fewer if it has nothing to do."""
     for _ in range(count):
         gate.gate.release()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.attention.interface import LayerAttention
-from baton.engine.attention.library_choice import LIBRARIES, Library, LibraryModel
-from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.config import EngineConfig
+from baton.engine.executor.attention.interface import LayerAttention
+from baton.engine.executor.attention.library_choice import LIBRARIES, Library, LibraryModel
+from baton.engine.executor.attention.mask_rule import MaskRule
 from baton.engine.llm import LLM
 from baton.errors import InvalidArgumentError
 from tests.support.engine.checkpoints import save_random

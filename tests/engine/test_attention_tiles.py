@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from baton.engine.attention.in_place_attention import InPlaceAttention
-from baton.engine.attention.interface import LayerAttention
-from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.executor.attention.in_place_attention import InPlaceAttention
+from baton.engine.executor.attention.interface import LayerAttention
+from baton.engine.executor.attention.mask_rule import MaskRule
 from baton_kernels.cpu import library
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from tests.support.engine.in_place_attention import check_any_batch

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.engine.attention.static_batch import StaticTritonBatch, StepForm
-from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.config import EngineConfig
-from baton.engine.memory.cache_allocation import probe
-from baton.engine.memory.cache_plan import CachePlan
-from baton.engine.memory.pool_size import GpuMemory
+from baton.engine.executor.attention.static_batch import StaticTritonBatch, StepForm
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.memory.cache_allocation import probe
+from baton.engine.executor.memory.cache_plan import CachePlan
+from baton.engine.executor.memory.pool_size import GpuMemory
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 MIB = 2**20

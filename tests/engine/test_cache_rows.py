@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 
-from baton.engine.attention.cache_rows import BlockPlaces, LayerRows, TokenPlaces
-from baton.engine.cache.kv_layout import KvShape, plan_layout
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.kv_scales import FP8
+from baton.engine.executor.attention.cache_rows import BlockPlaces, LayerRows, TokenPlaces
+from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_scales import FP8
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 6

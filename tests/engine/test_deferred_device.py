@@ -14,7 +14,7 @@ from tests.support.repository import ROOT
 
 SITE = ROOT / "tests" / "support" / "deferred_site"
 _MODES = """
-from baton.engine.device_stream import stream_of
+from baton.engine.executor.device_stream import stream_of
 streams = [stream_of(None) for _ in range({})]
 print(*(type(s).__name__ + ("-late" if s._dice is None else "-faster") for s in streams))
 """
@@ -53,7 +53,7 @@ def test_deferred_device_is_in_forked_workers(
     (tmp_path / "forked_modes.py").write_text(_MODES.format(1))
     monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}")
     found = []
-    server = ForkServer(["baton.engine.device_stream"])
+    server = ForkServer(["baton.engine.executor.device_stream"])
     try:
         for i in range(3):
             log = tmp_path / str(i)

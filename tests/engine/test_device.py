@@ -10,12 +10,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda._utils import _get_device_index
 
-from baton.engine.cache.kv_layout import KvLayout
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.client import EngineClient
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.device import resolve_device, use_device
-from baton.engine.models.loader import resolve_dtype
+from baton.engine.executor.cache.kv_layout import KvLayout
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.device import resolve_device, use_device
+from baton.engine.executor.models.loader import resolve_dtype
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")

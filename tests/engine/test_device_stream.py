@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from baton.cluster.prefix import hash_chain
-from baton.engine.cache import kv_pool
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.cache import kv_pool
 from baton.engine.llm import LLM
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.request import KvSource, Purpose

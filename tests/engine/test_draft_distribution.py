@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from baton.engine.executor.sampling.sampler import Sampler
 from baton.engine.request import EngineRequest
-from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult

@@ -11,8 +11,8 @@ import pytest
 
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
+from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.llm import LLM
-from baton.engine.process.engine_process import EngineProcess
 from baton.engine.request import MultimodalPrompt
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from baton.engine.assembly import load as load_model
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import load as load_model
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.vision.vision_encoder import VisionEncoder
 from baton.engine.llm import LLM
 from baton.engine.request import MultimodalPrompt
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
-from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, request
 from tests.support.engine.images import (

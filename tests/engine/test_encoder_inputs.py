@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.attention.interface import Attention, StepBatch
-from baton.engine.attention.torch_attention import TorchAttention
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
-from baton.engine.models.encoder_features import EncoderFeatures
+from baton.engine.executor.attention.interface import Attention, StepBatch
+from baton.engine.executor.attention.torch_attention import TorchAttention
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.models.encoder_features import EncoderFeatures
+from baton.engine.executor.runner import ModelRunner
+from baton.engine.executor.sampling.sampler import Sampler
+from baton.engine.executor.vision.vision_encoder import placed_inputs
 from baton.engine.request import EngineRequest
-from baton.engine.runner import ModelRunner
-from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
@@ -24,7 +25,6 @@ from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request
-from baton.engine.vision.vision_encoder import placed_inputs
 from baton.errors import InvalidArgumentError
 from baton.models.encoder_input import EncoderInput
 from baton.sampling import SamplingParams

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.assembly import load as load_model
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import load as load_model
 from baton.engine.facts import ModelInfo
 from baton.engine.llm import LLM
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob

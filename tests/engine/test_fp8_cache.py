@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from baton.engine.cache.kv_scales import KvScales
 from baton.engine.config import EngineConfig
+from baton.engine.executor.cache.kv_scales import KvScales
+from baton.engine.executor.models.loader import resolve_kv_dtype
 from baton.engine.llm import LLM
-from baton.engine.models.loader import resolve_kv_dtype
 from baton.engine.request import FinishReason
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
-from baton.engine.memory.cache_allocation import allocate
-from baton.engine.memory.cache_plan import CachePlan
-from baton.engine.memory.gpu_lock import file_lock
-from baton.engine.memory.pool_size import GpuMemory
+from baton.engine.executor.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.memory.cache_allocation import allocate
+from baton.engine.executor.memory.cache_plan import CachePlan
+from baton.engine.executor.memory.gpu_lock import file_lock
+from baton.engine.executor.memory.pool_size import GpuMemory
 
 
 def test_file_lock_excludes_other_holders_until_released(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from hypothesis import given, settings
 from tokenizers import Tokenizer
 
 import baton.models
-from baton.engine.grammar.compiler import GrammarCompiler
-from baton.engine.grammar.judge import GrammarLimits, _to_native
-from baton.engine.grammar.state import CompiledGrammar, GrammarState
-from baton.engine.grammar.vocabulary import Mask, is_allowed, mask_words
+from baton.engine.executor.grammar.compiler import GrammarCompiler
+from baton.engine.executor.grammar.judge import GrammarLimits, _to_native
+from baton.engine.executor.grammar.state import CompiledGrammar, GrammarState
+from baton.engine.executor.grammar.vocabulary import Mask, is_allowed, mask_words
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from tests.support.waiting import wait_until
@@ -737,7 +737,7 @@ def test_compile_stops_at_its_time_limit(new_compiler, rng):
             compiler.compile(HOSTILE[name])
     # Nothing is left over that computes.
     children = psutil.Process().children(recursive=True)
-    mine = [p for p in children if "baton.engine.grammar.judge" in p.cmdline()]
+    mine = [p for p in children if "baton.engine.executor.grammar.judge" in p.cmdline()]
     assert all(not process.children() for process in mine)
     write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), rng)
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from baton.engine import triton_backend
-from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
-from baton.engine.models import cuda_graphs
-from baton.engine.models.cuda_graphs import (
+from baton.engine.executor import triton_backend
+from baton.engine.executor.attention.interface import RaggedBatch
+from baton.engine.executor.models import cuda_graphs
+from baton.engine.executor.models.cuda_graphs import (
     DecodeGraphs,
     Step,
     capture_sizes,

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from baton.engine.assembly import load as load_model
-from baton.engine.attention.interface import RaggedBatch
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import load as load_model
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.attention.interface import RaggedBatch
+from baton.engine.executor.vision.encoder_limits import encoder_limits, tokens_with_decodes
+from baton.engine.executor.vision.rope_positions import RopePositions
+from baton.engine.executor.vision.vision_encoder import VisionEncoder
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, KvSource, MultimodalPrompt
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
-from baton.engine.vision.encoder_limits import encoder_limits, tokens_with_decodes
-from baton.engine.vision.rope_positions import RopePositions
-from baton.engine.vision.vision_encoder import VisionEncoder
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.fixed_images import GemmaImages

@@ -12,7 +12,7 @@ NOT_NEEDED += ("triton",)  # of GPUs
 NOT_IMPORTED = (
     "transformers.models.clip",
     "transformers.image_processing",
-    "baton.engine.vision.prompt",
+    "baton.engine.executor.vision.prompt",
 )
 
 SCRIPT = f"""

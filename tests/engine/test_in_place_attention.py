@@ -10,18 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baton.engine.attention.in_place_attention import (
+from baton.engine.executor.attention.in_place_attention import (
     InPlaceAttention,
     InPlaceBatch,
     why_not_in_place,
 )
-from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
-from baton.engine.backend import TorchBackend
-from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
-from baton.engine.cache.kv_pool import KvCache, KvPool
-from baton.engine.cache.kv_scales import FP8
+from baton.engine.executor.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.attention.torch_attention import TorchAttention, TorchBatch
+from baton.engine.executor.backend import TorchBackend
+from baton.engine.executor.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.cache.kv_scales import FP8
 from baton_kernels.cpu.library import Library
 from tests.support.engine.in_place_attention import (
     attend_in_place,

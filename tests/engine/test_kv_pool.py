@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from baton.engine.cache.kv_layout import ALIGNMENT, KvLayout, KvShape, plan_layout
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_layout import ALIGNMENT, KvLayout, KvShape, plan_layout
+from baton.engine.executor.cache.kv_pool import KvPool
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.models import linear
+from baton.engine.executor.models import linear
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 40])

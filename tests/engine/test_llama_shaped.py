@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from baton.engine.models.llama_shaped import is_dense, why_unknown
+from baton.engine.executor.models.llama_shaped import is_dense, why_unknown
 from tests.support.engine.checkpoints import FAMILIES
 
 

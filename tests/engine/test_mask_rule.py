@@ -16,7 +16,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from baton.engine.attention.mask_rule import MaskRule, recognise
+from baton.engine.executor.attention.mask_rule import MaskRule, recognise
 from baton.errors import UnsupportedModelError
 
 Mask = Callable[[int, int, Any, Any], Any]

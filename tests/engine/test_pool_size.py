@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from baton.engine.cache.kv_layout import KvShape, plan_layout
 from baton.engine.config import EngineConfig
-from baton.engine.memory.pool_size import (
+from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
+from baton.engine.executor.memory.pool_size import (
     GpuMemory,
     bytes_for_pools,
     check_holds_longest,

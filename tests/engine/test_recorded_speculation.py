@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from baton.engine.executor.runner import ModelInputs
 from baton.engine.llm import LLM
-from baton.engine.runner import ModelInputs
 from baton.engine.scheduler.scheduling.plan import StepPlan
 from baton.sampling import SamplingParams
 from tests.support.engine.drafts import OracleDrafter

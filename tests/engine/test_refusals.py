@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from baton.engine.attention.interface import LayerAttention
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.backend import choose_backend
-from baton.engine.cache.kv_layout import KvShape
 from baton.engine.config import EngineConfig
+from baton.engine.executor.attention.interface import LayerAttention
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.backend import choose_backend
+from baton.engine.executor.cache.kv_layout import KvShape
+from baton.engine.executor.models.transformers_model import ProbedLayer
 from baton.engine.llm import LLM
-from baton.engine.models.transformers_model import ProbedLayer
 from baton.engine.request import EngineRequest, Purpose
 from baton.errors import (
     AlreadyExistsError,

@@ -14,10 +14,10 @@ from packaging.version import Version
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, GenerationMixin
 
-from baton.engine.sampling.batch_state import SamplingColumns
-from baton.engine.sampling.draw import draw, largest
-from baton.engine.sampling.random import philox, uniform
-from baton.engine.sampling.sampler import Sampled, Sampler, score
+from baton.engine.executor.sampling.batch_state import SamplingColumns
+from baton.engine.executor.sampling.draw import draw, largest
+from baton.engine.executor.sampling.random import philox, uniform
+from baton.engine.executor.sampling.sampler import Sampled, Sampler, score
 from baton.sampling import SamplingParams
 
 CPU = torch.device("cpu")

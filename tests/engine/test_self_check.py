@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.engine import assembly
-from baton.engine.attention.interface import RaggedBatch
-from baton.engine.attention.torch_attention import TorchAttention
 from baton.engine.config import EngineConfig
+from baton.engine.core import assembly
+from baton.engine.executor.attention.interface import RaggedBatch
+from baton.engine.executor.attention.torch_attention import TorchAttention
+from baton.engine.executor.memory.cache_plan import CachePlan
+from baton.engine.executor.self_check import SelfCheck
 from baton.engine.llm import LLM
-from baton.engine.memory.cache_plan import CachePlan
-from baton.engine.self_check import SelfCheck
 from baton.errors import UnsupportedModelError
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import save_random

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.cache.block_copy import as_rows, copy_rows, runs
-from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.shared_memory import SharedMemory, map_readonly
+from baton.engine.executor.cache.block_copy import as_rows, copy_rows, runs
+from baton.engine.executor.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.cache.shared_memory import SharedMemory, map_readonly
 
 CPU = torch.device("cpu")
 LAYOUT = plan_layout([KvShape(2, 8, 8)], torch.float32, 4)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 
-from baton.engine.attention import triton_attention
-from baton.engine.attention.device_tables import DeviceTables
-from baton.engine.attention.interface import Attention, RaggedBatch
-from baton.engine.attention.static_batch import MakeInputs, StaticTritonBatch, StepForm
-from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.executor.attention import triton_attention
+from baton.engine.executor.attention.device_tables import DeviceTables
+from baton.engine.executor.attention.interface import Attention, RaggedBatch
+from baton.engine.executor.attention.static_batch import MakeInputs, StaticTritonBatch, StepForm
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs
+from baton.engine.executor.runner import DecoderModel
 from baton.engine.request import EngineRequest
-from baton.engine.runner import DecoderModel
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest, TokenArray
 from baton.sampling import SamplingParams

@@ -4,9 +4,9 @@ import time
 
 import torch
 
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
-from baton.engine.cache.swap_costs import CostMeter
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.cache.swap_costs import CostMeter
 from baton.engine.scheduler.sequences.config import PreemptionCosts
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.engine.models.loader import bound_to
+from baton.engine.executor.models.loader import bound_to
+from baton.engine.executor.sampling.sampler import Sampler
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
-from baton.engine.sampling.sampler import Sampler
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
-from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
-from baton.engine.cache.kv_pool import KvCache, KvPool
-from baton.engine.cache.kv_scales import FP8, KvScales
+from baton.engine.executor.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.attention.torch_attention import TorchAttention, TorchBatch
+from baton.engine.executor.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.cache.kv_scales import FP8, KvScales
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from tests.support.engine.paged_attention import (
     CPU,

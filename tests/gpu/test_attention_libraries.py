@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.attention.library_attention import LibraryAttention, LibraryBatch
-from baton.engine.attention.library_choice import LIBRARIES
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.attention.static_batch import StaticTritonBatch
-from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.executor.attention.library_attention import LibraryAttention, LibraryBatch
+from baton.engine.executor.attention.library_choice import LIBRARIES
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.attention.static_batch import StaticTritonBatch
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs, Step
 from baton.engine.llm import LLM
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step
 from baton_kernels.gpu import Gpu
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import random_prompt

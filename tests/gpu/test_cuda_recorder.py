@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from baton.engine.models.cuda_graphs import CudaRecorder
+from baton.engine.executor.models.cuda_graphs import CudaRecorder
 
 pytestmark = pytest.mark.gpu
 

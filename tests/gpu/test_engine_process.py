@@ -51,7 +51,7 @@ async def updates_of(stream: SequenceStream) -> list[SequenceUpdate]:
 
 @pytest.fixture
 def core(forks: Any, folder: Any, settings: dict[str, Any]) -> Any:
-    from baton.engine.process.engine_process import EngineProcess
+    from baton.engine.core.process.engine_process import EngineProcess
 
     config = {**settings, "shared_pools": True, "kernels": "auto", "prefix_caching": False}
     if settings["device"] == "cpu":

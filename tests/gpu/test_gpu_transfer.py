@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from baton.engine.cache.cuda_ipc import CudaDriver
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.cuda_ipc import CudaDriver
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from baton.engine.models.triton.kernel_modules import swap_modules
+from baton.engine.executor.models.triton.kernel_modules import swap_modules
 from tests.support.kernels.engine_families import GENERIC, GREEDY, tokens
 
 torch.set_num_threads(1)
@@ -39,7 +39,7 @@ SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 def test_swapped_modules_of_other_families_keep_torch_tokens(
     folder: Any, load: Any, caplog: pytest.LogCaptureFixture, family: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "baton.engine.triton_backend"):
+    with caplog.at_level(logging.INFO, "baton.engine.executor.triton_backend"):
         engine = load(folder(family), max_num_batched_tokens=24)
     (line,) = (text for text in caplog.messages if "our kernels compute" in text)
     assert tuple(map(int, re.findall(r" (\d+) ", line))) == SWAPPED[family], line

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.sampling import SamplingParams

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.sampling.sampler import Sampler
-from baton.engine.sampling.triton_choice import TritonChooser
+from baton.engine.executor.sampling.sampler import Sampler
+from baton.engine.executor.sampling.triton_choice import TritonChooser
 from baton.sampling import SamplingParams
 from tests.support.kernels.comparison import pairwise
 

@@ -12,12 +12,12 @@ import torch
 import transformers
 
 import baton.models
-from baton.engine.attention.interface import RaggedBatch
-from baton.engine.attention.static_batch import StaticTritonBatch
-from baton.engine.attention.triton_attention import TritonAttention
+from baton.engine.executor.attention.interface import RaggedBatch
+from baton.engine.executor.attention.static_batch import StaticTritonBatch
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
+from baton.engine.executor.models.triton.triton_model import TritonModel
 from baton.engine.llm import LLM
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
-from baton.engine.models.triton.triton_model import TritonModel
 from baton.engine.request import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams

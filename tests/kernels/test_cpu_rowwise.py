@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from baton.engine.models.rowwise import TorchRowwise
+from baton.engine.executor.models.rowwise import TorchRowwise
 from baton_kernels.cpu.rowwise import DTYPES, Rotation, RowwiseKernels
 from tests.support.kernels.comparison import (
     apart,

@@ -13,8 +13,8 @@ from unittest.mock import AsyncMock
 import pytest
 import torch
 
-from baton.engine.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory, load_driver
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory, load_driver
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton_kvtransfer.connector import CUDA_IPC, Integrity
 from baton_kvtransfer.connectors.cuda_ipc import memory_handles

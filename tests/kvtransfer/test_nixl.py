@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from baton.installation import install_command
 from baton.v1.kv_transfer_pb2 import DescribeResponse

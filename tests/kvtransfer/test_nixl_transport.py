@@ -71,7 +71,7 @@ def test_missing_transport_is_named_by_ucx(devices, transports, monkeypatch):
 
 
 AGENT = """
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton_kvtransfer.connectors.nixl.agent import Agent
 from tests.support.kvtransfer.loopback import pool_of
 agent = Agent([pool_of(4)], "lo", is_read=True)

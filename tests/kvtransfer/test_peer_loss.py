@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import BatonError, NotFoundError, UnavailableError
 from baton.serving.grpc.channels import Channels

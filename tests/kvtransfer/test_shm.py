@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton.serving.grpc.channels import Channels
 from baton.worker.pairing import Pairing

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xxhash
 
-from baton.engine.cache.kv_layout import KvLayout, KvShape, LayerLayout, plan_layout
+from baton.engine.executor.cache.kv_layout import KvLayout, KvShape, LayerLayout, plan_layout
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import (
     DataLossError,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import BatonError, DataLossError, NotFoundError
 from baton_kvtransfer.cancellation import one_ahead
 from baton_kvtransfer.connector import Integrity

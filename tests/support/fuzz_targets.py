@@ -25,8 +25,8 @@ from baton.cluster.events.kv_events import (
     encode_sequence,
 )
 from baton.cluster.registry.registry import WorkerRecord
-from baton.engine.cache.kv_layout import KvShape, plan_layout
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.request import KvSource, Purpose
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.errors import BatonError

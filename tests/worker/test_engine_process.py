@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from baton.engine.core.engine_thread import EngineThread
-from baton.engine.device import CUDA, Gpus
-from baton.engine.process.engine_process import EngineProcess
-from baton.engine.process.pool_memory import MemoryNotSharedError
+from baton.engine.core.process.engine_process import EngineProcess
+from baton.engine.core.process.pool_memory import MemoryNotSharedError
+from baton.engine.executor.device import CUDA, Gpus
 from baton.errors import InvalidArgumentError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.worker.engine_process import child_for

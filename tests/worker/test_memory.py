@@ -13,7 +13,7 @@ from baton.worker.memory import bound_primitive_caches
 
 bound_primitive_caches()
 import torch
-from baton.engine.models.linear import Linear
+from baton.engine.executor.models.linear import Linear
 
 class Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]

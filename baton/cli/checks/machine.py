@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from baton.cli.checks.compiler import INSTALL_COMPILER, compiler
 from baton.cli.checks.finding import Finding, Level, fault, note, ok
 from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS
-from baton.engine.memory.machine_memory import allowed_memory, machine_memory
+from baton.engine.executor.memory.machine_memory import allowed_memory, machine_memory
 from baton.errors import FailedPreconditionError
 from baton.installation import NAME, install_command
 from baton.serving.optional_dependencies import check_extra
@@ -125,7 +125,7 @@ def _device() -> Finding:
     except (ImportError, OSError) as error:  # OSError: a library of its own is missing
         return note("device", f"unknown, since torch cannot be imported: {error}")
     if torch.cuda.is_available():
-        from baton.engine.device import check_triton
+        from baton.engine.executor.device import check_triton
 
         try:
             check_triton()

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.core.commands import Command
 from baton.engine.core.reports import EngineReading, Report
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.facts import EngineFacts
 
 OnReport = Callable[[Report], None]

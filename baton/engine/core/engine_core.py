@@ -17,32 +17,32 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from baton.engine.assembly import (
+from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import (
     LoadedModel,
     LoadProgress,
     OnLoadedBytes,
     load,
     make_scheduler,
 )
-from baton.engine.cache.swap_costs import CostMeter
-from baton.engine.config import EngineConfig
 from baton.engine.core.reports import EngineReading
-from baton.engine.device_stream import DeviceStream, stream_of
+from baton.engine.core.request_check import RequestCheck, check_grammar
+from baton.engine.core.updates import updates_of
+from baton.engine.executor.cache.swap_costs import CostMeter
+from baton.engine.executor.device_stream import DeviceStream, stream_of
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs
+from baton.engine.executor.runner import Launched, ModelRunner, StepMemoryError
+from baton.engine.executor.vision.rope_positions import RopePositions
 from baton.engine.facts import EngineFacts
 from baton.engine.metering.step_times import StepClock
 from baton.engine.metering.work_meter import WorkMeter
-from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.plugins import drafter_named
 from baton.engine.request import EngineRequest, Purpose
-from baton.engine.request_check import RequestCheck, check_grammar
-from baton.engine.runner import Launched, ModelRunner, StepMemoryError
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
 from baton.engine.scheduler.sequences.sequence import Request
-from baton.engine.updates import updates_of
-from baton.engine.vision.rope_positions import RopePositions
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -56,8 +56,8 @@ from baton.models.patched_images import PatchedImages
 from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from baton.engine.grammar.compiler import GrammarCompiler
-    from baton.engine.grammar.state import CompiledGrammar
+    from baton.engine.executor.grammar.compiler import GrammarCompiler
+    from baton.engine.executor.grammar.state import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -422,6 +422,6 @@ def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":
     """Returns a grammar compiler, or None for a model without `tokenizer.json`."""
     if not (Path(loaded.path) / "tokenizer.json").is_file():
         return None
-    from baton.engine.grammar.compiler import GrammarCompiler
+    from baton.engine.executor.grammar.compiler import GrammarCompiler
 
     return GrammarCompiler(loaded.path, loaded.info.vocab_size, loaded.info.eos_token_ids)

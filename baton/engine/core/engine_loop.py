@@ -21,7 +21,7 @@ from baton.engine.core.reports import (
     Report,
     Stepped,
 )
-from baton.engine.device import CUDA, Gpus, use_device
+from baton.engine.executor.device import CUDA, Gpus, use_device
 from baton.errors import BatonError, InternalError
 
 logger = logging.getLogger(__name__)

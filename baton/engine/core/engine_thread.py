@@ -8,7 +8,7 @@ from baton.engine.core.core_handle import OnReport
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_loop import EngineLoop
 from baton.engine.core.reports import EngineReading, Report
-from baton.engine.device import CUDA, Gpus, use_device
+from baton.engine.executor.device import CUDA, Gpus, use_device
 
 logger = logging.getLogger(__name__)
 

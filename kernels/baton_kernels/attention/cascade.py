@@ -3,8 +3,8 @@
 On a GPU the kernel attends over a shared prefix once for all its members, which gives a partial
 result for each of their splits, and `paged_decode` merges them as usual. They are bitwise those of
 each member's own splits in deterministic mode alone: otherwise the two tilings sum in another
-order. On a CPU `baton.engine.attention.torch_attention` does so by torch's operations. Pure, on the
-host.
+order. On a CPU `baton.engine.executor.attention.torch_attention` does so by torch's operations.
+Pure, on the host.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Philox random numbers on the device, bitwise those of `baton.engine.sampling.random`.
+"""Philox random numbers on the device, bitwise those of `baton.engine.executor.sampling.random`.
 
 Triton provides Philox4x32-10; this module lays out its counter from (seed, sequence index,
 position) and converts the words to a number.

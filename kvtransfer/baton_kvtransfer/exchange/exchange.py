@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from prometheus_client.core import Metric
 
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.client import EngineClient
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.serving.grpc.channels import SILENCE_SECONDS
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server

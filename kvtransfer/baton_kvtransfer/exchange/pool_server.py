@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from baton.engine.cache.cuda_ipc import CudaDriver
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.cuda_ipc import CudaDriver
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker

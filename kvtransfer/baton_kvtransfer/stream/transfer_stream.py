@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 
 
 class TransferStream:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from baton import errors
 from baton.engine.core import commands, reports
+from baton.engine.core.process.command_codec import decode_command, encode_command
+from baton.engine.core.process.reading_page import ReadingPage
+from baton.engine.core.process.report_codec import decode_report, encode_report
 from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.outputs import SequenceUpdate, StepOutput
-from baton.engine.process.command_codec import decode_command, encode_command
-from baton.engine.process.reading_page import ReadingPage
-from baton.engine.process.report_codec import decode_report, encode_report
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose, ReturnCost
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput

@@ -15,16 +15,16 @@ import psutil
 import pytest
 import torch
 
-from baton.engine.cache.cuda_ipc import MappedMemory
 from baton.engine.config import EngineConfig
 from baton.engine.core.commands import FlushCache
+from baton.engine.core.process import child
+from baton.engine.core.process.control import NotShared, Start, receive, send
+from baton.engine.core.process.engine_process import EngineProcess
+from baton.engine.core.process.pool_memory import MemoryNotSharedError
+from baton.engine.core.process.reading_page import ReadingPage
+from baton.engine.core.process.ring import Ring
+from baton.engine.executor.cache.cuda_ipc import MappedMemory
 from baton.engine.llm import LLM
-from baton.engine.process import child
-from baton.engine.process.control import NotShared, Start, receive, send
-from baton.engine.process.engine_process import EngineProcess
-from baton.engine.process.pool_memory import MemoryNotSharedError
-from baton.engine.process.reading_page import ReadingPage
-from baton.engine.process.ring import Ring
 from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
 from baton.sampling import Grammar, GrammarKind, SamplingParams

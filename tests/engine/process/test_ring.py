@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.process.ring import Ring, RingReader, RingWriter
+from baton.engine.core.process.ring import Ring, RingReader, RingWriter
 
 RECORDS = st.lists(st.binary(max_size=200), max_size=20)
 

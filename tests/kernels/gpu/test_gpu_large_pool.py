@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.engine.attention.interface import RaggedBatch
+from baton.engine.executor.attention.interface import RaggedBatch
 from baton_kernels.rows.cache_write import write_kv
 from bench.gpu.attention import LayeredAttention
 from bench.gpu.sizes import AttentionShape

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.sampling.logits_processors import restrict as restrict_by_the_cpu
+from baton.engine.executor.sampling.logits_processors import restrict as restrict_by_the_cpu
 from baton_kernels.sampling.bitmask import reference_restrict, restrict
 from tests.support.kernels.comparison import apart, each_case, pairwise
 

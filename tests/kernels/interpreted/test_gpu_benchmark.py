@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 from transformers import ContinuousBatchingConfig
 
-from baton.engine.attention.library_choice import LIBRARIES
+from baton.engine.executor.attention.library_choice import LIBRARIES
 from bench.gpu import ceilings as gpu_ceilings
 from bench.gpu import gpu
 from bench.gpu.attention import (

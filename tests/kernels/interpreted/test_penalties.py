@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.sampling.batch_state import SamplingColumns
-from baton.engine.sampling.logits_processors import process
+from baton.engine.executor.sampling.batch_state import SamplingColumns
+from baton.engine.executor.sampling.logits_processors import process
 from baton.sampling import SamplingParams
 from baton_kernels.sampling.penalties import History, Penalties, penalise, reference_penalise
 

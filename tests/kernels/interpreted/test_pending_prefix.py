@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from baton.engine.attention.triton_attention import TritonAttention
-from baton.engine.cache.kv_pool import KvCache
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.cache.kv_pool import KvCache
 from tests.support.kernels.pending_prefix import NUM_HEADS, check_pending_prefix
 
 

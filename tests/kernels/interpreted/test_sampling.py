@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.engine.sampling.random import uniform as uniform_of_the_cpu
+from baton.engine.executor.sampling.random import uniform as uniform_of_the_cpu
 from baton.sampling import SamplingParams
 from baton_kernels.sampling.philox import uniform
 from baton_kernels.sampling.row_summary import Tiling, logprobs_of, reference_logprobs, summarise

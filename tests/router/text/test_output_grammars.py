@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from baton.engine.grammar.compiler import GrammarCompiler
-from baton.engine.grammar.judge import GrammarLimits
-from baton.engine.grammar.state import CompiledGrammar
-from baton.engine.grammar.vocabulary import mask_words
+from baton.engine.executor.grammar.compiler import GrammarCompiler
+from baton.engine.executor.grammar.judge import GrammarLimits
+from baton.engine.executor.grammar.state import CompiledGrammar
+from baton.engine.executor.grammar.vocabulary import mask_words
 from baton.errors import InvalidArgumentError
 from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from baton_router.call.output_format import (

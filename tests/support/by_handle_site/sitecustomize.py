@@ -15,7 +15,7 @@ try:
 
         host_ipc.install()
 
-    ChangedImport("baton.engine.process.pool_memory", _change).install()
+    ChangedImport("baton.engine.core.process.pool_memory", _change).install()
     if os.environ.get(deferred_stream.VARIABLE):
         deferred_stream.install()
 except BaseException:

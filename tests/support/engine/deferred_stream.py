@@ -105,7 +105,7 @@ def check_installed() -> None:
         raise RuntimeError(f"{VARIABLE} is set, but the deferred device is not installed")
 
 
-_MODULE = "baton.engine.device_stream"
+_MODULE = "baton.engine.executor.device_stream"
 
 
 class Modes:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from baton.engine import assembly
-from baton.engine.assembly import LoadedModel
 from baton.engine.config import EngineConfig
+from baton.engine.core import assembly
+from baton.engine.core.assembly import LoadedModel
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.llm import LLM, GenerationResult
 from baton.engine.outputs import SequenceUpdate

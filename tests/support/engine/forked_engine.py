@@ -9,8 +9,8 @@ import sys
 
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
-from baton.engine.process.engine_child import EngineChild, fork_engine
-from baton.engine.process.engine_process import EngineProcess
+from baton.engine.core.process.engine_child import EngineChild, fork_engine
+from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.request import EngineRequest
 from baton.sampling import SamplingParams
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.cache.cuda_ipc import HANDLE_BYTES, CudaDriver, IpcPlace
-from baton.engine.process import pool_memory
+from baton.engine.core.process import pool_memory
+from baton.engine.executor.cache.cuda_ipc import HANDLE_BYTES, CudaDriver, IpcPlace
 
 
 class HostIpc(CudaDriver):

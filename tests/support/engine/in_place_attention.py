@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from baton.engine.attention.in_place_attention import InPlaceAttention
-from baton.engine.attention.interface import LayerAttention, RaggedBatch
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
-from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.attention.in_place_attention import InPlaceAttention
+from baton.engine.executor.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
 from tests.support.engine.paged_attention import CPU, SCALE
 
 

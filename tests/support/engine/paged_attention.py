@@ -11,10 +11,10 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import Attention, LayerAttention, RaggedBatch
-from baton.engine.cache.kv_layout import KvShape, LayerPlace, plan_layout
-from baton.engine.cache.kv_pool import KvCache, KvPool
-from baton.engine.cache.kv_scales import FP8, KvScales
+from baton.engine.executor.attention.interface import Attention, LayerAttention, RaggedBatch
+from baton.engine.executor.cache.kv_layout import KvShape, LayerPlace, plan_layout
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.cache.kv_scales import FP8, KvScales
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from tests.support.engine.quantisation import rounded
 

@@ -4,9 +4,9 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch
+from baton.engine.executor.attention.interface import Attention, RaggedBatch, StepBatch
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 from baton.engine.llm import LLM
-from baton.engine.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.core.engine_thread import EngineThread
+from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.llm import LLM
 from baton.engine.outputs import SequenceUpdate
-from baton.engine.process.engine_process import EngineProcess
 
 
 @asynccontextmanager

@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from baton.engine.models import preload  # noqa: F401
-from baton.engine.process import child
-from baton.engine.process.engine_child import EngineChild
+from baton.engine.core.process import child
+from baton.engine.core.process.engine_child import EngineChild
+from baton.engine.executor.models import preload  # noqa: F401
 from tests.support.engine import host_ipc
 
 _BY_DESCRIPTOR, _BY_HANDLE = b"by descriptor", b"by handle"

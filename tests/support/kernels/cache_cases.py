@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.cache.kv_layout import KvShape, plan_layout
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton_kernels.rows.cache_write import CacheBlocks
 from baton_kernels.rows.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
 from tests.support.kernels.comparison import (

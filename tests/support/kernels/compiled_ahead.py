@@ -24,12 +24,12 @@ import torch
 import triton
 from torch.overrides import TorchFunctionMode
 
-from baton.engine.assembly import assemble
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import assemble
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.models.hf import PreTrainedModel
+from baton.engine.executor.models.transformers_model import AttentionHook
 from baton.engine.llm import LLM
-from baton.engine.models.hf import PreTrainedModel
-from baton.engine.models.transformers_model import AttentionHook
 from baton_kernels import block_copy
 from baton_kernels.compile import MODULES
 from baton_kernels.gpu import H100

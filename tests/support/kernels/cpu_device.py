@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
-from baton.engine.assembly import assemble
-from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import assemble
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.attention.triton_attention import TritonAttention
+from baton.engine.executor.models.cuda_graphs import CudaRecorder, Step
+from baton.engine.executor.models.hf import PreTrainedModel
+from baton.engine.executor.models.transformers_model import AttentionHook
+from baton.engine.executor.triton_backend import TritonBackend
 from baton.engine.llm import LLM
-from baton.engine.models.cuda_graphs import CudaRecorder, Step
-from baton.engine.models.hf import PreTrainedModel
-from baton.engine.models.transformers_model import AttentionHook
-from baton.engine.triton_backend import TritonBackend
 from tests.support.engine.recorded_steps import Rerun
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from baton.engine.assembly import load
-from baton.engine.attention.interface import Attention, StepBatch
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import load
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.executor.attention.interface import Attention, StepBatch
+from baton.engine.executor.models.encoder_features import EncoderFeatures
+from baton.engine.executor.runner import DecoderModel
 from baton.engine.llm import LLM
-from baton.engine.models.encoder_features import EncoderFeatures
-from baton.engine.runner import DecoderModel
 
 _MAX_CLOCK_HZ = 3e9  # no GPU is faster; one that idles is several times slower
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache.cuda_ipc import CudaDriver
-from baton.engine.cache.kv_pool import KvPool
 from baton.engine.config import EngineConfig
+from baton.engine.executor.cache.cuda_ipc import CudaDriver
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, Purpose
 from baton.sampling import SamplingParams

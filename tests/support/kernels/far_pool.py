@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache.cuda_ipc import CudaDriver
-from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.cuda_ipc import CudaDriver
+from baton.engine.executor.cache.kv_layout import KvLayout, KvShape, plan_layout
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, offer
 
 NUM_BLOCKS = 64

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from baton.engine.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory
+from baton.engine.executor.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory
 
 
 def main(handle: str, offset: str, num_bytes: str, device: str) -> None:

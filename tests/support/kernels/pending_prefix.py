@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from baton.engine.attention.interface import Attention, LayerAttention, RaggedBatch
-from baton.engine.attention.mask_rule import MaskRule
-from baton.engine.cache.kv_layout import KvShape, plan_groups
-from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.attention.interface import Attention, LayerAttention, RaggedBatch
+from baton.engine.executor.attention.mask_rule import MaskRule
+from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
+from baton.engine.executor.cache.kv_pool import KvCache, KvPool
 
 SHAPE = KvShape(2, 64, 64)
 NUM_HEADS = 4

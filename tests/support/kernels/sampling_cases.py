@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from baton.engine.sampling.sampler import Sampler
+from baton.engine.executor.sampling.sampler import Sampler
 from baton.sampling import SamplingParams
 from baton_kernels.sampling.rows import SamplingRows
 from tests.support.kernels.comparison import Device

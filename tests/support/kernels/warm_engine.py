@@ -1,7 +1,7 @@
 """Warm-up of an engine on the CPU, as one on a GPU has it at load."""
 
+from baton.engine.executor.warm_up import warm_up
 from baton.engine.llm import LLM
-from baton.engine.warm_up import warm_up
 
 
 def warm(engine: LLM) -> None:

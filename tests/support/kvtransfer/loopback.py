@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from baton.engine.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.executor.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.cache.shared_memory import SharedMemory
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
 from baton.serving.grpc.channels import Channels
 from baton.serving.grpc.server import Server

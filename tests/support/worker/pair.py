@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from baton.engine.process.engine_child import EngineChild
+from baton.engine.core.process.engine_child import EngineChild
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.cache.cuda_ipc import CudaIpc, IpcPlace, MappedMemory
-from baton.engine.cache.kv_layout import KvLayout, pool_bytes
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.device import use_device
+from baton.engine.executor.cache.cuda_ipc import CudaIpc, IpcPlace, MappedMemory
+from baton.engine.executor.cache.kv_layout import KvLayout, pool_bytes
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError
 from baton_kvtransfer.cancellation import in_thread
 from baton_kvtransfer.connector import Integrity

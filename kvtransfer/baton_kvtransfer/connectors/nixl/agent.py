@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.engine.cache.kv_layout import KvLayout
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.device import use_device
+from baton.engine.executor.cache.kv_layout import KvLayout
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.device import use_device
 from baton.errors import UnavailableError
 from baton.installation import install_command
 

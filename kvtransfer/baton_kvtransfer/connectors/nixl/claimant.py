@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.device import use_device
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.cancellation import ended, in_thread
 from baton_kvtransfer.connector import Integrity

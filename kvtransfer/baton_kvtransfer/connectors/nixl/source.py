@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, agent_thread
 

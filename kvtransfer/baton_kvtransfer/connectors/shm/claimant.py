@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from baton.engine.cache.block_copy import Rows, as_rows
-from baton.engine.cache.kv_layout import KvLayout, pool_bytes
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.shared_memory import map_readonly
+from baton.engine.executor.cache.block_copy import Rows, as_rows
+from baton.engine.executor.cache.kv_layout import KvLayout, pool_bytes
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.cache.shared_memory import map_readonly
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.errors import UnavailableError
 from baton_kvtransfer.cancellation import ended

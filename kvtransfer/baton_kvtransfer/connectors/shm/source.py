@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from baton.engine.cache.kv_pool import KvPool
-from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.executor.cache.kv_pool import KvPool
+from baton.engine.executor.cache.shared_memory import SharedMemory
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,

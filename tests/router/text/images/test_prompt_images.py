@@ -1,4 +1,4 @@
-"""Prompts with images, against transformers' own processor and against `Engine`."""
+"""Prompts with images, against transformers' own processor and against `LLM`."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import pytest_asyncio
 from PIL import Image
 from transformers import AutoProcessor
 
-from baton.engine.vision.prompt_processor import PromptProcessor
+from baton.engine.executor.vision.prompt_processor import PromptProcessor
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
 from baton.rpc.encoder_inputs import encoder_input_to_message

@@ -1,0 +1,1 @@
+"""Executor: computes the plans of a scheduler on a device. Decides nothing."""

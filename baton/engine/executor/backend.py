@@ -1,0 +1,212 @@
+"""Compute backend of an engine: torch operations or Triton kernels. Chosen once, at load."""
+
+import functools
+import logging
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+
+from baton.engine.config import EngineConfig
+from baton.engine.executor.attention.in_place_attention import InPlaceAttention, why_not_in_place
+from baton.engine.executor.attention.interface import Attention, LayerAttention
+from baton.engine.executor.attention.torch_attention import TorchAttention
+from baton.engine.executor.cache.kv_pool import KvCache
+from baton.engine.executor.models.cuda_graphs import DecodeGraphs
+from baton.engine.executor.models.fused_model import FusedModel
+from baton.engine.executor.models.hf import PreTrainedModel
+from baton.engine.executor.models.llama_shaped import is_dense, why_unknown
+from baton.engine.executor.models.rowwise import Rowwise, TorchRowwise
+from baton.engine.executor.models.transformers_model import (
+    AttentionHook,
+    ProbedLayer,
+    TransformersModel,
+)
+from baton.engine.executor.runner import DecoderModel
+from baton.engine.executor.sampling.sampler import Sampler
+from baton.errors import InvalidArgumentError
+from baton_kernels.cpu.library import KERNELS, NoLibraryError
+from baton_kernels.cpu.library import Library as CLibrary
+from baton_kernels.cpu.paged_attention import prompt_arithmetic
+from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
+
+logger = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """Compute backend: factory of an engine's model, attention, sampler and graphs."""
+
+    def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
+        """Returns the model in its fastest form; consumes `model`."""
+        ...
+
+    def attention(self, cache: KvCache) -> Attention: ...
+
+    def sampler(
+        self,
+        num_batch_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
+    ) -> Sampler: ...
+
+    def graph_bytes(self, model: DecoderModel, attention: Attention) -> int:
+        """Returns the memory in bytes that `graphs` will take."""
+        ...
+
+    def warm_up(
+        self, model: DecoderModel, attention: Attention, sampler: Sampler, cache: KvCache
+    ) -> None:
+        """Compiles every kernel that serving can launch, so that no step waits for one."""
+        ...
+
+    def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs | None:
+        """Returns recorded decode steps, or None if the backend has none. Ends the warm-up."""
+        ...
+
+    @property
+    def num_expected_graphs(self) -> int:
+        """Graphs that `graphs` was to record."""
+        ...
+
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled after the warm-up."""
+        ...
+
+
+class TorchBackend:
+    """Backend of torch operations, for any torch device; the backend for CPUs.
+
+    `uses_c_kernels`: kernels in C, where they are available, read blocks in place for attention
+    and compute row-wise operations. `library`: those of attention.
+    """
+
+    def __init__(
+        self, layers: list[LayerAttention], *, uses_c_kernels: bool, library: CLibrary = KERNELS
+    ) -> None:
+        self._layers = layers
+        self._library = library
+        self._uses_c_kernels = uses_c_kernels
+
+    def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
+        if is_dense(model):
+            return FusedModel(model, self._layers, hook.max_len, self._rowwise(model.dtype))
+        return TransformersModel(model, hook)
+
+    def _rowwise(self, dtype: torch.dtype) -> Rowwise:
+        if not self._uses_c_kernels or dtype not in DTYPES:
+            return TorchRowwise()
+        try:
+            return RowwiseKernels(dtype)
+        except NoLibraryError as error:
+            _report(f"torch computes norms, activations and rotations: {error}")
+            return TorchRowwise()
+
+    def attention(self, cache: KvCache) -> Attention:
+        if not self._uses_c_kernels:
+            return TorchAttention(cache)
+        why_not = why_not_in_place(cache, self._layers, self._library)
+        if why_not is not None:
+            _report(f"torch computes attention, over copies of blocks: {why_not}")
+            return TorchAttention(cache)
+        arithmetic = prompt_arithmetic(cache.pools[0].dtype)
+        _report(f"attention reads blocks in place, by kernels in C; prompts use {arithmetic}")
+        return InPlaceAttention(cache)
+
+    def sampler(
+        self,
+        num_batch_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
+    ) -> Sampler:
+        return Sampler(num_batch_slots, vocab_size, device, eos_token_ids)
+
+    def graph_bytes(self, _model: DecoderModel, _attention: Attention) -> int:
+        return 0
+
+    def warm_up(
+        self, _model: DecoderModel, _attention: Attention, _sampler: Sampler, _cache: KvCache
+    ) -> None:
+        return
+
+    def graphs(self, _model: DecoderModel, _attention: Attention) -> DecodeGraphs | None:
+        return None
+
+    @property
+    def num_expected_graphs(self) -> int:
+        return 0
+
+    @property
+    def num_late_compilations(self) -> int:
+        return 0
+
+
+def choose_backend(
+    config: EngineConfig,
+    model: PreTrainedModel,
+    layers: list[ProbedLayer],
+    max_len: int,
+    device: torch.device,
+) -> Backend:
+    """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
+    to change, if the config requires Triton kernels that cannot run."""
+    wanted = _named(config)
+    if config.kernels != "torch" and (wanted is not None or device.type == "cuda"):
+        why_not = _why_no_kernels(config, model, layers, device)
+        if why_not is None:
+            from baton.engine.executor.triton_backend import TritonBackend, choose_library
+
+            library = choose_library(config, model, layers, device)
+            return TritonBackend(config, layers, model.dtype, max_len, library)
+        if wanted is not None:
+            raise InvalidArgumentError(
+                wanted, f"is {getattr(config, wanted)!r}, which needs Triton's kernels; {why_not}"
+            )
+        logger.warning("torch computes attention, which is slower: %s", why_not)
+    uses_c_kernels = config.kernels == "auto" and device.type == "cpu"
+    return TorchBackend([layer.attention for layer in layers], uses_c_kernels=uses_c_kernels)
+
+
+@functools.cache
+def _report(choice: str) -> None:
+    """Logs a choice once per process: attention is made for the self-check and again to serve."""
+    logger.info("%s", choice)
+
+
+def _named(config: EngineConfig) -> str | None:
+    """Returns the setting that requires Triton kernels; None: none does."""
+    if config.deterministic:
+        return "deterministic"
+    if config.attention_backend != "auto":
+        return "attention_backend"
+    return "kernels" if config.kernels == "triton" else None
+
+
+def _why_no_kernels(
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], device: torch.device
+) -> str | None:
+    if device.type != "cuda" and not _host_runs_kernels():
+        return "they run on a GPU and the device is a CPU: unset it there"
+    from baton_kernels.attention.inputs import check_model
+
+    if config.deterministic and (reason := why_unknown(model)) is not None:
+        return reason
+    for layer in layers:
+        shape = layer.shape
+        if shape.key_head_dim != shape.value_head_dim:
+            return f"K has heads of {shape.key_head_dim} and V of {shape.value_head_dim}"
+        try:
+            check_model(layer.num_heads, shape.num_kv_heads, shape.key_head_dim)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _host_runs_kernels() -> bool:
+    if find_spec("triton") is None:
+        return False
+    from baton_kernels.launch import host_runs_kernels
+
+    return host_runs_kernels()

@@ -1,0 +1,144 @@
+"""Grammar compiler for JSON schemas, regular expressions and EBNF, by llguidance.
+
+A JSON schema allows any whitespace between its tokens, and properties only in the schema's order;
+its key `x-guidance` changes the former. A regular expression matches the whole output, with or
+without anchors. EBNF is llguidance's dialect of Lark, or llama.cpp's GBNF (`root ::= ...`).
+Sequences begin with `CompiledGrammar.start`.
+"""
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from baton.engine.executor.grammar.judge import GrammarLimits, reason_of
+from baton.engine.executor.grammar.state import CompiledGrammar
+from baton.engine.executor.grammar.trial import TrialPool
+from baton.engine.executor.grammar.vocabulary import Vocabulary
+from baton.errors import InvalidArgumentError
+from baton.sampling import Grammar
+
+_FIELD: Final = "sampling.grammar"
+
+
+class GrammarCompiler:
+    """Grammar compiler of one model, with an LRU cache. Thread-safe.
+
+    Each grammar first passes a trial in a separate process (`trial`), which starts with the first
+    grammar. So `compile` blocks, but no other thread, and no grammar crashes the engine.
+    """
+
+    def __init__(
+        self,
+        tokenizer_folder: str | Path,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        *,
+        limits: GrammarLimits | None = None,
+        cache_size: int = 128,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        """Reads the tokenizer, which holds the GIL for 0.5 s per 100,000 tokens. Without a usable
+        one, every grammar is rejected.
+
+        Args:
+            vocab_size: size of the model's vocabulary, the length of its logits.
+            cache_size: maximum number of cached grammars.
+            cache_bytes: maximum bytes for their compilation; over a quarter, one is not cached.
+        """
+        self._limits = limits or GrammarLimits()
+        self._cache_size = cache_size
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[Grammar, CompiledGrammar | _Refusal] = OrderedDict()
+        self._compiling: dict[Grammar, Future[CompiledGrammar | _Refusal]] = {}
+        self._vocabulary: Vocabulary | None = None
+        self._unusable = ""
+        file = Path(tokenizer_folder) / "tokenizer.json"
+        try:
+            self._vocabulary = Vocabulary(file, vocab_size, eos_token_ids)
+        except ValueError as error:
+            problem = str(error).replace(str(file), file.name)
+            self._unusable = f"cannot be used with this model: {reason_of(problem)}"
+        else:
+            self._trials = TrialPool(file, self._vocabulary.mark_ids, self._limits)
+
+    @property
+    def trial_pids(self) -> list[int]:
+        """Ids of the processes in which grammars are tried."""
+        return [] if self._vocabulary is None else self._trials.pids
+
+    def is_cached(self, grammar: Grammar) -> bool:
+        """Returns whether the outcome of a grammar, or its refusal, is kept."""
+        return grammar in self._cache
+
+    def compile(self, grammar: Grammar) -> "CompiledGrammar":
+        """Compiles a grammar, or returns it from the cache. Equal grammars are compiled once, even
+        if requested concurrently. Raises `InvalidArgumentError` with the reason, or
+        `OverloadedError`."""
+        with self._lock:
+            found = self._cache.get(grammar)
+            if found is not None:
+                self._cache.move_to_end(grammar)
+                return _unless_refused(found)
+            future = self._compiling.get(grammar)
+            is_first = future is None
+            if future is None:
+                future = self._compiling[grammar] = Future()
+        if is_first:
+            self._compile_first(grammar, future)
+        return _unless_refused(future.result())
+
+    def close(self) -> None:
+        """Ends the trial processes, as the garbage collector would."""
+        if self._vocabulary is not None:
+            self._trials.close()
+
+    def _compile_first(
+        self, grammar: Grammar, future: "Future[CompiledGrammar | _Refusal]"
+    ) -> None:
+        try:
+            outcome, is_kept = self._try_and_compile(grammar)
+        except BaseException as error:
+            with self._lock:
+                del self._compiling[grammar]
+            future.set_exception(error)
+            return
+        with self._lock:
+            del self._compiling[grammar]
+            if is_kept:
+                self._cache[grammar] = outcome
+                self._evict()
+        future.set_result(outcome)
+
+    def _try_and_compile(self, grammar: Grammar) -> "tuple[CompiledGrammar | _Refusal, bool]":
+        """Returns the outcome, and whether to cache it."""
+        if self._vocabulary is None:
+            return _Refusal(self._unusable), False
+        result = self._trials.run(grammar)
+        if result.problem is not None:
+            return _Refusal(result.problem), result.is_final
+        native, num_bytes = result.native, result.num_bytes
+        compiled = CompiledGrammar(native, num_bytes, self._vocabulary, self._limits)
+        return compiled, num_bytes <= self._cache_bytes // 4
+
+    def _evict(self) -> None:
+        num_bytes = sum(kept.num_bytes for kept in self._cache.values())
+        while len(self._cache) > self._cache_size or num_bytes > self._cache_bytes:
+            num_bytes -= self._cache.popitem(last=False)[1].num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    problem: str
+    num_bytes: int = 0
+
+
+def _unless_refused(outcome: "CompiledGrammar | _Refusal") -> "CompiledGrammar":
+    problem = outcome.problem
+    if problem is not None:
+        raise InvalidArgumentError(_FIELD, problem)
+    assert isinstance(outcome, CompiledGrammar)
+    return outcome

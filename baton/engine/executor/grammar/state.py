@@ -1,0 +1,205 @@
+"""Grammar state of one sequence: the tokens allowed next, given the previous ones.
+
+A sequence with a grammar has a `GrammarState`, which fills the bitmasks for its logits and accepts
+the chosen tokens. End-of-sequence tokens are allowed only where the grammar may end. Independent of
+logits, steps and requests.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from llguidance import LLMatcher
+
+from baton.engine.executor.grammar.judge import GrammarLimits, reason_of
+from baton.engine.executor.grammar.vocabulary import Mask, Vocabulary, is_allowed
+from baton.errors import InvalidArgumentError
+
+_MAX_RENEWALS: Final = 3
+
+
+class CompiledGrammar:
+    """Compiled grammar that sequences can follow. Thread-safe.
+
+    Its states share a lexer with a cache, so that most masks take microseconds. A lexer whose cache
+    has reached its limit fails for all of them; then they get a new one.
+
+    Attributes:
+        problem: reason not to use it any more, if one was found after its trial.
+        generation: number of lexers before the present one.
+    """
+
+    def __init__(
+        self, native: str, num_bytes: int, vocabulary: Vocabulary, limits: GrammarLimits
+    ) -> None:
+        self.num_bytes = num_bytes
+        self.problem: str | None = None
+        self.vocabulary = vocabulary
+        self.token_s = limits.token_s
+        self._native = native
+        self._native_limits = limits.native()
+        self._lock = threading.Lock()
+        self.generation = 0
+        self._template = self._compile()
+        if self._template.is_error():
+            self.problem = reason_of(self._template.get_error())
+
+    def start(self, token_ids: Sequence[int] = (), field: str = "token_ids") -> "GrammarState":
+        """Returns the state after an output of `token_ids`.
+
+        Raises `InvalidArgumentError`, naming `field`, if the grammar does not allow that output.
+        """
+        state = GrammarState(self)
+        for i, token_id in enumerate(token_ids):
+            if not state.accept(token_id):
+                problem = state.failure or "sampling.grammar does not allow it"
+                raise InvalidArgumentError(field, f"token {i} of the output: {problem}")
+        return state
+
+    def matcher(self) -> tuple[LLMatcher, int]:
+        """Returns a matcher at the start of the grammar, and the generation of its lexer."""
+        with self._lock:
+            return self._template.deep_copy(), self.generation
+
+    def renew(self, generation: int) -> bool:
+        """Compiles again for a new lexer. Returns False if `generation` is already replaced."""
+        with self._lock:
+            if generation != self.generation:
+                return False
+            self._template = self._compile()
+            self.generation += 1
+            return True
+
+    def _compile(self) -> LLMatcher:
+        tokenizer = self.vocabulary.tokenizer
+        matcher = LLMatcher(tokenizer, self._native, log_level=0, limits=self._native_limits)
+        # The first mask is the slowest; copies do not repeat it.
+        matcher.compute_bitmask()
+        return matcher
+
+
+class GrammarState:
+    """Grammar state of one sequence. Used by one thread at a time.
+
+    Attributes:
+        failure: reason for which the sequence has to end with an error, else None: the grammar
+            allows no token, or one token takes too much CPU time.
+        token_ids: the accepted tokens, without the ends.
+    """
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self.failure: str | None = None
+        self._compiled = compiled
+        self._vocabulary = compiled.vocabulary
+        self._matcher, self._generation = compiled.matcher()
+        self._num_renewals = 0
+        self.token_ids: list[int] = []
+        self._is_ended = False
+        self._is_exhausted = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether only an end-of-sequence token can follow; exact after the mask is filled."""
+        return self._is_ended or self._is_exhausted
+
+    def accept(self, token_id: int) -> bool:
+        """Appends a token. Returns False if it is not allowed; then at most `failure` changes."""
+        if self.failure is not None:
+            return False
+        if token_id in self._vocabulary.end_ids:
+            self._is_ended = self._is_ended or self._matcher.is_accepting()
+            return self._is_ended
+        if self.is_finished or not 0 <= token_id < self._vocabulary.size:
+            return False
+        return self._consume(token_id)
+
+    def fill_masks(self, draft_token_ids: Sequence[int], rows: Mask) -> int:
+        """Fills the masks of the next token and of the token after each draft. Keeps the state.
+
+        Args:
+            rows: `[len(draft_token_ids) + 1, mask_words(vocab_size)]`. Rows after the first draft
+                that is not allowed are unchanged.
+
+        Returns the number of rows filled: one more than the number of allowed drafts.
+        """
+        assert len(rows) == len(draft_token_ids) + 1
+        self.fill_mask(rows[0])
+        if self.failure is not None:
+            return 1
+        num_tokens = len(self.token_ids)
+        was_ended, was_exhausted = self._is_ended, self._is_exhausted
+        num_filled = 1
+        for token_id in draft_token_ids:
+            if not is_allowed(rows[num_filled - 1], token_id) or not self.accept(token_id):
+                break
+            self.fill_mask(rows[num_filled])
+            num_filled += 1
+        self._rewind(num_tokens)
+        self._is_ended, self._is_exhausted = was_ended, was_exhausted
+        return num_filled
+
+    def fill_mask(self, row: Mask) -> None:
+        """Fills the mask of the next token; after a failure, with end-of-sequence tokens.
+
+        Args:
+            row: `[mask_words(vocab_size)]`.
+        """
+        while self.failure is None and not self.is_finished:
+            self._vocabulary.fill(self._matcher, row)
+            if not self._matcher.is_error():
+                self._add_ends(row)
+                return
+            self._recover()
+        row[:] = self._vocabulary.ends
+
+    def _consume(self, token_id: int) -> bool:
+        while self.failure is None:
+            began_s = time.thread_time()
+            is_accepted = self._matcher.try_consume_tokens([token_id]) == 1
+            took_s = time.thread_time() - began_s
+            if not self._matcher.is_error():
+                self._check_cost(took_s)
+                if is_accepted:
+                    self.token_ids.append(token_id)
+                    self._is_exhausted = self._matcher.is_stopped()
+                return is_accepted
+            self._recover()
+        return False
+
+    def _add_ends(self, row: Mask) -> None:
+        may_end = self._matcher.is_accepting()
+        if not row.any():
+            self._is_exhausted = may_end
+            if not may_end:
+                self.failure = "no token of the model can continue what the grammar has matched"
+        if may_end or self.failure is not None:
+            row |= self._vocabulary.ends
+
+    def _check_cost(self, took_s: float) -> None:
+        """Fails if one token took too long; a trial cannot reach every part of a grammar."""
+        if took_s > self._compiled.token_s:
+            self.failure = f"takes {1000 * took_s:.0f} ms of computing for one token"
+            self._compiled.problem = self.failure
+
+    def _recover(self) -> None:
+        """Recovers from a matcher error with a new lexer if the lexer failed, else fails."""
+        reason = reason_of(self._matcher.get_error())
+        if not reason.startswith("lexer error") or self._num_renewals == _MAX_RENEWALS:
+            self.failure = reason
+            return
+        self._num_renewals += self._compiled.renew(self._generation)
+        self._replay()
+
+    def _rewind(self, num_tokens: int) -> None:
+        """Undoes the tokens after the first `num_tokens`, and a failure that they caused."""
+        num_back = len(self.token_ids) - num_tokens
+        del self.token_ids[num_tokens:]
+        if self.failure is not None or (num_back and not self._matcher.rollback(num_back)):
+            self.failure = None
+            self._replay()
+
+    def _replay(self) -> None:
+        self._matcher, self._generation = self._compiled.matcher()
+        if self._matcher.try_consume_tokens(self.token_ids) != len(self.token_ids):
+            self.failure = reason_of(self._matcher.get_error())
