@@ -79,7 +79,7 @@ def _reuse(case: str, trace: Sequence[Drawing], config: EngineConfig) -> Row:
     loaded = load(locate("shapes"), config, lambda _phase, _fraction: None)
     assert loaded.encoder is not None
     encoder = _CountingEncoder(loaded.encoder)
-    engine = LLM(EngineCore(config, replace(loaded, encoder=encoder)))  # type: ignore[arg-type]
+    engine = LLM(EngineCore(config, replace(loaded, encoder=encoder)))
     given = [_prompt(engine, number, drawing) for number, drawing in enumerate(trace)]
     for start in range(0, len(given), NUM_AT_ONCE):
         engine.generate(given[start : start + NUM_AT_ONCE], SamplingParams(max_tokens=1))

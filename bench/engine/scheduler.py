@@ -20,8 +20,11 @@ from baton.engine.executor.attention.mask_rule import MaskRule
 from baton.engine.executor.backend import TorchBackend
 from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
 from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.device_stream import HostStream
 from baton.engine.executor.runner import ModelRunner
 from baton.engine.executor.sampling.sampler import Sampler
+from baton.engine.executor.token_head import TokenHead
+from baton.engine.metering.step_times import StepClock
 from baton.engine.request import EngineRequest, KvSource
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
@@ -109,9 +112,9 @@ class Load:
             TorchBackend(layers, uses_c_kernels=True).attention(cache),
             cache,
             self.scheduler.batch_slots,
-            sampler,
-            VOCAB_SIZE,
-            device,
+            TokenHead(sampler, VOCAB_SIZE, self.scheduler.batch_slots, HostStream()),
+            HostStream(),
+            StepClock(),
         )
         self._random = np.random.default_rng(num_sequences)
         self._params = SamplingParams(max_tokens=2048, stop_token_ids=(STOP,))

@@ -12,10 +12,13 @@ from baton.engine.executor.attention.interface import Attention, StepBatch
 from baton.engine.executor.attention.torch_attention import TorchAttention
 from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
 from baton.engine.executor.cache.kv_pool import KvCache, KvPool
+from baton.engine.executor.device_stream import HostStream
 from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.runner import ModelRunner
 from baton.engine.executor.sampling.sampler import Sampler
+from baton.engine.executor.token_head import TokenHead
 from baton.engine.executor.vision.vision_encoder import placed_inputs
+from baton.engine.metering.step_times import StepClock
 from baton.engine.request import EngineRequest
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
@@ -131,10 +134,10 @@ class Machine:
             TorchAttention(cache),
             cache,
             batch_slots,
-            sampler,
-            VOCAB_SIZE,
-            CPU,
-            self.encoder,
+            TokenHead(sampler, VOCAB_SIZE, batch_slots, HostStream()),
+            HostStream(),
+            StepClock(),
+            encoder=self.encoder,
         )
         self.finished: list[str] = []
 

@@ -19,7 +19,7 @@ from baton.engine.executor.attention.static_batch import StaticTritonBatch
 from baton.engine.executor.attention.triton_attention import TritonAttention
 from baton.engine.executor.cache.kv_layout import KvShape, plan_groups
 from baton.engine.executor.cache.kv_pool import KvCache, KvPool
-from baton.engine.executor.models.cuda_graphs import DecodeGraphs, Step
+from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, DecodeGraphs, Step
 from baton.engine.llm import LLM
 from baton_kernels.gpu import Gpu
 from tests.support.engine.oracle import Oracle
@@ -132,7 +132,7 @@ def test_library_engine_replays_decodes_of_triton(
     if ON_CPU:
         batch, cpu = StaticTritonBatch(runner.attention.recorded, 4, 9), torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3, 4], cpu, Rerun())
-    assert runner.graphs is not None
+    assert runner.graphs is not NO_GRAPHS
     replay, num_replays = runner.graphs.run, 0
 
     def run(*args: Any) -> Any:

@@ -15,7 +15,7 @@ import baton.models
 from baton.engine.executor.attention.interface import RaggedBatch
 from baton.engine.executor.attention.static_batch import StaticTritonBatch
 from baton.engine.executor.attention.triton_attention import TritonAttention
-from baton.engine.executor.models.cuda_graphs import DecodeGraphs, Step, capture_sizes
+from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, DecodeGraphs, Step, capture_sizes
 from baton.engine.executor.models.triton.triton_model import TritonModel
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest
@@ -194,7 +194,7 @@ def test_triton_recorded_steps_give_equal_tokens(
         batch = StaticTritonBatch(runner.attention, 3, 9)
         cpu = torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3], cpu, Rerun())
-    assert runner.graphs is not None
+    assert runner.graphs is not NO_GRAPHS
     record_property(f"recorded batch sizes of {family}", len(runner.graphs.sizes))
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
@@ -272,7 +272,7 @@ def test_triton_engine_runs_a_forward_that_waits(
 
     monkeypatch.setattr(TritonModel, "forward", wait)
     engine = load(folder("llama"), cuda_graphs=True)
-    assert engine.core.runner.graphs is None
+    assert engine.core.runner.graphs is NO_GRAPHS
     assert engine.core.facts.num_graphs == 0 < engine.core.facts.num_expected_graphs
     assert tokens(engine) == tokens(load(folder("llama"), kernels="torch", device="cpu"))
 
@@ -297,8 +297,8 @@ class Listening:
         self.logits: dict[int, torch.Tensor] = {}
         self._engine, self._request_id = engine, request_id
         self._forward = engine.core.runner.model.forward
-        self._choose = engine.core.runner.sampler.choose
-        engine.core.runner.sampler.choose = self.choose  # type: ignore[method-assign]
+        self._choose = engine.core.runner.head.sampler.choose
+        engine.core.runner.head.sampler.choose = self.choose  # type: ignore[method-assign]
 
     def choose(
         self, logits: torch.Tensor, batch_slots: Any, indices: Any, lengths: Any, *rest: Any

@@ -26,14 +26,15 @@ from baton.engine.executor.models.transformers_model import (
 )
 from baton.engine.executor.models.vision_model import VisionModel, is_vision_language, split
 from baton.engine.executor.pooler import Pooler
-from baton.engine.executor.runner import DecoderModel
+from baton.engine.executor.runner import INDICES, NO_ENCODER, DecoderModel, Encoder, Positions
 from baton.engine.executor.self_check import SelfCheck
 from baton.engine.executor.vision.encoder_limits import (
-    NO_ENCODER,
+    NO_ENCODER_LIMITS,
     EncoderLimits,
     encoder_limits,
     tokens_with_decodes,
 )
+from baton.engine.executor.vision.rope_positions import RopePositions
 from baton.engine.executor.vision.vision_encoder import VisionEncoder
 from baton.engine.facts import ModelInfo
 from baton.engine.plugins import policy_named
@@ -44,6 +45,7 @@ from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.images import read_image_processor
+from baton.models.patched_images import PatchedImages
 from baton.models.pooling import read_pooling
 from baton.version import version
 
@@ -55,7 +57,7 @@ OnLoadedBytes = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """Loaded model that is ready to run, and its KV cache. `path` is its folder; `pooler` None: it
-    generates; `encoder` None: it takes no images."""
+    generates."""
 
     info: ModelInfo
     model: DecoderModel
@@ -65,8 +67,9 @@ class LoadedModel:
     device: torch.device
     path: str
     pooler: Pooler | None = None
-    encoder: VisionEncoder | None = None
-    encoder_limits: EncoderLimits = NO_ENCODER
+    encoder: Encoder = NO_ENCODER
+    positions: Positions = INDICES
+    encoder_limits: EncoderLimits = NO_ENCODER_LIMITS
 
 
 def load(
@@ -127,7 +130,7 @@ def assemble(
     max_len, device, dtype = hook.max_len, hf_model.device, hf_model.dtype
     hf_config, architecture = hf_model.config, type(hf_model).__name__
     eos_token_ids = loader.eos_token_ids(hf_config, hf_model)
-    vision, limits = None, NO_ENCODER
+    vision, limits = None, NO_ENCODER_LIMITS
     if is_vision_language(hf_config):
         hf_model, vision = split(hf_model, read_image_processor(Path(folder)))
         gpu_bytes = memory_of(device) if device.type == "cuda" else 0
@@ -170,11 +173,23 @@ def assemble(
         pooling=None if pooler is None else pooler.pooling,
         images=None if vision is None else vision.images,
     )
-    encoder = None
+    encoder, positions = NO_ENCODER, INDICES
     if vision is not None and cache.encoder_pool is not None:
         encoder = VisionEncoder(vision, cache.encoder_pool)
+        if model.has_mrope and isinstance(vision.images, PatchedImages):
+            positions = RopePositions(config.max_num_seqs, vision.images)
     return LoadedModel(
-        info, model, backend, attention, cache, device, folder, pooler, encoder, limits
+        info,
+        model,
+        backend,
+        attention,
+        cache,
+        device,
+        folder,
+        pooler,
+        encoder,
+        positions,
+        limits,
     )
 
 

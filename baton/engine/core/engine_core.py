@@ -30,9 +30,10 @@ from baton.engine.core.request_check import RequestCheck, check_grammar
 from baton.engine.core.updates import updates_of
 from baton.engine.executor.cache.swap_costs import CostMeter
 from baton.engine.executor.device_stream import DeviceStream, stream_of
-from baton.engine.executor.models.cuda_graphs import DecodeGraphs
-from baton.engine.executor.runner import Launched, ModelRunner, StepMemoryError
-from baton.engine.executor.vision.rope_positions import RopePositions
+from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
+from baton.engine.executor.pooler import PoolingHead
+from baton.engine.executor.runner import Head, Launched, ModelRunner, StepMemoryError
+from baton.engine.executor.token_head import TokenHead
 from baton.engine.facts import EngineFacts
 from baton.engine.metering.step_times import StepClock
 from baton.engine.metering.work_meter import WorkMeter
@@ -52,7 +53,6 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models.encoder_input import EncoderInput
-from baton.models.patched_images import PatchedImages
 from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class EngineCore:
         self._backend = backend = loaded.backend
         info = loaded.info
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
-        graphs = None
+        graphs = NO_GRAPHS
         if not config.encoder_only:
             backend.warm_up(loaded.model, loaded.attention, sampler, loaded.cache)
             graphs = backend.graphs(loaded.model, loaded.attention)
@@ -104,20 +104,21 @@ class EngineCore:
         self._check = RequestCheck(self.facts)
         stream = stream or stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
+        batch_slots = self.scheduler.batch_slots
+        head: Head = TokenHead(sampler, info.vocab_size, batch_slots, stream)
+        if loaded.pooler is not None:
+            head = PoolingHead(loaded.pooler, stream)
         self.runner = ModelRunner(
             loaded.model,
             loaded.attention,
             loaded.cache,
-            self.scheduler.batch_slots,
-            sampler,
-            info.vocab_size,
-            device,
-            graphs=graphs,
-            clock=self._clock,
-            stream=stream,
-            pooler=loaded.pooler,
+            batch_slots,
+            head,
+            stream,
+            self._clock,
             encoder=loaded.encoder,
-            rope=_rope_positions(config, loaded),
+            positions=loaded.positions,
+            graphs=graphs,
         )
         make_drafter = drafter_named(config.drafter)
         self.drafter = make_drafter(model_path=loaded.path, vocab_size=info.vocab_size)
@@ -388,7 +389,7 @@ class EngineCore:
         )
 
 
-def _facts(config: EngineConfig, loaded: LoadedModel, graphs: DecodeGraphs | None) -> EngineFacts:
+def _facts(config: EngineConfig, loaded: LoadedModel, graphs: Graphs) -> EngineFacts:
     cache, limits = loaded.cache, loaded.encoder_limits
     return EngineFacts(
         info=loaded.info,
@@ -405,17 +406,9 @@ def _facts(config: EngineConfig, loaded: LoadedModel, graphs: DecodeGraphs | Non
         encoder_layout=None if cache.encoder_pool is None else cache.encoder_pool.layout,
         num_encoder_blocks=limits.num_blocks,
         encoder_only=config.encoder_only,
-        num_graphs=0 if graphs is None else graphs.num_graphs,
+        num_graphs=graphs.num_graphs,
         num_expected_graphs=loaded.backend.num_expected_graphs,
     )
-
-
-def _rope_positions(config: EngineConfig, loaded: LoadedModel) -> RopePositions | None:
-    """Returns the rotary positions of a model with M-RoPE that takes images."""
-    images = loaded.info.images
-    if not isinstance(images, PatchedImages) or not loaded.model.has_mrope:
-        return None
-    return RopePositions(config.max_num_seqs, images)
 
 
 def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":

@@ -12,7 +12,7 @@ from baton.engine.executor.attention.in_place_attention import InPlaceAttention,
 from baton.engine.executor.attention.interface import Attention, LayerAttention
 from baton.engine.executor.attention.torch_attention import TorchAttention
 from baton.engine.executor.cache.kv_pool import KvCache
-from baton.engine.executor.models.cuda_graphs import DecodeGraphs
+from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
 from baton.engine.executor.models.fused_model import FusedModel
 from baton.engine.executor.models.hf import PreTrainedModel
 from baton.engine.executor.models.llama_shaped import is_dense, why_unknown
@@ -60,8 +60,8 @@ class Backend(Protocol):
         """Compiles every kernel that serving can launch, so that no step waits for one."""
         ...
 
-    def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs | None:
-        """Returns recorded decode steps, or None if the backend has none. Ends the warm-up."""
+    def graphs(self, model: DecoderModel, attention: Attention) -> Graphs:
+        """Returns recorded decode steps, if the backend has any. Ends the warm-up."""
         ...
 
     @property
@@ -131,8 +131,8 @@ class TorchBackend:
     ) -> None:
         return
 
-    def graphs(self, _model: DecoderModel, _attention: Attention) -> DecodeGraphs | None:
-        return None
+    def graphs(self, _model: DecoderModel, _attention: Attention) -> Graphs:
+        return NO_GRAPHS
 
     @property
     def num_expected_graphs(self) -> int:

@@ -1,10 +1,14 @@
-"""Pooler: what each range of a prompt adds to its pooled output."""
+"""Pooling: what each range of a prompt adds to its pooled output."""
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 
-from baton.engine.scheduler.scheduling.plan import ScheduledRange
+from baton.engine.executor.device_stream import DeviceStream
+from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan, StepResult
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
+from baton.engine.scheduler.sequences.sequence import Sequence
 from baton.models.pooling import Pooling
 
 
@@ -50,3 +54,52 @@ class Pooler:
     def _output(self, hidden: torch.Tensor) -> torch.Tensor:
         output = hidden if self._head is None else torch.nn.functional.linear(hidden, self._head)
         return output.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Output of a step, on its way to the host.
+
+    Attributes:
+        token_ids: `[num_rows]` on the device: a prompt ends with a token that means nothing.
+        ended: the same on the host.
+        indices: of ranges,
+        values: and what they add to the pooled outputs, `[num_ranges, width]`; None: nothing.
+    """
+
+    token_ids: torch.Tensor
+    ended: torch.Tensor
+    indices: tuple[int, ...]
+    values: torch.Tensor | None
+
+
+class PoolingHead:
+    """Head of an engine whose model pools hidden states, as the runner's `Head`."""
+
+    def __init__(self, pooler: Pooler, stream: DeviceStream) -> None:
+        self._pooler = pooler
+        self._to_host = stream.to_host
+
+    def assign(self, sequence: Sequence) -> None:
+        pass
+
+    def reads_tokens(self, batch_slots: Int64Array) -> bool:  # noqa: ARG002
+        return False
+
+    def allowed(self, plan: StepPlan) -> None:  # noqa: ARG002
+        return None
+
+    def compute(self, plan: StepPlan, logits: torch.Tensor, _allowed: object = None) -> Pooled:
+        """Computes what each range of the plan adds to the pooled output of its prompt."""
+        num_sampled = len(plan.sample_rows)
+        tokens = torch.zeros(num_sampled, dtype=torch.int64, device=logits.device)
+        parts = self._pooler.parts(plan.chunks, logits, num_sampled)
+        values = self._to_host(torch.stack(list(parts.values()))) if parts else None
+        return Pooled(tokens, self._to_host(tokens), tuple(parts), values)
+
+    def result(self, _plan: StepPlan, pooled: Pooled) -> StepResult:
+        token_ids = pooled.ended.numpy()
+        if pooled.values is None:
+            return StepResult(token_ids)
+        by_index = dict(zip(pooled.indices, pooled.values.numpy(), strict=True))
+        return StepResult(token_ids, pooled=by_index)

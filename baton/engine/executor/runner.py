@@ -1,10 +1,10 @@
 """Model runner: moves blocks, builds the flat batch, runs the model, samples. Decides nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,23 +12,20 @@ import torch
 from baton.engine.executor.attention.interface import Attention, RaggedBatch, StepBatch
 from baton.engine.executor.cache.kv_pool import KvCache, KvPool
 from baton.engine.executor.device import is_out_of_memory
-from baton.engine.executor.device_stream import DeviceStream, Launch, stream_of, uploader
-from baton.engine.executor.grammar.masks import Allowed, GrammarMasks
-from baton.engine.executor.models.cuda_graphs import DecodeGraphs
+from baton.engine.executor.device_stream import DeviceStream, Launch, uploader
+from baton.engine.executor.grammar.masks import Allowed
+from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
 from baton.engine.executor.models.encoder_features import EncoderFeatures
-from baton.engine.executor.pooler import Pooler
-from baton.engine.executor.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
-from baton.engine.executor.vision.rope_positions import RopePositions
 from baton.engine.metering.step_times import StepClock
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import (
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
+from baton.models.encoder_input import EncoderInput
 
 
 class DecoderModel(Protocol):
@@ -90,27 +87,108 @@ class Encoder(Protocol):
         ...
 
 
+class _NoEncoder:
+    """`Encoder` of a model that takes text alone."""
+
+    def encode(self, _outputs: SequenceOf[EncoderOutput]) -> None:
+        raise AssertionError("encoder inputs without an encoder")
+
+    def features(self, _plan: StepPlan) -> None:
+        return None
+
+    def last_keys(self, _plan: StepPlan) -> None:
+        return None
+
+
+class Positions(Protocol):
+    """Rotary positions of the tokens of running sequences."""
+
+    def assign(self, batch_slot: int, inputs: SequenceOf[EncoderInput]) -> None:
+        """Sets the images of the sequence that has acquired a slot."""
+        ...
+
+    def positions(
+        self, ragged: RaggedBatch, batch_slots: Int64Array, indices: Int64Array
+    ) -> Int64Array:
+        """Returns the positions of a batch: `[num_tokens]` if all three dimensions are the same,
+        else `[3, num_tokens]`.
+
+        Args:
+            batch_slots, indices: `[num_tokens]`, each token's slot and index in its sequence.
+        """
+        ...
+
+    def offsets(self, batch_slots: Int64Array) -> Int64Array | None:
+        """Returns what to add to the indices of tokens after their sequences' last images,
+        `[num_tokens]`; None: nothing."""
+        ...
+
+
+class _Indices:
+    """`Positions` of a model without M-RoPE: the indices of tokens in their sequences."""
+
+    def assign(self, _batch_slot: int, _inputs: SequenceOf[EncoderInput]) -> None:
+        pass
+
+    def positions(
+        self, _ragged: RaggedBatch, _batch_slots: Int64Array, indices: Int64Array
+    ) -> Int64Array:
+        return indices
+
+    def offsets(self, _batch_slots: Int64Array) -> None:
+        return None
+
+
+NO_ENCODER: Encoder = _NoEncoder()
+INDICES: Positions = _Indices()
+
+
+class HeadOutput(Protocol):
+    """Output of a head: `token_ids` is `[num_rows]` on the device, for the step after; None if the
+    step chooses none."""
+
+    @property
+    def token_ids(self) -> torch.Tensor | None: ...
+
+
+class Head(Protocol):
+    """Head of steps: what an engine makes of its model's last layer."""
+
+    def assign(self, sequence: Sequence) -> None:
+        """Notes the request of a sequence that has acquired its slot."""
+        ...
+
+    def reads_tokens(self, batch_slots: Int64Array) -> bool:
+        """Returns whether `compute` for any of these slots reads all earlier tokens on the host."""
+        ...
+
+    def allowed(self, plan: StepPlan) -> Allowed | None:
+        """Returns what `compute` needs of the earlier tokens, once they are applied."""
+        ...
+
+    def compute(
+        self, plan: StepPlan, logits: torch.Tensor, allowed: Allowed | None = None
+    ) -> HeadOutput:
+        """Launches what the plan asks of its logits or hidden states, `[num_rows, width]`."""
+        ...
+
+    def result(self, plan: StepPlan, output: Any) -> StepResult:
+        """Returns the result of a step that the device has done, from what `compute` returned."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """Results of a step, all but `token_ids` on their way to the host.
+    """Results of a step.
 
     Attributes:
         logits: `[num_logits, vocab_size]` on the device, if later work chooses tokens of them.
-        token_ids: `[num_rows]` on the device, for the step after; None if the step chooses none.
-        has_grammar: whether a grammar restricted any of the tokens.
-        beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
-        scores: of prompt tokens, by the index of their chunk.
-        pooled: indices of ranges, and what they add to the pooled outputs, `[num_ranges, width]`.
+        output: what the head has made of them.
         failure: why there are no results: the device had too little memory.
     """
 
     logits: torch.Tensor | None = None
-    token_ids: torch.Tensor | None = None
-    choice: Choice | None = None
-    has_grammar: bool = False
-    beams: tuple[torch.Tensor, ...] = ()
-    scores: tuple[tuple[int, DeviceScores], ...] = ()
-    pooled: tuple[tuple[int, ...], torch.Tensor] | None = None
+    output: HeadOutput | None = None
     failure: str | None = None
 
 
@@ -147,9 +225,10 @@ class Launched:
     @property
     def token_ids(self) -> torch.Tensor:
         """The tokens on the device, `[num_rows]`, for work that is launched after `choose`."""
-        token_ids = self._launch.value.token_ids
-        assert token_ids is not None, "a step after one without tokens"
-        return token_ids
+        output = self._launch.value.output
+        assert output is not None, "a step after one without output"
+        assert output.token_ids is not None, "a step after one without tokens"
+        return output.token_ids
 
     def fetch(self) -> StepResult:
         """Waits until the device has done the step, and returns its result. Call once.
@@ -164,8 +243,8 @@ class ModelRunner:
     """Model runner of one device. Reads the `BatchSlots` arrays that the scheduler writes.
 
     Attributes:
-        model, attention, sampler: what computes a step.
-        graphs: recorded decode steps; None: every step is launched kernel by kernel.
+        model, attention, head: what computes a step.
+        graphs: recorded decode steps; others are launched kernel by kernel.
     """
 
     def __init__(
@@ -174,32 +253,27 @@ class ModelRunner:
         attention: Attention,
         cache: KvCache,
         batch_slots: BatchSlots[Sequence],
-        sampler: Sampler,
-        vocab_size: int,
-        device: torch.device,
-        encoder: Encoder | None = None,
-        graphs: DecodeGraphs | None = None,
-        clock: StepClock | None = None,
-        stream: DeviceStream | None = None,
-        pooler: Pooler | None = None,
-        rope: RopePositions | None = None,
+        head: Head,
+        stream: DeviceStream,
+        clock: StepClock,
+        *,
+        encoder: Encoder = NO_ENCODER,
+        positions: Positions = INDICES,
+        graphs: Graphs = NO_GRAPHS,
     ) -> None:
         """Takes a `model` that already uses `attention`; reports times to `clock`; computes on
-        `stream`, by default the device's. With a `pooler` the model has hidden states in place of
-        logits. `rope`: of a model with M-RoPE that takes images."""
+        `stream`, which is the device's."""
         self.model = model
-        self._pooler = pooler
         self.attention = attention
+        self.head = head
+        self.graphs = graphs
+        self._encoder = encoder
+        self._positions = positions
         self._cache = cache
         self._batch_slots = batch_slots
-        self.sampler = sampler
-        self._stream = stream or stream_of(device)
-        self._upload = uploader(device)
-        self._encoder = encoder
-        self._rope = rope
-        self.graphs = graphs
-        self._clock = clock or StepClock()
-        self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size)
+        self._stream = stream
+        self._clock = clock
+        self._upload = uploader(cache.pools[0].device)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a plan and returns its result."""
@@ -214,29 +288,20 @@ class ModelRunner:
         inputs, failure = None, None
         try:
             for sequence in plan.new_slots:
-                spec = sequence.request.spec
-                self.sampler.assign(sequence.batch_slot, spec.params, spec.num_prompt_tokens)
-                self._grammars.assign(sequence.batch_slot, sequence.request)
-                if self._rope is not None:
-                    self._rope.assign(sequence.batch_slot, spec.encoder_inputs)
+                self.head.assign(sequence)
+                self._positions.assign(sequence.batch_slot, sequence.request.spec.encoder_inputs)
             if plan.num_tokens and not self._may_replay(plan):
                 with self._clock.forward():
                     inputs = self.inputs(plan)
         except RuntimeError as error:
             failure = _memory_failure(error)
-        chooses_later = self._reads_tokens(plan.sample_slots)
+        chooses_later = self.head.reads_tokens(plan.sample_slots)
         compute = partial(self._compute, plan, inputs, previous, failure, chooses_later)
         choice = partial(self._launch_choice, plan) if chooses_later else None
         return Launched(self._stream.launch(compute), partial(self._result, plan), choice)
 
-    def _reads_tokens(self, batch_slots: Int64Array) -> bool:
-        """Returns whether the choice for any of these slots reads all earlier tokens on the host:
-        because of a grammar, or of a penalty that the device has no history for."""
-        return self._grammars.applies(batch_slots) or self.sampler.needs_history(batch_slots)
-
     def _launch_choice(self, plan: StepPlan, forward: Launch[_Computed]) -> Launch[_Computed]:
-        slots, lengths = plan.sample_slots, plan.sample_lengths
-        allowed = self._grammars.fill(slots, lengths, self._batch_slots.token_ids)
+        allowed = self.head.allowed(plan)
         return self._stream.launch(partial(self._choose_later, plan, forward, allowed))
 
     @torch.inference_mode()
@@ -249,7 +314,7 @@ class ModelRunner:
             return computed
         try:
             with self._clock.sample():
-                return self._choose(plan, computed.logits, allowed)
+                return _Computed(output=self.head.compute(plan, computed.logits, allowed))
         except RuntimeError as error:
             return _Computed(failure=_memory_failure(error))
 
@@ -267,7 +332,8 @@ class ModelRunner:
         with self._clock.forward():
             if plan.has_memory_operations:
                 self._move_blocks(plan)
-            self._encode(plan)
+            if plan.encoder.to_compute:
+                _with_memory(partial(self._encoder.encode, plan.encoder.to_compute))
             if failure is not None or not plan.num_tokens:
                 return _Computed(failure=failure)
         try:
@@ -292,22 +358,19 @@ class ModelRunner:
         if chooses_later:
             return _Computed(logits=logits)
         with self._clock.sample():
-            return self._choose(plan, logits)
+            return _Computed(output=self.head.compute(plan, logits))
 
     def _may_replay(self, plan: StepPlan) -> bool:
-        if self.graphs is None or not plan.samples_every_token:
-            return False
-        return plan.num_tokens <= self.graphs.sizes[-1]
+        return plan.samples_every_token and plan.num_tokens <= self.graphs.max_tokens
 
     def _replay(self, plan: StepPlan, previous: Launched | None) -> torch.Tensor | None:
         """Returns the logits of decodes and drafts from a CUDA graph; None if none fits."""
-        assert self.graphs is not None, "a replay without graphs"
         ragged, num_unknown = self._ragged(plan), len(plan.previous_rows)
         batch_slots, positions = ragged.places()
         parts = [self._chosen(plan, previous)] if num_unknown else []
         if num_unknown < len(batch_slots):
             parts.append(self._given(batch_slots[num_unknown:], positions[num_unknown:]))
-        offsets = None if self._rope is None else self._rope.offsets(batch_slots)
+        offsets = self._positions.offsets(batch_slots)
         return self.graphs.run(parts, ragged, None if offsets is None else self._upload(offsets))
 
     def _ragged(self, plan: StepPlan) -> RaggedBatch:
@@ -330,14 +393,14 @@ class ModelRunner:
             batch_slots=np.concatenate([decodes.batch_slots, batch_slots]),
             starts=np.concatenate([decodes.starts, starts]),
             num_queries=np.concatenate([decodes.num_queries, num_queries]),
-            last_keys=None if self._encoder is None else self._encoder.last_keys(plan),
+            last_keys=self._encoder.last_keys(plan),
         )
 
     def _forward(
         self, plan: StepPlan, inputs: ModelInputs, previous: Launched | None
     ) -> torch.Tensor:
         token_ids = self._tokens_of(plan, previous, inputs.token_ids)
-        features = None if self._encoder is None else self._encoder.features(plan)
+        features = self._encoder.features(plan)
         return self.model.forward(
             token_ids, inputs.positions, inputs.batch, inputs.logit_rows, features
         )
@@ -347,9 +410,7 @@ class ModelRunner:
         the slots of new K and V. The plan computes at least one token."""
         ragged = self._ragged(plan)
         batch = self.attention.prepare(ragged)
-        positions = batch.positions
-        if self._rope is not None:
-            positions = self._rope.positions(ragged, batch.token_slots, positions)
+        positions = self._positions.positions(ragged, batch.token_slots, batch.positions)
         rows = plan.sample_rows
         if plan.chunks:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
@@ -391,122 +452,12 @@ class ModelRunner:
                 _with_memory(partial(pool.clear_blocks, cleared))
         _copy(plan.swap_in, hosts, pools)
 
-    def _encode(self, plan: StepPlan) -> None:
-        if self._encoder is None:
-            assert not plan.encoder.to_compute, "encoder inputs without an encoder"
-            return
-        if plan.encoder.to_compute:
-            _with_memory(partial(self._encoder.encode, plan.encoder.to_compute))
-
-    def _choose(
-        self, plan: StepPlan, logits: torch.Tensor, allowed: Allowed | None = None
-    ) -> _Computed:
-        """Computes what the plan asks of its logits: tokens, beam candidates and prompt scores."""
-        if self._pooler is not None:
-            return self._pool(self._pooler, plan, logits)
-        num_sampled, num_beams = len(plan.sample_rows), len(plan.beam_rows)
-        first_scored, to_host = num_sampled + num_beams, self._stream.to_host
-        computed = _Computed()
-        if num_sampled:
-            choice = self.sampler.choose(
-                logits[:num_sampled],
-                plan.sample_slots,
-                plan.sample_indices,
-                plan.sample_lengths,
-                self._batch_slots.token_ids,
-                allowed,
-            )
-            computed = _Computed(
-                token_ids=choice.token_ids,
-                choice=choice.copied(to_host),
-                has_grammar=allowed is not None,
-            )
-        if num_beams:
-            beams = self._beam_candidates(plan, logits[num_sampled:first_scored])
-            computed = replace(computed, beams=tuple(map(to_host, beams)))
-        if len(logits) > first_scored:
-            scores = self._score(plan, logits[first_scored:])
-            computed = replace(computed, scores=tuple(scores))
-        return computed
-
-    def _pool(self, pooler: Pooler, plan: StepPlan, hidden: torch.Tensor) -> _Computed:
-        """Computes what each range of the plan adds to the pooled output of its prompt. A prompt
-        ends with a token that means nothing."""
-        num_sampled, to_host = len(plan.sample_rows), self._stream.to_host
-        tokens = torch.zeros(num_sampled, dtype=torch.int64, device=hidden.device)
-        parts = pooler.parts(plan.chunks, hidden, num_sampled)
-        pooled = (tuple(parts), to_host(torch.stack(list(parts.values())))) if parts else None
-        choice = Choice(tokens).copied(to_host)
-        return _Computed(token_ids=tokens, choice=choice, pooled=pooled)
-
-    def _beam_candidates(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[torch.Tensor]:
-        token_ids, scores = self.sampler.beam_candidates(
-            logits,
-            plan.beam_slots,
-            plan.beam_lengths,
-            self._batch_slots.token_ids,
-            plan.num_beam_candidates,
-        )
-        yield token_ids
-        yield scores
-        requests = (chunk.sequence.request for chunk in plan.chunks)
-        if any(request.beams and request.spec.params.logprobs for request in requests):
-            yield logits.log_softmax(-1, dtype=torch.float32).gather(-1, token_ids)
-
-    def _score(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[tuple[int, DeviceScores]]:
-        """Yields the scores of prompt tokens, with the index of their chunk."""
-        row = 0
-        for i, chunk in enumerate(plan.chunks):
-            if chunk.scored:
-                targets = chunk.sequence.tokens[chunk.scored.start : chunk.scored.stop]
-                k = chunk.sequence.request.spec.params.prompt_logprobs or 0
-                found = score(logits[row : row + len(targets)], targets.astype(np.int64), k)
-                yield i, found.copied(self._stream.to_host)
-                row += len(targets)
-
     def _result(self, plan: StepPlan, computed: _Computed) -> StepResult:
-        """Returns the result of a step that the device has done."""
         if computed.failure is not None:
             raise StepMemoryError(computed.failure)
-        result = StepResult(np.zeros(0, np.int64))
-        if computed.choice is not None:
-            chosen = computed.choice.fetch()
-            endings: dict[int, str | None] = {}
-            if computed.has_grammar:
-                columns = self._batch_slots.token_ids
-                endings = self._grammars.accept(
-                    plan.sample_slots, plan.sample_lengths, columns, chosen.token_ids
-                )
-            result = StepResult(
-                chosen.token_ids,
-                chosen.logprobs,
-                chosen.top_ids,
-                chosen.top_logprobs,
-                endings=endings,
-            )
-        if computed.pooled is not None:
-            indices, values = computed.pooled
-            result = replace(result, pooled=dict(zip(indices, values.numpy(), strict=True)))
-        if computed.beams:
-            token_ids, scores, *logprobs = (beams.numpy() for beams in computed.beams)
-            result = replace(
-                result,
-                beam_token_ids=token_ids,
-                beam_scores=scores,
-                beam_logprobs=logprobs[0] if logprobs else None,
-            )
-        if computed.scores:
-            scored = {i: _token_logprobs(scores.fetch()) for i, scores in computed.scores}
-            result = replace(result, prompt_logprobs=scored)
-        return result
-
-
-def _token_logprobs(scores: Scores) -> tuple[TokenLogprobs, ...]:
-    columns = (scores.logprobs, scores.top_ids, scores.top_logprobs)
-    return tuple(
-        TokenLogprobs(logprob, tuple(ids), tuple(logprobs))
-        for logprob, ids, logprobs in zip(*(c.tolist() for c in columns), strict=True)
-    )
+        if computed.output is None:
+            return StepResult(np.zeros(0, np.int64))
+        return self.head.result(plan, computed.output)
 
 
 def _scored_rows(plan: StepPlan) -> Int64Array:

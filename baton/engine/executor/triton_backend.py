@@ -15,8 +15,9 @@ from baton.engine.executor.attention.triton_attention import TritonAttention
 from baton.engine.executor.cache.kv_pool import KvCache
 from baton.engine.executor.cache.kv_scales import FP8
 from baton.engine.executor.models.cuda_graphs import (
+    NO_GRAPHS,
     CudaRecorder,
-    DecodeGraphs,
+    Graphs,
     capture_sizes,
     record_decodes,
     recorded_bytes,
@@ -157,12 +158,12 @@ class TritonBackend:
                 num_rows=config.max_num_seqs,
             )
 
-    def graphs(self, model: DecoderModel, attention: Attention) -> DecodeGraphs | None:
-        attention, graphs = _recorded(attention), None
+    def graphs(self, model: DecoderModel, attention: Attention) -> Graphs:
+        attention, graphs = _recorded(attention), NO_GRAPHS
         if self._has_graphs(attention):
             graphs = self._record(model, attention, self._sizes)
-            num_recorded = 0 if graphs is None else graphs.num_graphs
-            logger.info("recorded %d of %d CUDA graphs", num_recorded, self.num_expected_graphs)
+            num_expected = self.num_expected_graphs
+            logger.info("recorded %d of %d CUDA graphs", graphs.num_graphs, num_expected)
         self._compilations.start()
         return graphs
 
@@ -179,7 +180,7 @@ class TritonBackend:
 
     def _record(
         self, model: DecoderModel, attention: TritonAttention, sizes: Sequence[int]
-    ) -> DecodeGraphs | None:
+    ) -> Graphs:
         config = self._config
         max_blocks = -(-(self._max_len + config.max_drafts + 1) // config.block_size)
         batch = StaticTritonBatch(attention, sizes[-1], max_blocks)

@@ -100,6 +100,7 @@ def test_external_request_may_finish_with_its_first_token():
     harness.step()
     harness.deliver("d")
     assert not harness.live
+    harness.run()
     harness.check_empty()
 
 

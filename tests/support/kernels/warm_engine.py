@@ -11,7 +11,7 @@ def warm(engine: LLM) -> None:
         runner.model,
         runner.attention,
         runner.attention,
-        runner.sampler,
+        runner.head.sampler,
         engine.core.cache,
         num_tokens=config.tokens_per_step("cuda"),
         max_len=engine.core.facts.info.max_model_len,

@@ -96,12 +96,53 @@ class CudaRecorder:
         return replay
 
 
+class Graphs(Protocol):
+    """Recorded decode steps.
+
+    Attributes:
+        max_tokens: most tokens of a step that they compute.
+        num_graphs: number of the graphs.
+    """
+
+    max_tokens: int
+    num_graphs: int
+
+    def run(
+        self,
+        token_ids: Sequence[torch.Tensor],
+        ragged: RaggedBatch,
+        offsets: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Returns logits `[num_tokens, vocab_size]`, valid until the next run; None if no graph
+        fits and the caller has to compute the step without one.
+
+        Args:
+            token_ids: parts of `[num_tokens]`, one after the other; at most `max_tokens`.
+            ragged: batch of only decodes, some with drafts.
+            offsets: `[num_tokens]`, to add to the tokens' indices for their rotary positions; None:
+                nothing.
+        """
+        ...
+
+
+class _NoGraphs:
+    """`Graphs` of an engine that records none."""
+
+    max_tokens = 0
+    num_graphs = 0
+
+    def run(self, *_: object) -> None:
+        return None
+
+
+NO_GRAPHS: Graphs = _NoGraphs()
+
+
 class DecodeGraphs:
-    """CUDA graphs of one model's decode steps, by batch size.
+    """CUDA graphs of one model's decode steps, by batch size, as `Graphs`.
 
     Attributes:
         sizes: the batch sizes in tokens, ascending.
-        num_graphs: number of the graphs.
     """
 
     def __init__(
@@ -124,7 +165,7 @@ class DecodeGraphs:
         self._offsets = torch.zeros_like(self._token_ids) if has_mrope else None
         self._num_offsets = 0
         self.sizes = sizes
-
+        self.max_tokens = max_rows
         self._logits: torch.Tensor | None = None
 
         def step(size: int, form: Hashable) -> torch.Tensor:
@@ -155,15 +196,6 @@ class DecodeGraphs:
         ragged: RaggedBatch,
         offsets: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """Returns logits `[num_tokens, vocab_size]`, valid until the next run; None if no graph
-        fits and the caller has to compute the step without one.
-
-        Args:
-            token_ids: parts of `[num_tokens]`, one after the other; at most the last of `sizes`.
-            ragged: batch of only decodes, some with drafts.
-            offsets: `[num_tokens]`, to add to the tokens' indices for their rotary positions; None:
-                nothing.
-        """
         num_tokens = sum(map(len, token_ids))
         size = self.sizes[bisect_left(self.sizes, num_tokens)]
         begin = 0
@@ -195,8 +227,8 @@ def record_decodes(
     recorder: Recorder,
     *,
     has_mrope: bool = False,
-) -> DecodeGraphs | None:
-    """Returns the graphs, as `DecodeGraphs`; None, after a warning with the reason, if the model's
+) -> Graphs:
+    """Returns the graphs, as `DecodeGraphs`; none, after a warning with the reason, if the model's
     forward cannot be recorded, since it waits for the device, or memory is short. Raises the error
     of a GPU that fails."""
     try:
@@ -206,11 +238,11 @@ def record_decodes(
             torch.cuda.synchronize(device)  # raises again if the CUDA context is lost
         reason = _SHORT_OF_MEMORY if is_out_of_memory(error) else ""
         logger.warning("decode steps run without CUDA graphs, which is slower: %s%s", reason, error)
-        return None
+        return NO_GRAPHS
 
 
 def recorded_bytes(
-    record: Callable[[Sequence[int]], DecodeGraphs | None],
+    record: Callable[[Sequence[int]], Graphs],
     sizes: Sequence[int],
     reserved: Callable[[], int],
 ) -> int:
@@ -223,7 +255,7 @@ def recorded_bytes(
     """
     before = reserved()
     graphs = record(sizes[-1:])
-    return 0 if graphs is None else reserved() - before
+    return reserved() - before if graphs.num_graphs else 0
 
 
 def capture_sizes(max_num_seqs: int, max_decode_tokens: int = 1) -> list[int]:

@@ -32,7 +32,7 @@ class EncoderLimits:
     uncut_tokens: int | None = None
 
 
-NO_ENCODER = EncoderLimits()
+NO_ENCODER_LIMITS = EncoderLimits()
 
 
 def encoder_limits(

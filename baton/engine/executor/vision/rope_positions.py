@@ -31,7 +31,7 @@ def prompt_positions(images: PatchedImages, inputs: SequenceOf[EncoderInput]) ->
 
 
 class RopePositions:
-    """Rotary positions by batch slot."""
+    """Rotary positions by batch slot, as the runner's `Positions`."""
 
     def __init__(self, num_batch_slots: int, images: PatchedImages) -> None:
         self._images = images
@@ -39,7 +39,6 @@ class RopePositions:
         self._prompts: dict[int, Int64Array] = {}  # of the slots whose sequences have images
 
     def assign(self, batch_slot: int, inputs: SequenceOf[EncoderInput]) -> None:
-        """Sets the images of the sequence that has acquired a slot."""
         self._prompts.pop(batch_slot, None)
         self._offsets[batch_slot] = 0
         if inputs:
@@ -48,8 +47,6 @@ class RopePositions:
             self._offsets[batch_slot] = prompt.max() + 1 - prompt.shape[1]
 
     def offsets(self, batch_slots: Int64Array) -> Int64Array | None:
-        """Returns what to add to the indices of tokens after their sequences' last images,
-        `[num_tokens]`; None: nothing."""
         if not self._prompts:
             return None
         offsets = self._offsets[batch_slots]
@@ -58,12 +55,6 @@ class RopePositions:
     def positions(
         self, ragged: RaggedBatch, batch_slots: Int64Array, indices: Int64Array
     ) -> Int64Array:
-        """Returns the positions of a batch: `[num_tokens]` if all three are the same, else
-        `[3, num_tokens]`.
-
-        Args:
-            batch_slots, indices: `[num_tokens]`, each token's slot and index in its sequence.
-        """
         if not self._prompts:
             return indices
         positions = indices + self._offsets[batch_slots]
