@@ -24,8 +24,8 @@ from baton.engine.request import EngineRequest, FinishReason, Purpose
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.plan import ExternalAllocation
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import (
     AlreadyExistsError,

@@ -16,7 +16,7 @@ from baton.engine.outputs import SequenceUpdate
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
 from baton.engine.request import EngineRequest, FinishReason, MultimodalPrompt
-from baton.engine.scheduler.scheduling.plan import Float32Array, TokenLogprobs
+from baton.engine.scheduler.plan import Float32Array, TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
 from baton.models.pooling import why_not
 from baton.sampling import SamplingParams

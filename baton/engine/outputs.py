@@ -7,7 +7,7 @@ from baton.engine.metering.step_times import StepTimes
 from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
-from baton.engine.scheduler.scheduling.plan import (
+from baton.engine.scheduler.plan import (
     ExternalAllocation,
     Float32Array,
     TokenLogprobs,

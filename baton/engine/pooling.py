@@ -10,7 +10,7 @@ import numpy as np
 
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.request import EngineRequest
-from baton.engine.scheduler.scheduling.plan import Float32Array
+from baton.engine.scheduler.plan import Float32Array
 from baton.models.pooling import Pooling
 from baton.sampling import SamplingParams
 

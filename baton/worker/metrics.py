@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.serving.telemetry.families import counter, gauge
 from baton.serving.telemetry.redis import redis_metrics
 from baton.worker.role_totals import RoleTotals, Totals

@@ -8,8 +8,8 @@ from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose, ReturnCost
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.scheduling.policy import DEFAULT_DEADLINE_SECONDS
 from baton.errors import InvalidArgumentError
 from baton.rpc.encoder_inputs import encoder_input_of

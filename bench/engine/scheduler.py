@@ -28,8 +28,8 @@ from baton.engine.metering.step_times import StepClock
 from baton.engine.request import EngineRequest, KvSource
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.sampling import SamplingParams

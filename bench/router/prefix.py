@@ -16,7 +16,7 @@ from baton.cluster.prefix import hash_chain
 from baton.engine.request import EngineRequest, KvSource
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.sampling import SamplingParams

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from baton.engine.executor.cache.kv_pool import KvPool
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.plan import ExternalAllocation
 from baton.serving.grpc.channels import LARGE_FRAMES, Channels
 from baton.worker.memory import keep_freed_memory
 from baton_kvtransfer.client import KvFetcher

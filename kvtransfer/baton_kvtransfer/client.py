@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import grpc
 
 from baton.engine.executor.cache.kv_pool import KvPool
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.plan import ExternalAllocation
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
 from baton.rpc.cancellation import run_until
 from baton.rpc.errors import is_loss

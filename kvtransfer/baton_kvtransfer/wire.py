@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2

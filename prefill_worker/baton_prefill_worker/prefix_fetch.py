@@ -3,7 +3,7 @@
 import logging
 
 from baton.engine.client import SequenceStream
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.plan import ExternalAllocation
 from baton.rpc.cancellation import run_until
 from baton.v1 import prefill_pb2 as pb
 from baton.worker.pairing import Pairing

@@ -11,7 +11,7 @@ from baton.engine.metering.work_meter import WorkDone
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models.pooling import why_not
 from baton.serving.attempt_id import request_id_of

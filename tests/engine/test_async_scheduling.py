@@ -11,8 +11,8 @@ from baton.engine.core.engine_core import EngineCore, OnPlanned
 from baton.engine.llm import LLM
 from baton.engine.outputs import StepOutput
 from baton.engine.request import EngineRequest, KvSource, Purpose
-from baton.engine.scheduler.scheduling.plan import NotAhead
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.plan import NotAhead
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import (
     assert_idle,

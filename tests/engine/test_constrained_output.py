@@ -12,7 +12,7 @@ import torch
 
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, FinishReason, KvSource
-from baton.engine.scheduler.scheduling.plan import NotAhead
+from baton.engine.scheduler.plan import NotAhead
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams

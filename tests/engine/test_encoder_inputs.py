@@ -23,8 +23,8 @@ from baton.engine.request import EngineRequest
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
-from baton.engine.scheduler.scheduling.plan import StepPlan
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.plan import StepPlan
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request

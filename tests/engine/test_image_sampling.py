@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.engine.llm import Completion
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load
 from tests.support.engine.images import IMAGE_TOKEN, image, loaded, save_vision_language, words

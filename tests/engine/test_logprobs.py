@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.request import EngineRequest, Purpose
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from tests.support.engine.engines import (

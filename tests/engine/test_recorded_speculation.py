@@ -7,7 +7,7 @@ import pytest
 
 from baton.engine.executor.runner import ModelInputs
 from baton.engine.llm import LLM
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.plan import StepPlan
 from baton.sampling import SamplingParams
 from tests.support.engine.drafts import OracleDrafter
 from tests.support.engine.engines import (

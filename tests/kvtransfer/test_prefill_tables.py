@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from baton.engine.request import EngineRequest, Purpose
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
-from baton.engine.scheduler.scheduling.progress import SequenceProgress
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.plan import StepPlan, StepResult
+from baton.engine.scheduler.progress import SequenceProgress
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2

@@ -28,7 +28,7 @@ from baton.cluster.registry.registry import WorkerRecord
 from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.request import KvSource, Purpose
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.plan import ExternalAllocation
 from baton.errors import BatonError
 from baton.models import locate
 from baton.rpc.params import params_to_message

@@ -40,7 +40,7 @@ from baton.engine.facts import ModelInfo
 from baton.engine.plugins import policy_named
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes

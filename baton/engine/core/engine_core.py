@@ -40,8 +40,8 @@ from baton.engine.metering.work_meter import WorkMeter
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.plugins import drafter_named
 from baton.engine.request import EngineRequest, Purpose
+from baton.engine.scheduler.plan import NotAhead, StepPlan
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan
 from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.errors import (

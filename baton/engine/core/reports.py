@@ -7,7 +7,7 @@ from baton.engine.metering.work_meter import WorkDone
 from baton.engine.outputs import StepOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.errors import BatonError
 
 Answer = int | Tables | MemoryReport | None

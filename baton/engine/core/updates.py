@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from baton.engine.outputs import SequenceUpdate
-from baton.engine.scheduler.scheduling.plan import StepResult, TokenLogprobs
-from baton.engine.scheduler.scheduling.progress import (
+from baton.engine.scheduler.plan import StepResult, TokenLogprobs
+from baton.engine.scheduler.progress import (
     DecodeProgress,
     SequenceProgress,
     StepProgress,

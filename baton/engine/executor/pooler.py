@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.executor.device_stream import DeviceStream
-from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan, StepResult
+from baton.engine.scheduler.plan import ScheduledRange, StepPlan, StepResult
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
 from baton.models.pooling import Pooling

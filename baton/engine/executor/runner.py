@@ -19,7 +19,7 @@ from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.metering.step_times import StepClock
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.kv.memory_operations import BlockMove
-from baton.engine.scheduler.scheduling.plan import (
+from baton.engine.scheduler.plan import (
     StepPlan,
     StepResult,
 )

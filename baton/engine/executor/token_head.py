@@ -9,7 +9,7 @@ import torch
 from baton.engine.executor.device_stream import DeviceStream
 from baton.engine.executor.grammar.masks import Allowed, GrammarMasks
 from baton.engine.executor.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
 

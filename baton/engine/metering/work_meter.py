@@ -6,7 +6,7 @@ pair on this engine, however they were batched; readers of the meter solve for t
 
 from dataclasses import dataclass
 
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import BlockPool, CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, HeldOutput
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
-from baton.engine.scheduler.scheduling.progress import StepProgress
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.plan import StepPlan, StepResult
+from baton.engine.scheduler.progress import StepProgress
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request

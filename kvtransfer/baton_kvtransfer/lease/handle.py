@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.connector import Connector, Integrity
 

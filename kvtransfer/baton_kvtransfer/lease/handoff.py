@@ -6,7 +6,7 @@ Independent of the transport; writes no block, but returns where a batch belongs
 from collections.abc import Sequence
 
 from baton.engine.executor.cache.kv_layout import KvLayout
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.plan import ExternalAllocation
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError
 from baton_kvtransfer.lease.block_range import BlockRange

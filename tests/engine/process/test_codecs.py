@@ -22,9 +22,9 @@ from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose,
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
+from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
 from baton.models.encoder_input import EncoderInput, TensorData

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from baton.engine.request import Purpose
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.plan import StepPlan
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import Sequence
 from tests.support.scheduler.fakes import cache_group

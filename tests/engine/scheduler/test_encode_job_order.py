@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache
+from baton.engine.scheduler.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob, EncodeJobs
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.policy import (
     AGEING_STEPS,
     POLICIES,
@@ -20,7 +21,6 @@ from baton.engine.scheduler.scheduling.policy import (
     Policy,
     Ranker,
 )
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group

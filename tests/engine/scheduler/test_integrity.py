@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.engine.request import Purpose
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import Sequence
 from tests.support.scheduler.fakes import cache_group

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 
 from baton.engine.request import Purpose
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.scheduling.planner import READ_PATIENCE
 from baton.engine.scheduler.scheduling.policy import (
     AGEING_STEPS,
@@ -18,7 +19,6 @@ from baton.engine.scheduler.scheduling.policy import (
     POLICIES,
     DecodeOrder,
 )
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.request import KvSource, Purpose
-from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan
+from baton.engine.scheduler.plan import NotAhead, StepPlan
 from tests.support.scheduler.fakes import FakeGrammar, cache_group
 from tests.support.scheduler.harness import Harness, request
 

@@ -9,7 +9,7 @@ from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.request import KvSource, Purpose, ReturnCost
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.plan import StepPlan
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import Request

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.engine.request import KvSource, Purpose
-from baton.engine.scheduler.scheduling.plan import NotAhead
+from baton.engine.scheduler.plan import NotAhead
 from baton.engine.scheduler.sequences.sequence import Sequence
 from tests.support.scheduler.fakes import VOCAB_SIZE, cache_group
 from tests.support.scheduler.harness import Harness, request

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from baton.engine.request import KvSource
-from baton.engine.scheduler.scheduling.plan import StepPlan
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.plan import StepPlan
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.sequences.config import Preemption
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request

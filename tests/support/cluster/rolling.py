@@ -18,7 +18,7 @@ from baton.cli.local.ports import free_port
 from baton.cli.local.process import Process
 from baton.client.client import AsyncClient, Client
 from baton.engine import LLM, EngineConfig
-from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams

@@ -13,7 +13,7 @@ import torch
 from baton.engine.executor.cache.kv_layout import KvLayout, KvShape, plan_layout, pool_bytes
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.executor.cache.shared_memory import SharedMemory
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
+from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
 from baton.serving.grpc.channels import Channels
 from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings

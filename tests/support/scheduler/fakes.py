@@ -19,7 +19,7 @@ from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.engine.scheduler.kv.memory_operations import BlockMove
-from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.beam import BeamSearch
 from baton.engine.scheduler.sequences.sequence import Request, Sequence

@@ -17,18 +17,18 @@ from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import OutputState
-from baton.engine.scheduler.scheduling.plan import (
+from baton.engine.scheduler.plan import (
     ExternalAllocation,
     NotAhead,
     StepPlan,
     StepResult,
 )
-from baton.engine.scheduler.scheduling.progress import (
+from baton.engine.scheduler.progress import (
     DecodeProgress,
     SequenceProgress,
     StepProgress,
 )
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput, HeldOutput
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.models.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import FakeRunner
 

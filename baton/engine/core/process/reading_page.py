@@ -17,7 +17,7 @@ from typing import Any, Final
 from baton.engine.core.reports import EngineReading
 from baton.engine.metering.step_times import TimeSpent
 from baton.engine.metering.work_meter import WorkDone
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 
 _NUM_STATS: Final = len(fields(SchedulerStats))
 _NUM_WORK: Final = len(fields(WorkDone))

@@ -20,7 +20,7 @@ from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
+from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.sequences.config import Preemption
 
 # Number of updates, made_progress; started and ended; both readings of the time spent.

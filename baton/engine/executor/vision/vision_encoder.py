@@ -17,7 +17,7 @@ from baton.engine.executor.device_stream import uploader
 from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.vision_model import VisionModel, tensor_of
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
-from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.plan import StepPlan
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 
 

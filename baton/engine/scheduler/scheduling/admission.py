@@ -3,8 +3,8 @@
 from baton.engine.request import KvSource, Purpose
 from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
+from baton.engine.scheduler.plan import ExternalAllocation, ScheduledRange
 from baton.engine.scheduler.scheduling.chunking import NOTHING_KEPT, Chunker, Kept
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, ScheduledRange
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of

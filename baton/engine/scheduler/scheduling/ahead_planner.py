@@ -10,9 +10,9 @@ blocks and prefixes that the step before writes may be read, and blocks that it 
 import numpy as np
 
 from baton.engine.request import Purpose
+from baton.engine.scheduler.plan import NotAhead, ScheduledRange, StepPlan
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.chunking import Chunker
-from baton.engine.scheduler.scheduling.plan import NotAhead, ScheduledRange, StepPlan
 from baton.engine.scheduler.scheduling.planner import Planner
 from baton.engine.scheduler.scheduling.policy import DecodeOrder, Policy
 from baton.engine.scheduler.scheduling.request_states import RequestStates

@@ -3,14 +3,14 @@
 import numpy as np
 
 from baton.engine.request import FinishReason, Purpose
-from baton.engine.scheduler.scheduling.plan import (
+from baton.engine.scheduler.plan import (
     Float32Array,
     ScheduledRange,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
-from baton.engine.scheduler.scheduling.progress import DecodeProgress, SequenceProgress
+from baton.engine.scheduler.progress import DecodeProgress, SequenceProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.sequence import Request, Sequence, SequenceStatus

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from baton.engine.scheduler.kv.cache_reads import CacheReads
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache, EncoderStep
 from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
+from baton.engine.scheduler.plan import ExternalAllocation, ScheduledRange, StepPlan
 from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, ScheduledRange, StepPlan
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import Sequence

@@ -25,18 +25,18 @@ from baton.engine.scheduler.kv.encoder_cache import EncoderCache
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
 from baton.engine.scheduler.kv.memory_report import MemoryReport, report_memory
 from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.plan import NotAhead, StepPlan, StepResult
+from baton.engine.scheduler.progress import SequenceProgress, StepProgress
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.ahead_planner import AheadPlanner
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
-from baton.engine.scheduler.scheduling.plan import NotAhead, StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
 from baton.engine.scheduler.scheduling.policy import POLICIES, Policy, Ranker
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
-from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 from baton.engine.scheduler.scheduling.request_states import RequestStates
-from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.scheduling.step import Step
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, TokenArray
 from baton.engine.scheduler.sequences.config import PreemptionCosts, SchedulerConfig

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.request import FinishReason
-from baton.engine.scheduler.scheduling.plan import Float32Array, TokenLogprobs
+from baton.engine.scheduler.plan import Float32Array, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.sequence import Request, Sequence
 
