@@ -406,7 +406,7 @@ async def test_streams_follow_precompiled_grammars(checkpoints, expected):
         await assert_empty(serving)
 
 
-async def test_async_engine_rejects_a_bad_grammar_before_its_thread(checkpoints):
+async def test_client_rejects_a_bad_grammar_before_its_thread(checkpoints):
     """Neither when it was not compiled before its stream is opened."""
     bad = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
     async with running(load(checkpoints["tiny"], **ROOM)) as serving:

@@ -78,7 +78,7 @@ def test_resolve_device_refuses_gpu_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(("name", "device"), NAMED)
-async def test_async_engine_threads_use_its_device(name: str, device: torch.device) -> None:
+async def test_engine_threads_use_its_device(name: str, device: torch.device) -> None:
     gpus = TwoGpus()
     resolved = resolve_device(name, gpus)
     engine: Any = SimpleNamespace(
