@@ -5,17 +5,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from baton.cluster.prefix import PrefixNamespace
 from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.config import EngineConfig
 from baton.engine.core.engine_core import EngineCore, OnPlanned
 from baton.engine.core.engine_thread import EngineThread
 from baton.engine.core.reports import EngineReading
+from baton.engine.executor.cache.kv_pool import KvCache
+from baton.engine.facts import EngineFacts, ModelInfo
 from baton.engine.llm import LLM
 from baton.engine.metering.step_times import StepClock
 from baton.engine.outputs import SequenceUpdate, StepOutput
@@ -50,30 +52,43 @@ def request(
     return EngineRequest(request_id, PROMPT, params, len(PROMPT), purpose, source)
 
 
-class ScriptedEngine:
+INFO = ModelInfo(
+    name="scripted",
+    architecture="None",
+    vocab_size=1000,
+    max_model_len=1000,
+    eos_token_ids=frozenset(),
+    fingerprint=b"",
+    namespace=PrefixNamespace(b"", b"", "float32", 16),
+)
+FACTS = EngineFacts(INFO, "cpu", 16, 4, 64, layouts=(), num_blocks=(), num_host_blocks=())
+
+
+class ScriptedCore:
     """Steps when the test allows it, one update for every sequence it has, or fails.
 
     Tokens count from 100 for the first sequence added, from 200 for the second and so on.
     """
 
+    facts = FACTS
     device = torch.device("cpu")
-    work_done = time_spent = None
-    num_late_compilations = 0
+    cache = KvCache([], [], [])
 
     def __init__(self) -> None:
+        self.core = self.scheduler = self
         self.requests: dict[str, int] = {}
         self.aborted: list[str] = []
         self.num_added = 0
+        self.is_closed = False
         self.clock = StepClock()
         self.begun = threading.Semaphore(0)
         self.allow = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def check(self, _request: EngineRequest, _grammar: object | None = None) -> None:
-        return
+    def take_grammar(self, number: int | None) -> None:
+        assert number is None
 
-    def add_request(self, request: EngineRequest, grammar: object | None = None) -> None:
-        assert grammar is None
+    def add(self, request: EngineRequest, _grammar: None) -> None:
         assert request.request_id not in self.requests
         self.num_added += 1
         self.requests[request.request_id] = 100 * self.num_added
@@ -82,14 +97,14 @@ class ScriptedEngine:
         self.aborted.append(request_id)
         self.requests.pop(request_id, None)
 
-    def flush_cache(self, _hashes: object = None) -> int:
+    def flush_cache(self, _hashes: object) -> int:
         return 7
 
     def memory_report(self) -> None:
         return
 
-    def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(num_requests=len(self.requests), is_idle=not self.requests)
+    def reading(self) -> None:
+        return
 
     def close(self) -> None:
         self.is_closed = True
@@ -98,7 +113,7 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.requests)
 
-    def step(self) -> StepOutput:
+    def step(self, _on_planned: OnPlanned) -> StepOutput:
         self.begun.release()
         assert self.allow.acquire(timeout=30)
         if self.error is not None:
@@ -410,7 +425,7 @@ async def test_flush_cache_reports_events_on_an_idle_engine(serve, checkpoints):
 
 
 async def test_failing_step_fails_every_stream_and_reports_once():
-    engine, failures = ScriptedEngine(), []
+    engine, failures = ScriptedCore(), []
     failed = asyncio.Event()
 
     def on_failure(reason: str) -> None:
@@ -454,7 +469,7 @@ async def test_query_error_ends_the_query_and_not_the_engine(checkpoints, error)
 
 
 async def test_flush_cache_fails_with_the_engine():
-    engine = ScriptedEngine()
+    engine = ScriptedCore()
     async with running(engine) as serving:
         serving.open(request())
         assert engine.begun.acquire(timeout=30)
@@ -467,7 +482,7 @@ async def test_flush_cache_fails_with_the_engine():
 
 
 async def test_stop_ends_open_streams_and_rejects_new_ones():
-    engine = ScriptedEngine()
+    engine = ScriptedCore()
     async with running(engine) as serving:
         stream = serving.open(request())
         assert engine.begun.acquire(timeout=30)
@@ -483,14 +498,14 @@ async def test_stop_ends_open_streams_and_rejects_new_ones():
 
 
 async def test_stop_closes_an_idle_engine():
-    engine = ScriptedEngine()
+    engine = ScriptedCore()
     async with running(engine) as serving:
         await asyncio.wait_for(serving.stop(), 30)
         assert engine.is_closed
 
 
 async def test_reopened_id_receives_no_update_of_its_predecessor():
-    engine = ScriptedEngine()
+    engine = ScriptedCore()
     async with running(engine) as serving:
         serving.open(request())
         # The loop stands still meanwhile, so that a step's output is still on its way to it.
