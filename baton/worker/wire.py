@@ -2,19 +2,20 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from baton.cluster.prefix import HASH_BYTES, BlockHash
+from baton.engine.executor.cache.kv_layout import KvLayout, LayerLayout
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose, ReturnCost
 from baton.engine.scheduler.plan import TokenLogprobs
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.scheduling.policy import DEFAULT_DEADLINE_SECONDS
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.rpc.encoder_inputs import encoder_input_of
 from baton.rpc.params import params_of
-from baton.v1 import decode_pb2, encode_pb2, prefill_pb2
+from baton.v1 import decode_pb2, encode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 
 _FINISH_REASONS = {
@@ -145,3 +146,63 @@ def prefill_started(
     started.queue_time.FromNanoseconds(int(max(0.0, step.started - arrival_time) * 1e9))
     started.elapsed.FromNanoseconds(int((time.perf_counter() - step.started) * 1e9))
     return started
+
+
+def layout_to_message(layout: KvLayout) -> kv_transfer_pb2.KvLayout:
+    return kv_transfer_pb2.KvLayout(
+        dtype=layout.dtype,
+        block_size=layout.block_size,
+        block_bytes=layout.block_bytes,
+        layers=[
+            kv_transfer_pb2.KvLayerLayout(
+                offset=layer.key_offset,
+                value_offset=layer.value_offset,
+                head_stride=layer.head_stride,
+                num_kv_heads=layer.num_kv_heads,
+                key_head_dim=layer.key_head_dim,
+                value_head_dim=layer.value_head_dim,
+            )
+            for layer in layout.layers
+        ],
+        tensor_parallel_rank=0,
+        tensor_parallel_size=1,
+        window=layout.window,
+    )
+
+
+def layout_of(message: kv_transfer_pb2.KvLayout) -> KvLayout:
+    if (message.tensor_parallel_rank, message.tensor_parallel_size) != (0, 1):
+        raise FailedPreconditionError(
+            f"the other pool is divided over {message.tensor_parallel_size} ranks, this one is not"
+        )
+    return KvLayout(
+        message.dtype,
+        message.block_size,
+        message.block_bytes,
+        tuple(
+            LayerLayout(
+                m.offset,
+                m.value_offset,
+                m.head_stride,
+                m.num_kv_heads,
+                m.key_head_dim,
+                m.value_head_dim,
+            )
+            for m in message.layers
+        ),
+        message.window if message.HasField("window") else None,
+    )
+
+
+def layouts_to_messages(layouts: Iterable[KvLayout]) -> list[kv_transfer_pb2.KvLayout]:
+    return list(map(layout_to_message, layouts))
+
+
+def serialize_layouts(layouts: Iterable[KvLayout]) -> bytes:
+    """Returns the layouts as a worker's record has them; equal bytes for equal layouts."""
+    message = kv_transfer_pb2.KvLayouts(layouts=layouts_to_messages(layouts))
+    return message.SerializeToString(deterministic=True)
+
+
+def layouts_of(messages: Iterable[kv_transfer_pb2.KvLayout]) -> tuple[KvLayout, ...]:
+    return tuple(map(layout_of, messages))

@@ -45,9 +45,9 @@ from baton.serving.process import settle
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton.version import version
-from baton.worker.layout_wire import serialize_layouts
 from baton.worker.pairing import Pairing
 from baton.worker.settings import WorkerSettings
+from baton.worker.wire import serialize_layouts
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import FailedPreconditionError, NotFoundError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
-from baton.worker.layout_wire import layouts_of
 from baton.worker.pairing import Pairing
+from baton.worker.wire import layouts_of
 from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Sender
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
 from baton_kvtransfer.connectors.grpc.payload import PayloadSender

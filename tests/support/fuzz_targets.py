@@ -36,9 +36,8 @@ from baton.sampling import SamplingParams
 from baton.serving.grpc.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton.worker.layout_wire import layouts_of, layouts_to_messages, serialize_layouts
 from baton.worker.pairing import Pairing
-from baton.worker.wire import engine_request
+from baton.worker.wire import engine_request, layouts_of, layouts_to_messages, serialize_layouts
 from baton_decode_worker.wire import outputs, return_cost
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver

@@ -20,7 +20,7 @@ from baton.models.encoder_input import EncoderInput
 from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
-from baton.worker.layout_wire import layouts_to_messages
+from baton.worker.wire import layouts_to_messages
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.lifecycle.answers.answer import Answer
@@ -92,7 +92,7 @@ class FleetMember:
     @contextmanager
     def slowed(self, seconds: float = 0.04) -> Iterator[None]:
         """Makes its engine rest before each step, so that the event loop keeps up with it."""
-        engine = self._worker.engine.core.engine  # type: ignore[attr-defined]
+        engine = self._worker.engine.handle.core  # type: ignore[attr-defined]
         planned = engine.on_planned
 
         def rest() -> None:
