@@ -1,14 +1,18 @@
 """Metrics of a worker, collected when scraped from counters that exist anyway."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
 from baton.engine.scheduler.scheduler_stats import SchedulerStats
+from baton.rpc.worker_role import Role
 from baton.serving.telemetry.families import counter, gauge
 from baton.serving.telemetry.redis import redis_metrics
-from baton.worker.role_totals import RoleTotals, Totals
 from baton.worker.worker import Worker
+
+Labels = tuple[str, ...]
+Totals = Mapping[str, Mapping[Labels, float]]
+"""Counts since the start, by name and by labels without the role."""
 
 _STEPS, _STEP_TOKENS = "baton_steps_total", "baton_step_tokens_total"
 _STEPS_AHEAD = "baton_steps_ahead_total"
@@ -101,8 +105,12 @@ class WorkerMetrics:
         """Adds what was counted since the last call to the totals of the worker's present role."""
         if not self._worker.is_ready:
             return
-        reading = self._worker.engine.reading
-        stats, done, spent = reading.stats, reading.work_done, reading.time_spent
+        engine = self._worker.engine
+        stats, done, spent = (
+            engine.reading.stats,
+            engine.reading.work_done,
+            engine.reading.time_spent,
+        )
         totals: Totals = {
             _STEPS: {(): done.num_steps},
             _STEPS_AHEAD: {(): stats.num_steps_ahead},
@@ -122,7 +130,7 @@ class WorkerMetrics:
                 ("swap",): stats.num_swaps,
                 ("return",): stats.num_returns,
             },
-            _COMPILATIONS: {(): reading.num_late_compilations},
+            _COMPILATIONS: {(): engine.reading.num_late_compilations},
             _SWAPPED: {
                 ("out",): stats.num_swapped_out_blocks,
                 ("in",): stats.num_swapped_in_blocks,
@@ -228,6 +236,28 @@ class WorkerMetrics:
             },
             ("role", "state"),
         )
+
+
+class RoleTotals:
+    """Counter totals since the start of the process, divided by the role in which they grew. Call
+    `add` before a role ends, and before they are read."""
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[str, Labels], float] = {}
+        self._by_role: dict[str, dict[Labels, float]] = {}
+
+    def add(self, role: Role, totals: Totals) -> None:
+        """Adds the growth of `totals` since the last call to the counters of `role`."""
+        for name, values in totals.items():
+            in_roles = self._by_role.setdefault(name, {})
+            for labels, total in values.items():
+                grown = total - self._counted.get((name, labels), 0)
+                self._counted[name, labels] = total
+                in_roles[role, *labels] = in_roles.get((role, *labels), 0) + grown
+
+    def of(self, name: str) -> dict[Labels, float]:
+        """Returns the values of a counter by role and labels."""
+        return self._by_role.get(name, {})
 
 
 def _source(role: str, kind: str) -> str:
