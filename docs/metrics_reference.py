@@ -37,7 +37,7 @@ def families() -> dict[str, list[Metric]]:
         *ImageMetrics(MagicMock(), {}).collect(),
     ]
     worker = [
-        *WorkerMetrics(MagicMock()).collect(),
+        *WorkerMetrics(MagicMock(), MagicMock()).collect(),
         *exchange_metrics(KV, "", MagicMock(), MagicMock()),
         *exchange_metrics(ENCODER, "", MagicMock(), MagicMock()),
         *DecodeService.collect(MagicMock()),

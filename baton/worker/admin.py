@@ -1,5 +1,6 @@
 """Admin service of a worker in any role."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -21,19 +22,31 @@ class WorkerAdmin(pb_grpc.AdminServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._role_changes = RoleChanges(worker)
+        self._membership = worker.membership
+        self._model = worker.model
+        self._role_changes = RoleChanges(worker.membership, worker.model)
 
     async def GetLoad(self, _request: pb.GetLoadRequest, _context: Any) -> pb.GetLoadResponse:
-        worker = self._worker
-        if not worker.is_ready:
+        if not self._membership.is_ready:
+            progress = self._model.progress
             return pb.GetLoadResponse(
                 state=pb.WORKER_STATE_STARTING,
-                phase=worker.phase,
-                progress=worker.progress,
-                num_loaded_bytes=worker.num_loaded_bytes,
-                num_weight_bytes=worker.num_weight_bytes,
+                phase=progress.phase,
+                progress=progress.fraction,
+                num_loaded_bytes=progress.num_loaded_bytes,
+                num_weight_bytes=progress.num_weight_bytes,
             )
-        stats, draining = worker.engine.reading.stats, worker.is_draining
+        engine, server = self._model.engine, self._worker.server
+        # Blocks are the engine's; leases and promises end with their calls.
+        times = (engine.reading.idle_since, server.main.idle_since, server.kv.idle_since)
+        idle_since = None if None in times else max(t for t in times if t is not None)
+        stats, draining, reports = (
+            engine.reading.stats,
+            self._membership.is_draining,
+            Counter[str](),
+        )
+        for report in self._worker.load_reports:
+            reports.update(report())
         return pb.GetLoadResponse(
             state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
             progress=1.0,
@@ -43,7 +56,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_held_blocks=stats.num_held_blocks,
             num_cached_blocks=stats.num_cached_blocks,
             num_preemptions=stats.num_preemptions,
-            num_steps=worker.engine.reading.time_spent.num_steps,
+            num_steps=engine.reading.time_spent.num_steps,
             num_swaps=stats.num_swaps,
             num_returns=stats.num_returns,
             num_swapped=stats.num_swapped,
@@ -51,23 +64,33 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_accepted_tokens=stats.num_accepted_tokens,
             num_computed_tokens=stats.num_computed_tokens,
             num_pulled_tokens=stats.num_pulled_tokens,
-            is_paused=worker.engine.is_paused,
-            idle_since_unix_ms=build_info.unix_ms(worker.idle_since),
+            is_paused=engine.is_paused,
+            idle_since_unix_ms=build_info.unix_ms(idle_since),
             num_encode_jobs=stats.num_encode_jobs,
             num_waiting_encode_jobs=stats.num_waiting_encode_jobs,
             num_waiting_encoder_tokens=stats.num_waiting_encoder_tokens,
             num_encoder_blocks=stats.num_encoder_blocks,
             num_held_encoder_blocks=stats.num_held_encoder_blocks,
             num_cached_encoder_blocks=stats.num_cached_encoder_blocks,
-            **worker.load_report(),  # type: ignore[arg-type] # fields by name
+            **reports,  # type: ignore[arg-type] # fields by name
         )
 
     async def GetInfo(self, _request: pb.GetInfoRequest, _context: Any) -> pb.GetInfoResponse:
-        worker = self._worker
+        facts = None
+        if self._membership.is_ready:
+            engine = self._model.engine
+            facts = pb.WorkerFacts(
+                id=self._membership.id,
+                model=self._model.name,
+                fingerprint=engine.facts.info.fingerprint,
+                layouts=describe_layouts(engine.facts.layouts),
+                kv_endpoint=self._worker.server.kv.endpoint,
+                device=_name_of(engine.device),
+            )
         return build_info.info(
-            has_redis=bool(worker.settings.redis_url),
-            redis_answers=worker.redis_answers,
-            worker=_facts(worker) if worker.is_ready else None,
+            has_redis=bool(self._worker.settings.redis_url),
+            redis_answers=self._membership.redis_answers,
+            worker=facts,
         )
 
     async def ListWorkers(
@@ -86,15 +109,15 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         raise NotImplementedError("a worker knows parts of requests only; ask the router")
 
     async def Drain(self, _request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
-        await self._worker.drain()
-        num_requests = self._worker.engine.num_streams if self._worker.is_ready else 0
+        await self._membership.drain()
+        num_requests = self._model.engine.num_streams if self._membership.is_ready else 0
         return pb.DrainResponse(num_requests=num_requests)
 
     async def PauseAdmission(
         self, _request: pb.PauseAdmissionRequest, _context: Any
     ) -> pb.PauseAdmissionResponse:
-        engine = self._worker.engine
-        if self._worker.is_draining:
+        engine = self._model.engine
+        if self._membership.is_draining:
             raise FailedPreconditionError(
                 "the worker is draining and finishes the requests that wait; pause another one"
             )
@@ -104,14 +127,14 @@ class WorkerAdmin(pb_grpc.AdminServicer):
     async def ResumeAdmission(
         self, _request: pb.ResumeAdmissionRequest, _context: Any
     ) -> pb.ResumeAdmissionResponse:
-        engine = self._worker.engine
+        engine = self._model.engine
         num_waiting = engine.reading.stats.num_waiting
         engine.resume()
         return pb.ResumeAdmissionResponse(num_waiting=num_waiting)
 
     async def SetRole(self, request: pb.SetRoleRequest, _context: Any) -> pb.SetRoleResponse:
-        if request.worker not in ("", self._worker.id):
-            raise NotFoundError(f"this worker is {self._worker.id!r}, not {request.worker!r}")
+        if request.worker not in ("", self._membership.id):
+            raise NotFoundError(f"this worker is {self._membership.id!r}, not {request.worker!r}")
         role = role_of(request.role)
         return pb.SetRoleResponse(epoch=await self._role_changes.set_role(role, request.epoch))
 
@@ -121,7 +144,26 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         raise NotImplementedError("a worker knows no other; ask the router")
 
     async def GetMemory(self, _request: pb.GetMemoryRequest, _context: Any) -> pb.GetMemoryResponse:
-        return pb.GetMemoryResponse(workers=[await _memory(self._worker)])
+        engine = self._model.engine
+        report, stats = await engine.memory_report(), engine.reading.stats
+        memory = pb.WorkerMemory(
+            worker=self._membership.id,
+            block_size=engine.facts.block_size,
+            pool_bytes=engine.facts.pool_bytes,
+            num_blocks=stats.num_blocks,
+            num_held_blocks=stats.num_held_blocks,
+            num_cached_blocks=stats.num_cached_blocks,
+            num_free_blocks=stats.num_free_blocks,
+            num_saved_blocks=report.num_saved_blocks,
+            num_unused_tokens=report.num_wasted_slots,
+            num_reserved_tokens=stats.num_reserved_blocks * engine.facts.block_size,
+            host_pool_bytes=engine.facts.host_pool_bytes,
+            num_host_blocks=stats.num_host_blocks,
+            num_held_host_blocks=stats.num_held_host_blocks,
+            num_swapped_out_blocks=stats.num_swapped_out_blocks,
+            num_swapped_in_blocks=stats.num_swapped_in_blocks,
+        )
+        return pb.GetMemoryResponse(workers=[memory])
 
     async def FlushCache(
         self, request: pb.FlushCacheRequest, _context: Any
@@ -133,45 +175,11 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             raise InvalidArgumentError(
                 given, "is a prompt, which workers cannot tokenize; ask the router"
             )
-        return pb.FlushCacheResponse(num_blocks=await self._worker.engine.flush_cache(hashes))
+        return pb.FlushCacheResponse(num_blocks=await self._model.engine.flush_cache(hashes))
 
     async def Abort(self, request: pb.AbortRequest, _context: Any) -> pb.AbortResponse:
-        self._worker.engine.cancel(request.request_id)
+        self._model.engine.cancel(request.request_id)
         return pb.AbortResponse()
-
-
-def _facts(worker: Worker) -> pb.WorkerFacts:
-    engine = worker.engine
-    return pb.WorkerFacts(
-        id=worker.id,
-        model=worker.settings.model_name,
-        fingerprint=engine.facts.info.fingerprint,
-        layouts=describe_layouts(engine.facts.layouts),
-        kv_endpoint=worker.kv_server.endpoint,
-        device=_name_of(engine.device),
-    )
-
-
-async def _memory(worker: Worker) -> pb.WorkerMemory:
-    engine = worker.engine
-    report, stats = await engine.memory_report(), engine.reading.stats
-    return pb.WorkerMemory(
-        worker=worker.id,
-        block_size=engine.facts.block_size,
-        pool_bytes=engine.facts.pool_bytes,
-        num_blocks=stats.num_blocks,
-        num_held_blocks=stats.num_held_blocks,
-        num_cached_blocks=stats.num_cached_blocks,
-        num_free_blocks=stats.num_free_blocks,
-        num_saved_blocks=report.num_saved_blocks,
-        num_unused_tokens=report.num_wasted_slots,
-        num_reserved_tokens=stats.num_reserved_blocks * engine.facts.block_size,
-        host_pool_bytes=engine.facts.host_pool_bytes,
-        num_host_blocks=stats.num_host_blocks,
-        num_held_host_blocks=stats.num_held_host_blocks,
-        num_swapped_out_blocks=stats.num_swapped_out_blocks,
-        num_swapped_in_blocks=stats.num_swapped_in_blocks,
-    )
 
 
 def _name_of(device: torch.device) -> str:

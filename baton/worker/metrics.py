@@ -8,7 +8,8 @@ from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.rpc.worker_role import Role
 from baton.serving.telemetry.families import counter, gauge
 from baton.serving.telemetry.redis import redis_metrics
-from baton.worker.worker import Worker
+from baton.worker.membership import Membership
+from baton.worker.model_host import ModelHost
 
 Labels = tuple[str, ...]
 Totals = Mapping[str, Mapping[Labels, float]]
@@ -68,32 +69,33 @@ class WorkerMetrics:
     """Metrics collector of a worker (`baton.serving.telemetry.exposition`). Those of the engine are
     missing until the model is loaded."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, model: ModelHost, membership: Membership) -> None:
+        self._model = model
+        self._membership = membership
         self._totals = RoleTotals()
-        worker.on_new_epoch(self._count_roles)
+        membership.on_new_epoch.append(self._count_roles)
 
     def collect(self) -> Iterable[Metric]:
-        worker = self._worker
+        member = self._membership
         yield gauge(
             "baton_worker_ready",
             "Whether the worker is ready and not draining.",
-            {(worker.role,): worker.is_ready and not worker.is_draining},
+            {(member.role,): member.is_ready and not member.is_draining},
             ("role",),
         )
-        yield from redis_metrics(worker.round_trips, worker.staleness)
+        yield from redis_metrics(member.round_trips, member.staleness)
         yield gauge(
             "baton_unpublished_kv_events",
             "KV events of this worker that are not in Redis yet.",
-            worker.num_unpublished_events,
+            member.num_unpublished_events,
         )
-        if worker.is_ready:
-            stats = worker.engine.reading.stats
+        if member.is_ready:
+            stats = self._model.engine.reading.stats
             yield from self._information()
             yield gauge(
                 "baton_worker_paused",
                 "Whether this worker starts no new request (baton pause --admin).",
-                {(worker.role,): worker.engine.is_paused},
+                {(member.role,): self._model.engine.is_paused},
                 ("role",),
             )
             yield from self._sequences(stats)
@@ -103,9 +105,9 @@ class WorkerMetrics:
 
     def _count_roles(self) -> None:
         """Adds what was counted since the last call to the totals of the worker's present role."""
-        if not self._worker.is_ready:
+        if not self._membership.is_ready:
             return
-        engine = self._worker.engine
+        engine = self._model.engine
         stats, done, spent = (
             engine.reading.stats,
             engine.reading.work_done,
@@ -139,7 +141,7 @@ class WorkerMetrics:
             _DRAFTED: {(): stats.num_drafted_tokens},
             _ACCEPTED: {(): stats.num_accepted_tokens},
         }
-        self._totals.add(self._worker.role, totals)
+        self._totals.add(self._membership.role, totals)
 
     def _counted(self) -> Iterable[Metric]:
         self._count_roles()
@@ -150,23 +152,23 @@ class WorkerMetrics:
             yield counter(name, text, values, ("role", *labels))
 
     def _information(self) -> Iterable[Metric]:
-        worker, engine = self._worker, self._worker.engine
+        member, engine = self._membership, self._model.engine
         yield gauge(
             "baton_worker_info",
             "Identity of the worker, in the labels; always 1.",
-            {(worker.id, worker.role, worker.settings.model_name): 1},
+            {(member.id, member.role, self._model.name): 1},
             ("worker", "role", "model"),
         )
         yield gauge(
             "baton_step_token_budget",
             "Maximum tokens of one engine step.",
-            {(worker.role,): engine.facts.max_num_batched_tokens},
+            {(member.role,): engine.facts.max_num_batched_tokens},
             ("role",),
         )
         yield gauge(
             "baton_sequence_budget",
             "Batch slots: the maximum of concurrently running sequences.",
-            {(worker.role,): engine.facts.max_num_seqs},
+            {(member.role,): engine.facts.max_num_seqs},
             ("role",),
         )
 
@@ -178,7 +180,7 @@ class WorkerMetrics:
             "swapped": stats.num_swapped,
             "kept": stats.num_kept,
         }
-        role = self._worker.role
+        role = self._membership.role
         yield gauge(
             "baton_sequences",
             "Sequences in the engine: waiting for admission, running, awaiting their KV, swapped "
@@ -189,7 +191,7 @@ class WorkerMetrics:
 
     def _encoder(self, stats: SchedulerStats) -> Iterable[Metric]:
         """Yields the encoder's metrics; all zero for a model without one."""
-        role = self._worker.role
+        role = self._membership.role
         num_held, num_cached = stats.num_held_encoder_blocks, stats.num_cached_encoder_blocks
         yield gauge(
             "baton_encoder_blocks",
@@ -210,7 +212,7 @@ class WorkerMetrics:
         )
 
     def _blocks(self, stats: SchedulerStats) -> Iterable[Metric]:
-        role = self._worker.role
+        role = self._membership.role
         yield gauge(
             "baton_kv_blocks",
             "KV blocks: held by sequences or leases, cached and not held, or free.",

@@ -4,15 +4,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from baton.engine.core.process.engine_child import EngineChild
 from baton.rpc.worker_role import Role
 from baton.serving import process
 from baton.v1 import admin_pb2_grpc
 from baton.worker.admin import WorkerAdmin
-from baton.worker.engine_process import child_for
 from baton.worker.memory import bound_primitive_caches, keep_freed_memory
 from baton.worker.metrics import WorkerMetrics
+from baton.worker.model_host import child_for
 from baton.worker.roles import roles, settings_class
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
@@ -29,10 +30,10 @@ def assemble(role: Role, settings: WorkerSettings, child: EngineChild | None = N
     """Returns a worker that begins in `role` and does not run yet. `child`: the process for its
     engine; None: a thread."""
     worker = Worker(role, settings, child)
-    worker.exposition.add(WorkerMetrics(worker))
-    worker.server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
+    worker.server.exposition.add(WorkerMetrics(worker.model, worker.membership))
+    worker.server.main.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
     for each in roles():
-        each.add_to(worker)
+        import_module(each.module).add_role(worker)
     return worker
 
 
@@ -51,7 +52,7 @@ def main(role: Role, arguments: Sequence[str], program: str) -> None:
     async def serve(settings: WorkerSettings) -> None:
         worker = assemble(role, settings, child)
         await worker.run()
-        if worker.is_loading:
+        if worker.model.is_loading:
             logger.info("ended while the model was being loaded")
             os._exit(0)  # an interpreter that ends waits for its threads, here for the whole model
 

@@ -6,9 +6,10 @@ Independent of messages and of the reason for the change.
 import asyncio
 import logging
 
-from baton.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from baton.errors import FailedPreconditionError, UnavailableError
 from baton.rpc.worker_role import Role
-from baton.worker.worker import Worker
+from baton.worker.membership import Membership
+from baton.worker.model_host import ModelHost
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +18,10 @@ class RoleChanges:
     """Role changes of one worker, one at a time. A change continues after its caller has stopped
     waiting, so that no worker is left between its roles."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._wanted = worker.role
+    def __init__(self, membership: Membership, model: ModelHost) -> None:
+        self._membership = membership
+        self._model = model
+        self._wanted = membership.role
         self._change: asyncio.Task[None] | None = None
 
     async def set_role(self, role: Role, epoch: int = 0) -> int:
@@ -29,28 +31,25 @@ class RoleChanges:
         Raises:
             FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows an
                 earlier incarnation; or it is changing to another role, keeps the one that it has
-                (`Worker.why_keeps_role`), or its model has no encoder for the encode role.
+                (`Membership.why_keeps_role`), or its model has no encoder for the encode role.
             UnavailableError: it is loading its model, or draining for good; or Redis does not
                 answer, so that no router would learn of another role.
             DeadlineExceededError: calls in flight did not end within `drain_timeout_s`. They
                 continue, and the worker takes work in its present role again.
         """
-        worker = self._worker
-        if self._change is None and role == worker.role:
-            return worker.epoch
-        if worker.why_keeps_role:
+        member = self._membership
+        if self._change is None and role == member.role:
+            return member.epoch
+        if member.why_keeps_role:
             raise FailedPreconditionError(
-                f"worker {worker.id} stays in the {worker.role} role: {worker.why_keeps_role}"
+                f"worker {member.id} stays in the {member.role} role: {member.why_keeps_role}"
             )
-        if epoch not in (0, worker.epoch):
-            raise FailedPreconditionError(
-                f"this worker's epoch is {worker.epoch}, the request's is {epoch}: it has "
-                "restarted or changed its role since"
-            )
+        if epoch:
+            member.check_epoch(epoch)
         if self._change is None:
-            worker.engine_for_new_work()
-            worker.check_serves(role)
-            if not worker.redis_answers:
+            self._model.engine_for(None)
+            self._model.check_serves(role)
+            if not member.redis_answers:
                 raise UnavailableError(
                     "Redis does not answer: no router would learn of another role"
                 )
@@ -60,25 +59,16 @@ class RoleChanges:
         elif role != self._wanted:
             raise FailedPreconditionError(f"this worker is changing to the {self._wanted} role")
         await asyncio.shield(self._change)
-        return worker.epoch
+        return member.epoch
 
     async def _run(self, role: Role) -> None:
-        worker, timeout = self._worker, self._worker.settings.drain_timeout_s
+        member = self._membership
         logger.info("draining, to change to the %s role", role)
-        await worker.pause()
-        try:
-            async with asyncio.timeout(timeout):
-                await worker.idle()
-        except TimeoutError:
-            await worker.resume()
-            raise DeadlineExceededError(
-                f"{worker.num_calls} calls did not end within drain_timeout_s = {timeout:g}; the "
-                f"worker stays in the {worker.role} role"
-            ) from None
-        if worker.is_shutting_down:
-            raise UnavailableError(f"worker {worker.id} is draining for good")
-        await worker.begin_epoch(role)
-        logger.info("changed to the %s role, in epoch %d", role, worker.epoch)
+        await member.pause()
+        if member.is_shutting_down:
+            raise UnavailableError(f"worker {member.id} is draining for good")
+        await member.begin_epoch(role)
+        logger.info("changed to the %s role, in epoch %d", role, member.epoch)
 
     def _done(self, change: "asyncio.Task[None]") -> None:
         self._change = None

@@ -8,16 +8,11 @@ Imports no torch: `baton up` reads the settings of workers here before it starts
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
 from pydantic import create_model
 
 from baton.worker.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from baton.worker.worker import Worker
 
 GROUP = "baton.roles"
 
@@ -34,10 +29,6 @@ class WorkerRole:
 
     settings: type[WorkerSettings]
     module: str
-
-    def add_to(self, worker: "Worker") -> None:
-        """Adds the role to a worker that does not run yet; imports its module."""
-        import_module(self.module).add_role(worker)
 
 
 @cache

@@ -148,29 +148,42 @@ def prefill_started(
     return started
 
 
-def layout_to_message(layout: KvLayout) -> kv_transfer_pb2.KvLayout:
-    return kv_transfer_pb2.KvLayout(
-        dtype=layout.dtype,
-        block_size=layout.block_size,
-        block_bytes=layout.block_bytes,
-        layers=[
-            kv_transfer_pb2.KvLayerLayout(
-                offset=layer.key_offset,
-                value_offset=layer.value_offset,
-                head_stride=layer.head_stride,
-                num_kv_heads=layer.num_kv_heads,
-                key_head_dim=layer.key_head_dim,
-                value_head_dim=layer.value_head_dim,
-            )
-            for layer in layout.layers
-        ],
-        tensor_parallel_rank=0,
-        tensor_parallel_size=1,
-        window=layout.window,
-    )
+def layouts_to_messages(layouts: Iterable[KvLayout]) -> list[kv_transfer_pb2.KvLayout]:
+    return [
+        kv_transfer_pb2.KvLayout(
+            dtype=layout.dtype,
+            block_size=layout.block_size,
+            block_bytes=layout.block_bytes,
+            layers=[
+                kv_transfer_pb2.KvLayerLayout(
+                    offset=layer.key_offset,
+                    value_offset=layer.value_offset,
+                    head_stride=layer.head_stride,
+                    num_kv_heads=layer.num_kv_heads,
+                    key_head_dim=layer.key_head_dim,
+                    value_head_dim=layer.value_head_dim,
+                )
+                for layer in layout.layers
+            ],
+            tensor_parallel_rank=0,
+            tensor_parallel_size=1,
+            window=layout.window,
+        )
+        for layout in layouts
+    ]
 
 
-def layout_of(message: kv_transfer_pb2.KvLayout) -> KvLayout:
+def serialize_layouts(layouts: Iterable[KvLayout]) -> bytes:
+    """Returns the layouts as a worker's record has them; equal bytes for equal layouts."""
+    message = kv_transfer_pb2.KvLayouts(layouts=layouts_to_messages(layouts))
+    return message.SerializeToString(deterministic=True)
+
+
+def layouts_of(messages: Iterable[kv_transfer_pb2.KvLayout]) -> tuple[KvLayout, ...]:
+    return tuple(map(_layout_of, messages))
+
+
+def _layout_of(message: kv_transfer_pb2.KvLayout) -> KvLayout:
     if (message.tensor_parallel_rank, message.tensor_parallel_size) != (0, 1):
         raise FailedPreconditionError(
             f"the other pool is divided over {message.tensor_parallel_size} ranks, this one is not"
@@ -192,17 +205,3 @@ def layout_of(message: kv_transfer_pb2.KvLayout) -> KvLayout:
         ),
         message.window if message.HasField("window") else None,
     )
-
-
-def layouts_to_messages(layouts: Iterable[KvLayout]) -> list[kv_transfer_pb2.KvLayout]:
-    return list(map(layout_to_message, layouts))
-
-
-def serialize_layouts(layouts: Iterable[KvLayout]) -> bytes:
-    """Returns the layouts as a worker's record has them; equal bytes for equal layouts."""
-    message = kv_transfer_pb2.KvLayouts(layouts=layouts_to_messages(layouts))
-    return message.SerializeToString(deterministic=True)
-
-
-def layouts_of(messages: Iterable[kv_transfer_pb2.KvLayout]) -> tuple[KvLayout, ...]:
-    return tuple(map(layout_of, messages))

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.request import EngineRequest, KvSource
-from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from baton.errors import DataLossError, InvalidArgumentError
 from baton.rpc.cancellation import run_until
 from baton.serving.attempt_id import request_id_of
 from baton.serving.grpc.coalescer import Coalescer
@@ -36,8 +36,8 @@ DEFAULT_TIMEOUT = 600.0
 def add_role(worker: Worker) -> None:
     """Adds the decode role to a worker that does not run yet."""
     service = worker.component(DecodeService)
-    worker.server.add(pb_grpc.add_DecodeServicer_to_server, service)
-    worker.exposition.add(service)
+    worker.server.main.add(pb_grpc.add_DecodeServicer_to_server, service)
+    worker.server.exposition.add(service)
 
 
 class DecodeService(pb_grpc.DecodeServicer):
@@ -46,7 +46,8 @@ class DecodeService(pb_grpc.DecodeServicer):
     def __init__(self, worker: Worker) -> None:
         """`worker`: its settings have to be `DecodeSettings`."""
         assert isinstance(worker.settings, DecodeSettings)
-        self._worker = worker
+        self._membership = worker.membership
+        self._model = worker.model
         self._exchange = worker.component(KvExchange)
         self._encoder_fetch = worker.component(EncoderFetch)
         self._admit_factor = worker.settings.admit_factor
@@ -54,11 +55,11 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._migrations = Migrations(
             self._exchange.leases, worker.settings.engine_config().block_size
         )
-        worker.on_load(self._open)
-        worker.on_load_report(lambda: {"num_promised_blocks": self.num_promised_blocks})
+        worker.model.on_load.append(self._open)
+        worker.load_reports.append(lambda: {"num_promised_blocks": self.num_promised_blocks})
 
     async def _open(self, _stack: AsyncExitStack) -> None:
-        num_blocks = self._worker.engine.pools[0].num_blocks
+        num_blocks = self._model.engine.pools[0].num_blocks
         self._capacity = Capacity(int(num_blocks * self._admit_factor))
 
     @property
@@ -71,7 +72,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             yield gauge(
                 "baton_promised_kv_blocks",
                 "KV blocks promised to admitted requests for their arrival.",
-                {(self._worker.role,): self._capacity.num_promised},
+                {(self._membership.role,): self._capacity.num_promised},
                 ("role",),
             )
 
@@ -79,7 +80,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         self, request: pb.DecodeGenerateRequest, context: Any
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
         name_request(request_id_of(request.request_id))
-        engine = self._worker.engine_for("decode")
+        engine = self._model.engine_for("decode")
         remaining = context.time_remaining()
         handle = handle_of(request.handle) if request.HasField("handle") else None
         source = KvSource.EXTERNAL if handle else KvSource.LOCAL
@@ -107,7 +108,7 @@ class DecodeService(pb_grpc.DecodeServicer):
                 fetching = self._encoder_fetch.outputs_of(request, wanted, remaining)
                 await held.enter_async_context(fetching)
             stream = held.enter_context(engine.open(wanted, grammar))
-            held.enter_context(request_spans(self._worker.id, wanted, stream))
+            held.enter_context(request_spans(self._membership.id, wanted, stream))
             yield wire.admitted()
             if handle is not None:
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining
@@ -127,12 +128,12 @@ class DecodeService(pb_grpc.DecodeServicer):
         """Yields tokens and finish reasons of all sequences: streamed, or ranked after all have
         ended. Before them, if the prompt is computed here, `prefill_started`; in place of a finish
         reason, that the only sequence migrated or was preempted."""
-        worker, params, gathered = self._worker, wanted.params, []
+        params, gathered = wanted.params, []
         is_begun = wanted.kv_source is KvSource.EXTERNAL
         with self._migrations.open(wanted, stream) as migration:
             async for batch in stream.updates(None if params.is_ranked else Coalescer().acquire):
                 if not is_begun:
-                    done, step = worker.engine.reading.work_done, stream.first_step
+                    done, step = self._model.engine.reading.work_done, stream.first_step
                     assert step is not None, "an update of no step"
                     cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
                     yield wire.prefill_is_here(cached, arrived, step, done)
@@ -143,8 +144,8 @@ class DecodeService(pb_grpc.DecodeServicer):
                 for response in wire.responses(batch, params):
                     yield response
                 if migration is not None:
-                    following = migration.follow(batch[-1], drains=worker.is_draining)
-                    async for response in following:
+                    drains = self._membership.is_draining
+                    async for response in migration.follow(batch[-1], drains=drains):
                         yield response
         if params.is_ranked:
             for response in wire.ranked_responses(gathered, params):
@@ -153,14 +154,9 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def EndSequence(
         self, request: pb.EndSequenceRequest, _context: Any
     ) -> pb.EndSequenceResponse:
-        worker = self._worker
-        if request.epoch != worker.epoch:
-            raise FailedPreconditionError(
-                f"this worker's epoch is {worker.epoch}, the request's is {request.epoch}: it has "
-                "restarted or changed its role since"
-            )
+        self._membership.check_epoch(request.epoch)
         reason = finish_reason_of(request.reason)
-        worker.engine.end_sequence(request.request_id, request.sequence_index, reason)
+        self._model.engine.end_sequence(request.request_id, request.sequence_index, reason)
         return pb.EndSequenceResponse()
 
 

@@ -25,14 +25,15 @@ from baton_kvtransfer.wire import claim_of
 
 def add_role(worker: Worker) -> None:
     """Adds the encode role to a worker that does not run yet."""
-    worker.server.add(pb_grpc.add_EncodeServicer_to_server, worker.component(EncodeService))
+    worker.server.main.add(pb_grpc.add_EncodeServicer_to_server, worker.component(EncodeService))
 
 
 class EncodeService(pb_grpc.EncodeServicer):
     """Service that computes encoder outputs, or finds them cached, and keeps them under leases."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+        self._membership = worker.membership
+        self._model = worker.model
         self._leases = worker.component(EncoderExchange).leases
         self._names = count(1)
 
@@ -41,18 +42,16 @@ class EncodeService(pb_grpc.EncodeServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         name_request(request_id_of(request.request_id))
         claim = claim_of(request)
-        worker, only_cached = self._worker, request.only_cached
+        model, only_cached = self._model, request.only_cached
         job = encode_job(request, context.time_remaining())
-        blocks = BlockRange(job.num_tokens, worker.engine.facts.block_size)
-        told = {"baton.worker": worker.id, "baton.attempt.id": request.request_id}
+        blocks = BlockRange(job.num_tokens, model.engine.facts.block_size)
+        told = {"baton.worker": self._membership.id, "baton.attempt.id": request.request_id}
         # The output is released after the lease has ended, however this call ends.
         async with AsyncExitStack() as held:
             held.enter_context(stage("encode.call", told, kind=SpanKind.SERVER))
             # Before any reason to refuse: else the claimant would wait for the lease.
             with self._leases.open(claim, blocks) as lease:
-                engine = (
-                    worker.engine_for_new_work() if only_cached else worker.engine_for("encode")
-                )
+                engine = model.engine_for(None if only_cached else "encode")
                 engine.check.encoder_input(job.encoder_input, has_tensors=not only_cached)
                 if not only_cached:
                     yield _admitted()

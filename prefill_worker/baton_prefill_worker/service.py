@@ -41,7 +41,7 @@ from baton_prefill_worker.prefix_fetch import FETCH_TIMEOUT, fetch_prefix, sourc
 
 def add_role(worker: Worker) -> None:
     """Adds the prefill role to a worker that does not run yet."""
-    worker.server.add(pb_grpc.add_PrefillServicer_to_server, worker.component(PrefillService))
+    worker.server.main.add(pb_grpc.add_PrefillServicer_to_server, worker.component(PrefillService))
 
 
 class PrefillService(pb_grpc.PrefillServicer):
@@ -53,7 +53,8 @@ class PrefillService(pb_grpc.PrefillServicer):
 
     def __init__(self, worker: Worker) -> None:
         self.prefix_timeout = FETCH_TIMEOUT
-        self._worker = worker
+        self._membership = worker.membership
+        self._model = worker.model
         self._exchange = worker.component(KvExchange)
         self._encoder_fetch = worker.component(EncoderFetch)
         self._lease_retention = LeaseRetention(self._exchange.leases)
@@ -63,7 +64,7 @@ class PrefillService(pb_grpc.PrefillServicer):
     ) -> AsyncIterator[pb.PrefillResponse]:
         name_request(request_id_of(request.request_id))
         claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
-        engine = self._worker.engine_for("prefill")
+        engine = self._model.engine_for("prefill")
         source = source_of(request, self._exchange.pairing)
         remaining = context.time_remaining()
         wanted = engine_request(
@@ -81,7 +82,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             fetching = self._encoder_fetch.outputs_of(request, wanted, remaining)
             await held.enter_async_context(fetching)
             stream = held.enter_context(engine.open(wanted, grammar))
-            held.enter_context(request_spans(self._worker.id, wanted, stream))
+            held.enter_context(request_spans(self._membership.id, wanted, stream))
             lease = held.enter_context(self._exchange.leases.open(claim, blocks))
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             if source is not None:
@@ -113,11 +114,10 @@ class PrefillService(pb_grpc.PrefillServicer):
 
     async def Pool(self, request: pb.PoolRequest, context: Any) -> AsyncIterator[pb.PoolResponse]:
         name_request(request_id_of(request.request_id))
-        engine = self._worker.engine_for("prefill")
+        engine = self._model.engine_for("prefill")
         pooling = engine.facts.info.pooling
         if pooling is None:
-            name = self._worker.settings.model_name
-            raise FailedPreconditionError(why_not(name, None, "embedding"))
+            raise FailedPreconditionError(why_not(self._model.name, None, "embedding"))
         arrival = time.monotonic()
         wanted = pooled_request(
             request.request_id,
@@ -128,7 +128,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             arrival_time=arrival,
             due=arrival + first_token_due(request, context.time_remaining()),
         )
-        with engine.open(wanted) as stream, request_spans(self._worker.id, wanted, stream):
+        with engine.open(wanted) as stream, request_spans(self._membership.id, wanted, stream):
             yield pb.PoolResponse(admitted=pb.PrefillAdmitted())
             collected: list[SequenceUpdate] = []
             async for updates in stream.updates():

@@ -103,10 +103,10 @@ async def test_kv_transfer_has_own_port_when_set(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(75)
     settings = {"kv_port": 0, "kv_connector": "grpc"}
     async with pair_of(model, **settings) as pair:
-        assert pair.prefill.kv_server.port != pair.prefill.server.port
+        assert pair.prefill.server.kv.port != pair.prefill.server.main.port
         answer = await pair.hand_over(prompt, GREEDY)
         assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
-        async with grpc.aio.insecure_channel(pair.prefill.server.endpoint) as channel:
+        async with grpc.aio.insecure_channel(pair.prefill.server.main.endpoint) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await KvTransferStub(channel).Describe(DescribeRequest())
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -129,7 +129,7 @@ async def test_worker_load_reports_swaps_and_drafts(checkpoint):
     async with pair_of(checkpoint("llama"), decode={"max_drafts": 4}) as pair:
         await pair.hand_over(prompt_of(8) * 4, params)
         load = await pair.decode_admin.GetLoad(admin_pb2.GetLoadRequest())
-        stats = pair.decode.engine.reading.stats
+        stats = pair.decode.model.engine.reading.stats
         assert load.num_drafted_tokens == stats.num_drafted_tokens > 0
         assert load.num_accepted_tokens == stats.num_accepted_tokens
         assert (load.num_swaps, load.num_swapped) == (stats.num_swaps, 0)
@@ -138,7 +138,7 @@ async def test_worker_load_reports_swaps_and_drafts(checkpoint):
 async def test_decode_worker_uses_block_hashes_of_handle(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(75)
     async with pair_of(model) as pair:
-        info = pair.decode.engine.facts.info
+        info = pair.decode.model.engine.facts.info
         hashes = hash_chain(info.namespace.root(b"", b""), prompt, 16)
         assert len(hashes) == 4
         for is_given, num_reused in ((True, 0), (False, 4), (True, 4)):

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from baton.engine import LLM, EngineConfig
+from baton.engine import Engine, EngineConfig
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -55,7 +55,7 @@ class Prompt:
 
     def __init__(self, path: str) -> None:
         config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8)
-        prompt = LLM.from_pretrained(path, config).prompt_with_images(TEXT, IMAGES)
+        prompt = Engine.from_pretrained(path, config).prompt_with_images(TEXT, IMAGES)
         self.path = path
         self.tokens = list(prompt.token_ids)
         self.inputs = prompt.encoder_inputs
@@ -178,10 +178,10 @@ async def test_encode_worker_encodes_images_of_handed_over_prompt(
         reported = prefill.worker.component(EncoderExchange).transfers.num_blocks
         assert [name for name, num_blocks in reported.items() if num_blocks] == [connector]
         await crew.nothing_held()
-        stats = encode.worker.engine.reading.stats
+        stats = encode.model.engine.reading.stats
         shown = {
             (sample.name, sample.labels.get("state")): sample.value
-            for metric in WorkerMetrics(encode.worker).collect()
+            for metric in WorkerMetrics(encode.model, encode.membership).collect()
             for sample in metric.samples
         }
         num_cached = stats.num_cached_encoder_blocks
@@ -255,7 +255,7 @@ async def test_encode_call_ends_at_its_deadline_in_the_queue(prompt):
         )
         failure = await failure_of(encode.encode.Encode(late, timeout=0.5))
         assert isinstance(failure, DeadlineExceededError)
-        await until(lambda: encode.worker.engine.reading.stats.num_encode_jobs == 1)
+        await until(lambda: encode.model.engine.reading.stats.num_encode_jobs == 1)
         held.cancel()
         await crew.nothing_held()
         assert encode.num_encoded_tokens == first.length
@@ -268,7 +268,7 @@ def room_for_one(prompt: Prompt) -> dict[str, Any]:
 
 
 def waiting_of(member: Member) -> int:
-    return member.worker.engine.reading.stats.num_waiting_encode_jobs
+    return member.model.engine.reading.stats.num_waiting_encode_jobs
 
 
 async def test_prefill_worker_fetches_only_outputs_that_it_lacks(prompt):
@@ -365,7 +365,7 @@ async def test_prefill_worker_encodes_when_router_is_cut_off_source(prompt):
         prefill.worker.component(EncoderFetch).timeout = 2 * TIMEOUT
         request, link = request_for(prompt, prefill), Link()
         async with (
-            Proxy.on(link, encode.worker.server.port) as proxy,
+            Proxy.on(link, encode.worker.server.main.port) as proxy,
             grpc.aio.insecure_channel(
                 f"127.0.0.1:{proxy.port}", options=channel_options()
             ) as channel,
@@ -449,7 +449,7 @@ async def test_cancelled_prefill_call_ends_its_fetches(prompt):
         leases_of(encode).open_timeout = TIMEOUT
         sources = [encode.encoder_source(new_lease_id(), index) for index in (0, 1)]
         computing = asyncio.create_task(prompt.check(prefill, sources))
-        await until(lambda: encode.worker.num_calls == 2)  # which wait for the leases
+        await until(lambda: encode.worker.server.num_calls == 2)  # which wait for the leases
         computing.cancel()
         await asyncio.gather(computing, return_exceptions=True)
         await crew.nothing_held()
@@ -463,7 +463,7 @@ async def test_prefill_worker_encodes_when_payload_is_damaged(prompt, damage):
     async with crew_of(prompt.path, "encode", "prefill", kv_connector="grpc") as crew:
         encode, prefill = crew.members
         link = Link()
-        async with Proxy.on(link, encode.worker.kv_server.port) as proxy:
+        async with Proxy.on(link, encode.worker.server.kv.port) as proxy:
             there = f"127.0.0.1:{proxy.port}"
             async with encoding(encode, prefill, prompt.inputs[:1]) as (calls, (source,)):
                 source.endpoint = there
@@ -491,7 +491,7 @@ async def test_encoder_transfer_refuses_worker_of_other_pairing(prompt):
             await encoded(calls[0])
             stub: Any = EncoderTransferStub(prefill.worker.channels.get(source.endpoint))
             fields = ("version", "fingerprint", "layouts")
-            others = ("0", b"another", prefill.worker.pairing().layouts)
+            others = ("0", b"another", prefill.model.engine.facts.layouts)
             for name, other in zip(fields, others, strict=True):
                 handle = handle_of_source(
                     source, replace(own, **{name: other}), prompt.inputs[0].length, ""
@@ -516,7 +516,7 @@ async def test_worker_changes_into_encode_role_and_back(prompt):
             for call in calls:
                 await encoded(call)
             back = asyncio.create_task(changing.set_role(inference_pb2.WORKER_ROLE_PREFILL))
-            await until(lambda: changing.worker.is_draining)
+            await until(lambda: changing.membership.is_draining)
             assert not back.done()  # the leases end before the role does
             await prompt.check(prefill, sources)
         await back
@@ -606,7 +606,7 @@ async def test_encode_worker_refuses_invalid_request_by_field(prompt):
         await encoded(call)
         await check_refused(encode, good, AlreadyExistsError, "an id is used once")
         call.cancel()
-        await encode.worker.drain()
+        await encode.membership.drain()
         await check_refused(encode, request_for(prompt, prefill), UnavailableError, "draining")
 
 
@@ -648,7 +648,7 @@ async def test_worker_without_encoder_serves_no_encode_role(prompt, checkpoint):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await member.set_role(inference_pb2.WORKER_ROLE_ENCODE)
         assert isinstance(error_of(refused.value), FailedPreconditionError)
-        assert member.worker.role == "prefill"
+        assert member.membership.role == "prefill"
     with pytest.raises(FailedPreconditionError, match="takes no images"):
         async with crew_of(checkpoint("llama"), "encode"):
             pass

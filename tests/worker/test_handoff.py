@@ -8,6 +8,7 @@ import pytest
 from baton.cluster.prefix import hash_chain
 from baton.sampling import SamplingParams
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
+from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.wire import fetch_request, handle_of
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import mostly_slow
@@ -78,7 +79,7 @@ async def test_prompt_of_one_step_moves_half_while_rest_is_computed(checkpoint, 
     model, prompt = checkpoint("gemma3"), prompt_of(160)
     halves = {"max_num_batched_tokens": 256, "handoff_chunk_tokens": 32}
     async with pair_of(model, kv_connector=connector, prefill=halves) as pair:
-        pool, _ = pair.decode.engine.pools
+        pool, _ = pair.decode.model.engine.pools
         with held_after(1) as steps:
             answering = asyncio.create_task(pair.hand_over(prompt, GREEDY))
             await until(lambda: pool.content.any(dim=1).sum() == 80 // 16)
@@ -92,7 +93,7 @@ async def test_prompt_of_one_step_moves_half_while_rest_is_computed(checkpoint, 
 async def test_handoff_moves_only_window_of_windowed_group(checkpoint):
     async with pair_of(checkpoint("gemma3"), max_num_batched_tokens=16) as pair:
         answer = await pair.hand_over(prompt_of(200), GREEDY)
-        full, windowed = pair.prefill.pairing().layouts
+        full, windowed = pair.prefill.model.engine.facts.layouts
     # 13 blocks; the last token sees those from position 191 on.
     assert answer.kv_ready.num_transferred_blocks == 13 + 2
     expected = 13 * full.block_bytes + 2 * windowed.block_bytes
@@ -106,7 +107,7 @@ async def test_handoff_moves_prompt_longer_than_windowed_pool(checkpoint, family
     sizes = {"num_blocks": None, "kv_cache_bytes": 2**22, "block_size": 4, "max_num_seqs": 2}
     async with pair_of(model, max_num_batched_tokens=8, **sizes) as pair:
         for worker in (pair.prefill, pair.decode):
-            _, windowed = worker.engine.pools
+            _, windowed = worker.model.engine.pools
             assert windowed.num_blocks < 230 // 4
         answers = await asyncio.gather(*(pair.hand_over(p, GREEDY) for p in prompts))
         assert [[o.token_ids for o in a.outputs] for a in answers] == expected
@@ -122,12 +123,11 @@ async def test_handoff_moves_fp8_cache_byte_for_byte(checkpoint, family, connect
         for prompt, output in zip(prompts, expected, strict=True):
             answer = await pair.hand_over(prompt, GREEDY)
             assert [o.token_ids for o in answer.outputs] == output
-            cached = [
-                _cached_blocks(w.engine.handle.core, prompt) for w in (pair.prefill, pair.decode)
-            ]
+            engines = [w.model.engine.handle.core for w in (pair.prefill, pair.decode)]
+            cached = [_cached_blocks(engine, prompt) for engine in engines]
             assert len(cached[0]) == len(prompt) // 16
             assert cached[0] == cached[1]
-        layout = pair.prefill.pairing().layouts[0]
+        layout = pair.prefill.model.engine.facts.layouts[0]
         assert layout.dtype == "float8_e4m3fn"
         if family == "llama":  # of one group
             moved = answer.kv_ready
@@ -138,7 +138,7 @@ def _cached_blocks(engine, prompt):
     """Returns what the cache group that sees furthest back holds of a prompt's full blocks."""
     namespace = engine.facts.info.namespace
     hashes = hash_chain(namespace.root(), prompt, namespace.block_size)
-    block_ids = engine.scheduler._kv.groups[0].pool.lookup_chain(hashes)
+    block_ids = engine._scheduler._kv.groups[0].pool.lookup_chain(hashes)
     return [bytes(engine.cache.pools[0].read_block(block_id)) for block_id in block_ids]
 
 
@@ -147,8 +147,9 @@ async def test_workers_with_other_kv_dtypes_do_not_pair(checkpoint, fp8_side):
     other = {fp8_side: {"kv_cache_dtype": "fp8_e4m3"}}
     async with pair_of(checkpoint("llama"), **other) as pair:
         handle = handle_of(pair.handle(bytes(16), 9))
-        unchecked = fetch_request(handle, pair.decode.id, pair.decode.pairing(), 0)
-        channel = pair.decode.channels.get(pair.prefill.kv_server.endpoint)
+        pairing = pair.decode.component(KvExchange).pairing
+        unchecked = fetch_request(handle, pair.decode.membership.id, pairing, 0)
+        channel = pair.decode.channels.get(pair.prefill.server.kv.endpoint)
         for call in (
             pair.to_decode.Generate(
                 pair.decode_request(prompt_of(9), GREEDY, bytes(16)), timeout=TIMEOUT

@@ -147,7 +147,7 @@ async def test_draining_worker_migrates_or_finishes_its_requests(checkpoint):
         call, name = giver.to_decode(prompt, GREEDY)
         other, other_name = giver.to_decode(prompt, several)
         events = await read_tokens(call, 3)
-        await giver.worker.drain()
+        await giver.membership.drain()
         while not events[-1].HasField("draining"):
             events.append(await call.read())
         request = order(name, taker.id)
@@ -263,7 +263,7 @@ async def test_draining_prefill_worker_serves_leases_to_their_end(checkpoint):
         prefilling = prefill.prefill.Prefill(request, timeout=TIMEOUT)
         while (await prefilling.read()).WhichOneof("event") != "result":
             pass
-        await prefill.worker.drain()
+        await prefill.membership.drain()
         late = prefill.prefill.Prefill(prefill.prefill_request(prompt), timeout=TIMEOUT)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await late.read()

@@ -35,7 +35,8 @@ def messages(pair: Pair) -> dict[str, Message]:
     """A good request of each call."""
     prompt = prompt_of(20)
     handle = pair.handle(bytes(range(16)), len(prompt))
-    fetch = fetch_request(handle_of(handle), pair.decode.id, pair.prefill.pairing(), 0)
+    taken = handle_of(handle)
+    fetch = fetch_request(taken, pair.decode.membership.id, taken.pairing, 0)
     return {
         "KvTransfer/Describe": kv.DescribeRequest(),
         "KvTransfer/Fetch": fetch,
@@ -63,7 +64,7 @@ async def answered(
 ) -> grpc.StatusCode:
     """Returns the status in which a call ends that is given these bytes."""
     worker = pair.decode if call.startswith("Decode") else pair.prefill
-    async with grpc.aio.insecure_channel(worker.server.endpoint) as channel:
+    async with grpc.aio.insecure_channel(worker.server.main.endpoint) as channel:
         streaming = channel.unary_stream(f"/baton.v1.{call}")(request, timeout=timeout)
         try:
             async for _ in streaming:

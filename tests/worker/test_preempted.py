@@ -64,7 +64,7 @@ async def test_preempted_request_resumes_with_same_tokens(checkpoint, params, ma
         (i,) = (i for i, kind in enumerate(kinds) if kind == "preempted")
         assert 1 < len(outputs[i]) < 40
         assert outputs[i] == expected[i][: len(outputs[i])]
-        stats = pair.decode.engine.reading.stats
+        stats = pair.decode.model.engine.reading.stats
         assert (stats.num_preemptions, stats.num_returns) == (1, 1)
         await pair.nothing_held()
         assert (await generate(pair, prompts[i], params, outputs[i])).HasField("finished")
@@ -81,8 +81,8 @@ async def test_auto_preemption_returns_request_only_when_cheaper(checkpoint):
             await asyncio.gather(
                 *(generate(pair, p, GREEDY, o, cost) for p, o in zip(prompts, outputs, strict=True))
             )
-            assert pair.decode.engine.reading.stats.num_preemptions > 0
-            assert pair.decode.engine.reading.stats.num_returns == num_returns
+            assert pair.decode.model.engine.reading.stats.num_preemptions > 0
+            assert pair.decode.model.engine.reading.stats.num_returns == num_returns
             await pair.nothing_held()
 
 
@@ -95,7 +95,7 @@ async def test_preempted_request_is_recomputed_without_return_cost(checkpoint):
             *(generate(pair, p, GREEDY, o, None) for p, o in zip(prompts, outputs, strict=True))
         )
         assert outputs == [sequences[0] for sequences in alone(model, prompts, GREEDY)]
-        stats = pair.decode.engine.reading.stats
+        stats = pair.decode.model.engine.reading.stats
         assert (stats.num_preemptions > 0, stats.num_returns) == (True, 0)
 
 

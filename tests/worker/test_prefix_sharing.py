@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from baton.engine.metering.step_times import TimeSpent
 from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
+from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.exchange.sharing import _until_released
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.lease import Claim
@@ -196,7 +196,8 @@ async def test_prefix_lease_ends_with_its_call_or_timeout(checkpoint):
 async def served_apart(holder: Member) -> AsyncIterator[tuple[Server, LeaseTable]]:
     """A worker's pools behind a server that hands blocks over under the test's own leases."""
     worker, leases, server = holder.worker, LeaseTable(), Server(ServingSettings())
-    served = ServedPools(worker.engine.pools, worker.pairing(), worker.epoch)
+    pairing = worker.component(KvExchange).pairing
+    served = ServedPools(holder.model.engine.pools, pairing, holder.membership.epoch)
     server.add(add_to_server, KvTransferService(leases, lambda: served))
     await server.start()
     try:
@@ -216,7 +217,7 @@ async def test_prefill_worker_computes_when_prefix_source_is_lost(checkpoint, en
         hashes = [holder.hashes(prompt)[i : i + 16] for i in range(0, 96, 16)]
         async with (
             served_apart(holder) as (server, leases),
-            holder.worker.engine.pinned("test", hashes) as tables,
+            holder.model.engine.pinned("test", hashes) as tables,
         ):
             with leases.open(claim, BlockRange(96, 16)) as lease:
                 lease.advance(tables, 3)
@@ -225,7 +226,7 @@ async def test_prefill_worker_computes_when_prefix_source_is_lost(checkpoint, en
                 await lease.claimed()
                 await asyncio.sleep(0.05)
                 assert not computing.done()
-                assert puller.worker.engine.reading.stats.num_awaiting_kv == 1
+                assert puller.model.engine.reading.stats.num_awaiting_kv == 1
                 if ending == "the lease breaks":
                     lease.end(NotFoundError("gone"))
                 else:
@@ -240,7 +241,7 @@ async def test_prefix_fetch_holds_nothing_when_cancelled(checkpoint):
         await holder.answer(prompt, ONE)
         # It is early, and its lease never comes.
         pulling = asyncio.create_task(puller.first_token(prompt, holder.source(new_lease_id(), 6)))
-        await until(lambda: puller.worker.engine.reading.stats.num_awaiting_kv)
+        await until(lambda: puller.model.engine.reading.stats.num_awaiting_kv)
         pulling.cancel()
         await asyncio.gather(pulling, return_exceptions=True)
 
@@ -293,7 +294,7 @@ async def test_prefix_lease_is_refused_for_invalid_request(checkpoint):
         failure = await failure_of(holder.sharing.Share(good, timeout=TIMEOUT))
         assert isinstance(failure, AlreadyExistsError)
         holding.cancel()
-        await holder.worker.drain()
+        await holder.membership.drain()
         late, _ = holder.share(prompt, puller.id)
         assert isinstance(await failure_of(late), UnavailableError)
 
@@ -318,8 +319,7 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
     """The claim comes while the last wait before a look for a deadlock times out."""
     table, own, waits = LeaseTable(60.0), Claim(b"m" * 16, "d0"), []
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
-    reading = SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
-    engine = SimpleNamespace(reading=reading)
+    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
 
     class LateClaim:
         """The lease, which is claimed as the wait for it ends."""
@@ -346,8 +346,7 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
 async def test_prefix_lease_is_kept_while_a_sequence_awaits_its_kv():
     table, own = LeaseTable(60.0), Claim(b"m" * 16, "d0")
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=1, num_waiting=1)
-    reading = SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
-    engine = SimpleNamespace(reading=reading)
+    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
     with table.open(own, BlockRange(4, 4)) as lease:
         lease.advance(((1,),), 1)
         lease.complete(None, lambda: None)

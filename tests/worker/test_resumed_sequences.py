@@ -116,7 +116,7 @@ async def test_resumed_sequences_compute_received_tokens_as_prompt(checkpoint):
     outputs = cut(sequences, (100, 100, None, 105))
     async with pair_of(model) as pair:
         said = await continued(pair, prompt, params, outputs, handed=True)
-        done = pair.decode.engine.reading.work_done
+        done = pair.decode.model.engine.reading.work_done
         (ready,) = (event.kv_ready for event in said if event.HasField("kv_ready"))
     assert joined(said, outputs) == {i: sequences[i] for i in (0, 1, 3)}
     assert ready.num_transferred_blocks == 3, "of the prompt alone"
@@ -134,7 +134,7 @@ async def test_resumed_sequence_can_be_ended_while_others_run(checkpoint):
         call = pair.to_decode.Generate(request, timeout=TIMEOUT)
         said = [await call.read() for _ in range(10)]
         end = decode_pb2.EndSequenceRequest(
-            request_id=request.request_id, epoch=pair.decode.epoch, sequence_index=1
+            request_id=request.request_id, epoch=pair.decode.membership.epoch, sequence_index=1
         )
         await pair.to_decode.EndSequence(end, timeout=TIMEOUT)
         said += await rest_of(call)

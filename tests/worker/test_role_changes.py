@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cluster.events.subscriber import EventSubscriber
-from baton.cluster.index import LocalityIndex
-from baton.cluster.redis.client import connect
 from baton.cluster.redis.embedded import EmbeddedRedis
-from baton.cluster.registry.watcher import RegistryWatcher
 from baton.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -21,9 +17,14 @@ from baton.errors import (
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2, decode_pb2
 from baton.v1 import inference_pb2 as pb
+from baton.worker.model_host import ModelHost
+from baton.worker.role_changes import RoleChanges
+from baton.worker.settings import WorkerSettings
 from tests.support.failures import failure_of
+from tests.support.redis_loops import RECORD
 from tests.support.waiting import until
 from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id, tokens_of
+from tests.support.worker.loaded_model import LoadedModel, membership_of
 from tests.support.worker.pair import TIMEOUT, rest_of
 from tests.support.worker.reference import alone, prompt_of
 
@@ -56,10 +57,10 @@ async def test_workers_swap_roles_and_swap_back(checkpoint, connector):
         giver, taker = crew.members
         for prompt, answer in zip(prompts, expected, strict=True):
             assert await handed_over(crew, giver, taker, prompt) == answer
-            before = giver.worker.epoch, taker.worker.epoch
+            before = giver.membership.epoch, taker.membership.epoch
             epochs = await giver.set_role(DECODE), await taker.set_role(PREFILL)
-            assert (giver.worker.role, taker.worker.role) == ("decode", "prefill")
-            assert epochs == (giver.worker.epoch, taker.worker.epoch)
+            assert (giver.membership.role, taker.membership.role) == ("decode", "prefill")
+            assert epochs == (giver.membership.epoch, taker.membership.epoch)
             assert epochs[0] > before[0]
             assert epochs[1] > before[1]
             giver, taker = taker, giver
@@ -97,33 +98,27 @@ async def test_role_change_keeps_cache_and_refuses_earlier_handles(checkpoint):
         assert isinstance(await failure_of(stale), FailedPreconditionError)
 
 
-async def test_role_change_publishes_new_epoch_and_cached_blocks(checkpoint):
-    model, prompt = checkpoint("llama"), prompt_of(64)
+async def test_role_change_waits_until_routers_would_learn_of_it():
     with EmbeddedRedis() as server:
-        async with crew_of(model, "prefill", redis_url=server.url, worker_id="w") as crew:
-            (member,) = crew.members
-            await member.first_token(prompt)
-            async with AsyncExitStack() as stack:
-                redis = connect(server.url)
-                stack.push_async_callback(redis.aclose)
-                index = LocalityIndex()
-                subscriber = EventSubscriber(redis, index)
-                watcher = RegistryWatcher(redis, lambda *_: None, interval=0.02)
-                for loop in (subscriber, watcher):
-                    loop.start()
-                    stack.push_async_callback(loop.stop)
-                await until(lambda: "w" in watcher.records)
-                epoch = await member.set_role(DECODE)
-                await until(lambda: watcher.records["w"].epoch == epoch)
-                record = watcher.records["w"]
-                assert (record.id, record.role, record.draining) == ("w", "decode", False)
-                subscriber.follow("w", epoch)
-                await until(lambda: index.num_hashes("w") >= len(prompt) // 16)
+        member = membership_of("prefill", redis_url=server.url)
+        changes = RoleChanges(member, LoadedModel(WorkerSettings(), member))
+        async with AsyncExitStack() as stack:
+            await member.join(replace(RECORD, epoch=member.epoch), stack)
+            await until(lambda: member.redis_answers)
+            assert await changes.set_role("decode") == member.epoch
             server.stop()
-            await until(lambda: not member.worker.redis_answers)
-            unheard = await failure_of(member.set_role(PREFILL))
-            assert isinstance(unheard, UnavailableError)
-            assert member.worker.role == "decode"
+            await until(lambda: not member.redis_answers)
+            unheard = await failure_of(changes.set_role("prefill"))
+    assert isinstance(unheard, UnavailableError)
+    assert "Redis does not answer" in str(unheard)
+    assert member.role == "decode"
+
+
+async def test_role_change_is_refused_while_the_model_is_loading():
+    member = membership_of("prefill")
+    changes = RoleChanges(member, ModelHost(WorkerSettings(), member))
+    loading = await failure_of(changes.set_role("decode"))
+    assert str(loading) == "worker w is not ready yet: starting"
 
 
 async def test_role_change_migrates_running_sequence_first(checkpoint):
@@ -150,8 +145,8 @@ async def test_role_change_migrates_running_sequence_first(checkpoint):
         going_on, _ = taker.to_decode(prompt, params, tuple(said[:-1]), handle)
         assert said[:-1] + tokens_of(await rest_of(going_on)) == undisturbed
         await rest_of(call)
-        assert await changing == giver.worker.epoch
-        assert giver.worker.role == "prefill"
+        assert await changing == giver.membership.epoch
+        assert giver.membership.role == "prefill"
         assert await state_of(giver) == admin_pb2.WORKER_STATE_READY
 
 
@@ -159,13 +154,13 @@ async def test_role_change_times_out_and_leaves_request_running(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(20)
     params = replace(GREEDY, max_tokens=200, n=2, temperature=0.9, seed=3)
     async with crew_of(model, "decode", "decode", drain_timeout_s=0.05) as crew:
-        worker = crew.members[0].worker
+        member = crew.members[0].membership
         call, _ = crew.members[0].to_decode(prompt, params)
         await call.read()
-        epoch = worker.epoch
+        epoch = member.epoch
         failure = await failure_of(crew.members[0].set_role(PREFILL))
         assert isinstance(failure, DeadlineExceededError)
-        assert (worker.role, worker.epoch, worker.is_draining) == ("decode", epoch, False)
+        assert (member.role, member.epoch, member.is_draining) == ("decode", epoch, False)
         kinds = [event.WhichOneof("event") for event in await rest_of(call)]
         assert kinds.count("finished") == 2
         assert len(await crew.members[0].answer(prompt, GREEDY)) == 40
@@ -174,19 +169,19 @@ async def test_role_change_times_out_and_leaves_request_running(checkpoint):
 async def test_role_change_is_bound_to_epoch_and_made_once(checkpoint):
     async with crew_of(checkpoint("llama"), "prefill") as crew:
         (member,) = crew.members
-        first = member.worker.epoch
+        first = member.membership.epoch
         wrong = await failure_of(member.set_role(DECODE, epoch=first - 1))
         assert isinstance(wrong, FailedPreconditionError)
         asked = [member.set_role(DECODE, epoch=first, worker=member.id) for _ in range(3)]
         (epoch,) = set(await asyncio.gather(*asked))
-        assert epoch == member.worker.epoch > first
+        assert epoch == member.membership.epoch > first
         assert await member.set_role(DECODE, epoch=first) == epoch  # as one asks who heard nothing
         stale = await failure_of(member.set_role(PREFILL, epoch=first))
         assert isinstance(stale, FailedPreconditionError)
         assert isinstance(await failure_of(member.set_role(0)), InvalidArgumentError)
         other = await failure_of(member.set_role(PREFILL, worker="unknown"))
         assert isinstance(other, NotFoundError)
-        assert (member.worker.role, member.worker.epoch) == ("decode", epoch)
+        assert (member.membership.role, member.membership.epoch) == ("decode", epoch)
 
 
 async def test_role_change_outlives_its_caller_and_ends_with_drain(checkpoint):
@@ -197,7 +192,7 @@ async def test_role_change_outlives_its_caller_and_ends_with_drain(checkpoint):
             call, _ = member.to_decode(prompt_of(20), params)
             await call.read()
             changing = asyncio.ensure_future(member.set_role(PREFILL))
-            await until(lambda: member.worker.is_draining)  # noqa: B023
+            await until(lambda: member.membership.is_draining)  # noqa: B023
             if member is left:
                 changing.cancel()
                 await rest_of(call)
@@ -205,7 +200,7 @@ async def test_role_change_outlives_its_caller_and_ends_with_drain(checkpoint):
                 await member.admin.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT)
                 await rest_of(call)
                 assert isinstance(await failure_of(changing), UnavailableError)
-        await until(lambda: left.worker.role == "prefill")
-        assert leaving.worker.role == "decode"
+        await until(lambda: left.membership.role == "prefill")
+        assert leaving.membership.role == "decode"
         again = await failure_of(leaving.set_role(PREFILL))
         assert isinstance(again, UnavailableError)

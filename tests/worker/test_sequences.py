@@ -145,10 +145,10 @@ async def test_ended_sequence_frees_its_blocks_and_reports_its_reason(checkpoint
         request = pair.decode_request(prompt, params)
         call = pair.to_decode.Generate(request, timeout=30.0)
         answer = Answer([], [await call.read() for _ in range(40)])
-        assert pair.decode.engine.reading.stats.num_running == 2
+        assert pair.decode.model.engine.reading.stats.num_running == 2
         await end(pair, request, 1, reason=pb.FINISH_REASON_STOP_STRING)
         await until_running(pair, 1)
-        held = pair.decode.engine.reading.stats.num_held_blocks
+        held = pair.decode.model.engine.reading.stats.num_held_blocks
         assert held <= -(-240 // 16), "of one sequence"
         await end(pair, request, 1)  # again, which changes nothing
         answer.decode.extend(await rest_of(call))
@@ -161,13 +161,13 @@ async def test_ended_sequence_frees_its_blocks_and_reports_its_reason(checkpoint
 
 
 async def end(pair: Pair, request: Any, index: int, **changes: Any) -> None:
-    fields = {"request_id": request.request_id, "epoch": pair.decode.epoch, **changes}
+    fields = {"request_id": request.request_id, "epoch": pair.decode.membership.epoch, **changes}
     message = decode_pb2.EndSequenceRequest(sequence_index=index, **fields)
     await pair.to_decode.EndSequence(message, timeout=10.0)
 
 
 async def until_running(pair: Pair, number: int) -> None:
-    await until(lambda: pair.decode.engine.reading.stats.num_running == number)
+    await until(lambda: pair.decode.model.engine.reading.stats.num_running == number)
 
 
 async def test_end_sequence_refuses_unknown_request_or_epoch(checkpoint):
@@ -175,7 +175,7 @@ async def test_end_sequence_refuses_unknown_request_or_epoch(checkpoint):
         request = pair.decode_request(prompt_of(9), SAMPLES)
         for changes, code in (
             ({}, grpc.StatusCode.NOT_FOUND),
-            ({"epoch": pair.decode.epoch - 1}, grpc.StatusCode.FAILED_PRECONDITION),
+            ({"epoch": pair.decode.membership.epoch - 1}, grpc.StatusCode.FAILED_PRECONDITION),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await end(pair, request, 0, **changes)

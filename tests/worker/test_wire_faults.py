@@ -38,7 +38,7 @@ async def wired() -> AsyncIterator[tuple[Pair, Link]]:
     prefill = {"max_num_batched_tokens": 16}
     async with pair_of("tiny", prefill=prefill, **flags) as pair:
         link = Link()
-        async with Proxy.on(link, pair.prefill.kv_server.port) as proxy:
+        async with Proxy.on(link, pair.prefill.server.kv.port) as proxy:
             pair.proxy = proxy  # type: ignore[attr-defined]
             pair.wire = f"127.0.0.1:{proxy.port}"  # type: ignore[attr-defined]
             yield pair, link

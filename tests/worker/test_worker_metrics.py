@@ -25,8 +25,8 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def told(worker: Worker) -> Samples:
     """By name and labels. Not what was told a moment ago: that is for those who ask often."""
-    worker.exposition._rendered.clear()
-    text, _ = worker.exposition.render("application/openmetrics-text; version=1.0.0")
+    worker.server.exposition._rendered.clear()
+    text, _ = worker.server.exposition.render("application/openmetrics-text; version=1.0.0")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text.decode())
@@ -116,7 +116,7 @@ async def test_reserved_blocks_are_reported_during_a_long_prefill():
             metric = metric or of(samples, "baton_reserved_kv_blocks", role="prefill")
             used = await pair.prefill_admin.GetMemory(admin.GetMemoryRequest(), timeout=TIMEOUT)
             reserved = reserved or used.workers[0].num_reserved_tokens
-            assert pair.prefill.engine.reading.stats.num_kept == 0, "the prefill has ended"
+            assert pair.prefill.model.engine.reading.stats.num_kept == 0, "the prefill has ended"
         call.cancel()
         assert 0 < metric <= 1000 / 16
         assert 0 < reserved <= 1000
@@ -132,7 +132,7 @@ async def test_preemption_metric_counts_recomputed_sequences(checkpoint):
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         await asyncio.gather(*(member.answer(prompt_of(40, seed=i), params) for i in range(2)))
         samples = told(member.worker)
-        stats = member.worker.engine.reading.stats
+        stats = member.model.engine.reading.stats
         by_mode = [
             of(samples, "baton_preemptions_total", role="decode", mode=mode)
             for mode in ("recompute", "swap", "return")

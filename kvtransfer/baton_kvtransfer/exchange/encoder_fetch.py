@@ -36,7 +36,7 @@ class EncoderFetch:
 
     def __init__(self, worker: Worker) -> None:
         self.timeout = _FETCH_TIMEOUT
-        self._worker = worker
+        self._model = worker.model
         self._exchange = worker.component(EncoderExchange)
         self._names = count(1)
 
@@ -55,7 +55,7 @@ class EncoderFetch:
         # A fetch has ended before its blocks are given up, however the call ends.
         async with AsyncExitStack() as stack:
             for source, encoder_input in _sources(request, wanted.encoder_inputs):
-                name, engine = f"fetch {next(self._names)}", self._worker.engine
+                name, engine = f"fetch {next(self._names)}", self._model.engine
                 arriving = await stack.enter_async_context(AsyncExitStack())
                 job = EncodeJob(
                     encoder_input, wanted.priority, wanted.arrival_time, wanted.first_token_deadline

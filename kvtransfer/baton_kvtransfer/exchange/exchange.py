@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 from prometheus_client.core import Metric
 
@@ -16,6 +15,7 @@ from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.serving.grpc.channels import SILENCE_SECONDS
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
+from baton.version import version
 from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
@@ -56,27 +56,28 @@ class Exchange:
         self._worker = worker
         self._service = service
         self._pools_of = pools_of
-        self._pools = PoolServer(worker)
+        self._pools = PoolServer(worker.settings, worker.membership)
         self._fetcher: KvFetcher | None = None
-        worker.on_load(self._open)
-        worker.on_load_report(self._load)
-        worker.exposition.add(self)
+        worker.model.on_load.append(self._open)
+        worker.load_reports.append(self._load)
+        worker.server.exposition.add(self)
         served = KvTransferService(self.leases, self._pools.served, service)
-        worker.kv_server.add(add_to_server, served)
+        worker.server.kv.add(add_to_server, served)
 
     @property
     def fetcher(self) -> KvFetcher:
         """Fetcher of this worker. Raises `UnavailableError` while the model is being loaded."""
         if self._fetcher is None:
-            raise UnavailableError(f"worker {self._worker.id} is not ready yet")
+            raise UnavailableError(f"worker {self._worker.membership.id} is not ready yet")
         return self._fetcher
 
     @property
     def pairing(self) -> Pairing:
         """Properties that another worker must share to exchange these blocks. The model must be
         loaded."""
-        layouts = tuple(pool.layout for pool in self._pools_of(self._worker.engine))
-        return replace(self._worker.pairing(), layouts=layouts)
+        engine = self._worker.model.engine
+        layouts = tuple(pool.layout for pool in self._pools_of(engine))
+        return Pairing(version(), engine.facts.info.fingerprint, layouts)
 
     @property
     def transfers(self) -> TransferMeter:
@@ -85,7 +86,7 @@ class Exchange:
 
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics, as a collector of `baton.serving.telemetry.exposition`."""
-        role = self._worker.role
+        role = self._worker.membership.role
         yield from exchange_metrics(self._service, role, self.leases, self.transfers)
 
     def _load(self) -> Mapping[str, int]:
@@ -99,23 +100,22 @@ class Exchange:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Opens the transports. Closing `stack` closes them and unmaps other workers' memory."""
-        worker = self._worker
-        pools = self._pools_of(worker.engine)
+        settings, pools = self._worker.settings, self._pools_of(self._worker.model.engine)
         if not pools:
             return
-        plugin = connector_plugin(worker.settings.kv_connector)
+        plugin = connector_plugin(settings.kv_connector)
         await self._pools.open(stack, pools, self.pairing, plugin)
         fetcher = KvFetcher(
             pools,
             self.pairing,
-            worker.id,
-            worker.channels,
+            self._worker.membership.id,
+            self._worker.channels,
             service=self._service,
-            connector=worker.settings.kv_connector,
+            connector=settings.kv_connector,
             plugin=plugin,
-            nixl_devices=worker.settings.devices_of_nixl,
-            nixl_problem=worker.settings.nixl_problem,
-            socket_dir=worker.settings.socket_dir,
+            nixl_devices=settings.devices_of_nixl,
+            nixl_problem=settings.nixl_problem,
+            socket_dir=settings.socket_dir,
         )
         stack.callback(fetcher.close)
         self._fetcher = fetcher
@@ -126,8 +126,9 @@ class KvExchange(Exchange):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker, KV, lambda engine: engine.pools)
-        worker.on_start(self._find_transport)
-        worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
+        worker.model.on_start.append(self._find_transport)
+        sharing = SharingService(worker.model, self.leases)
+        worker.server.main.add(add_KvSharingServicer_to_server, sharing)
 
     async def _find_transport(self) -> None:
         """Logs over what NIXL reads from other hosts. Raises `FailedPreconditionError` if that is

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 from baton.engine.executor.cache.cuda_ipc import CudaDriver
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
+from baton.worker.membership import Membership
 from baton.worker.pairing import Pairing
-from baton.worker.worker import Worker
+from baton.worker.settings import WorkerSettings
 from baton_kvtransfer.connectors.cuda_ipc.memory_handles import offer
 from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.connectors.nixl.source import NixlSource
@@ -23,8 +24,9 @@ from baton_kvtransfer.service import ServedPools
 class PoolServer:
     """Pools of one worker, of one content, with the transports that it offers."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, settings: WorkerSettings, membership: Membership) -> None:
+        self._settings = settings
+        self._membership = membership
         self._served: ServedPools | None = None
 
     async def open(
@@ -35,18 +37,17 @@ class PoolServer:
         plugin: NamedPlugin | None,
     ) -> None:
         """Opens the transports, that of `plugin` among them. Closing `stack` closes them."""
-        worker = self._worker
         shm: HandleEndpoint | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
             shm = await self._open_shm(pools, stack)
         nixl: NixlSource | str = "nixl is not installed there"
-        if worker.settings.nixl_problem:
-            nixl = worker.settings.nixl_problem
+        if self._settings.nixl_problem:
+            nixl = self._settings.nixl_problem
         elif is_installed():
-            nixl = NixlSource(pools, worker.settings.devices_of_nixl)
+            nixl = NixlSource(pools, self._settings.devices_of_nixl)
             stack.callback(nixl.close)
         ipc = await asyncio.to_thread(offer, pools, CudaDriver())
-        self._served = ServedPools(pools, pairing, worker.epoch, shm, nixl, ipc)
+        self._served = ServedPools(pools, pairing, self._membership.epoch, shm, nixl, ipc)
         if plugin is not None:
             stack.callback(plugin.plugin.close)
             self._served = dataclasses.replace(
@@ -56,7 +57,7 @@ class PoolServer:
             )
 
     async def _open_shm(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> HandleEndpoint:
-        folder = self._worker.settings.socket_dir
+        folder = self._settings.socket_dir
         try:
             return (await stack.enter_async_context(HandleServer(pools, folder))).endpoint
         except OSError as error:
@@ -70,12 +71,11 @@ class PoolServer:
         """Returns the pools. Raises `UnavailableError` while the model is being loaded, and
         `FailedPreconditionError` if it has none."""
         if self._served is None:
-            if self._worker.is_ready:
-                raise FailedPreconditionError(
-                    f"the model of worker {self._worker.id} has no encoder"
-                )
-            raise UnavailableError(f"worker {self._worker.id} is not ready yet")
-        return dataclasses.replace(self._served, epoch=self._worker.epoch)
+            name = self._membership.id
+            if self._membership.is_ready:
+                raise FailedPreconditionError(f"the model of worker {name} has no encoder")
+            raise UnavailableError(f"worker {name} is not ready yet")
+        return dataclasses.replace(self._served, epoch=self._membership.epoch)
 
 
 async def _offer_of(plugin: NamedPlugin, pools: Sequence[KvPool]) -> PluginOffer | str:

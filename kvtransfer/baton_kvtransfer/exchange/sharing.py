@@ -8,8 +8,8 @@ from baton.engine.client import EngineClient
 from baton.errors import NotFoundError
 from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
+from baton.worker.model_host import ModelHost
 from baton.worker.wire import hashes_of
-from baton.worker.worker import Worker
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.lease import Lease
 from baton_kvtransfer.lease.reclaim import claimed_or_deadlocked
@@ -20,8 +20,8 @@ from baton_kvtransfer.wire import claim_of
 class SharingService(pb_grpc.KvSharingServicer):
     """Prefix leases on cached blocks. A lease is complete at once, since no block is computed."""
 
-    def __init__(self, worker: Worker, leases: LeaseTable) -> None:
-        self._worker = worker
+    def __init__(self, model: ModelHost, leases: LeaseTable) -> None:
+        self._model = model
         self._leases = leases
         self._names = count(1)
 
@@ -30,7 +30,7 @@ class SharingService(pb_grpc.KvSharingServicer):
     ) -> AsyncIterator[pb.ShareResponse]:
         claim = claim_of(request)
         hashes = hashes_of(request.block_hashes, "block_hashes")
-        engine = self._worker.engine_for_new_work()
+        engine = self._model.engine_for(None)
         # The blocks are unpinned after the lease has ended, however this call ends.
         async with engine.pinned(f"lease {next(self._names)}", hashes) as tables:
             num_blocks, block_size = len(tables[0]), engine.facts.block_size

@@ -45,6 +45,8 @@ class Member:
         self, worker: Worker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
     ) -> None:
         self.worker = worker
+        self.model = worker.model
+        self.membership = worker.membership
         self.decode: Any = DecodeStub(channel)
         self.prefill: Any = PrefillStub(channel)
         self.encode: Any = EncodeStub(channel)
@@ -53,7 +55,7 @@ class Member:
 
     @property
     def id(self) -> str:
-        return self.worker.id
+        return self.membership.id
 
     @property
     def num_leased_or_promised(self) -> int:
@@ -69,12 +71,12 @@ class Member:
 
     @property
     def num_computed_tokens(self) -> int:
-        return self.worker.engine.reading.stats.num_computed_tokens
+        return self.model.engine.reading.stats.num_computed_tokens
 
     @property
     def num_encoded_tokens(self) -> int:
         """Tokens of images whose encoder output this worker has computed."""
-        return self.worker.engine.reading.work_done.num_encoder_tokens
+        return self.model.engine.reading.work_done.num_encoder_tokens
 
     @property
     def num_fetched_outputs(self) -> int:
@@ -83,11 +85,11 @@ class Member:
 
     @property
     def num_pulled_tokens(self) -> int:
-        return self.worker.engine.reading.stats.num_pulled_tokens
+        return self.model.engine.reading.stats.num_pulled_tokens
 
     def hashes(self, tokens: list[int], images: Sequence[HashedInput] = ()) -> bytes:
         """Returns the hashes of the full blocks of a text."""
-        engine = self.worker.engine
+        engine = self.model.engine
         root = engine.facts.info.namespace.root(b"", b"")
         chain = hash_chain(root, tokens, engine.facts.block_size, images)
         return b"".join(chain)
@@ -183,8 +185,8 @@ class Member:
         fields = {
             "input": index,
             "worker": self.id,
-            "endpoint": self.worker.kv_server.endpoint,
-            "epoch": self.worker.epoch,
+            "endpoint": self.worker.server.kv.endpoint,
+            "epoch": self.membership.epoch,
             "lease_id": lease_id,
         }
         return prefill_pb2.EncoderSource(**{**fields, **changes})
@@ -192,8 +194,8 @@ class Member:
     def source(self, lease_id: bytes, num_blocks: int, **changes: Any) -> prefill_pb2.PrefixSource:
         fields = {
             "worker": self.id,
-            "endpoint": self.worker.kv_server.endpoint,
-            "epoch": self.worker.epoch,
+            "endpoint": self.worker.server.kv.endpoint,
+            "epoch": self.membership.epoch,
             "lease_id": lease_id,
             "num_blocks": num_blocks,
         }
@@ -225,11 +227,11 @@ class Crew:
     async def nothing_held(self, within: float = 2.0) -> None:
         await until(lambda: not any(map(_num_held, self.members)), within=within)
         for member in self.members:
-            member.worker.engine.handle.core.scheduler.check_integrity()
+            member.model.engine.handle.core.scheduler.check_integrity()
 
 
 def _num_held(member: Member) -> int:
-    stats = member.worker.engine.reading.stats
+    stats = member.model.engine.reading.stats
     waits = stats.num_waiting + stats.num_running + stats.num_awaiting_kv + stats.num_kept
     outputs = stats.num_held_encoder_blocks + stats.num_encode_jobs
     return stats.num_held_blocks + outputs + waits + member.num_leased_or_promised
@@ -253,7 +255,7 @@ async def crew_of(
         await start(stack, *workers)
         members = []
         for worker in workers:
-            server = worker.server
+            server = worker.server.main
             endpoints = server.endpoint, server.admin_endpoint
             channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
             for channel in channels:

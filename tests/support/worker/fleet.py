@@ -21,6 +21,7 @@ from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.worker.wire import layouts_to_messages
+from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.lifecycle.answers.answer import Answer
@@ -49,13 +50,13 @@ class FleetMember:
 
     def __init__(self, name: str, member: Member) -> None:
         worker = member.worker
-        pairing = worker.pairing()
+        pairing = worker.component(KvExchange).pairing
         self.name = name
-        self.id = worker.id
-        self.role: Role = worker.role
-        self.endpoint = worker.server.endpoint
-        self.kv_endpoint = worker.kv_server.endpoint
-        self.epoch = worker.epoch
+        self.id = worker.membership.id
+        self.role: Role = worker.membership.role
+        self.endpoint = worker.server.main.endpoint
+        self.kv_endpoint = worker.server.kv.endpoint
+        self.epoch = worker.membership.epoch
         self.version = pairing.version
         self.fingerprint = pairing.fingerprint
         self.layouts = layouts_to_messages(pairing.layouts)
@@ -71,15 +72,15 @@ class FleetMember:
 
     @property
     def excluded(self) -> str:
-        return "lost" if self.is_lost else "draining" if self._worker.is_draining else ""
+        return "lost" if self.is_lost else "draining" if self._worker.membership.is_draining else ""
 
     @property
     def stats(self) -> Any:
-        return self._worker.engine.reading.stats
+        return self._worker.model.engine.reading.stats
 
     @property
     def namespace(self) -> PrefixNamespace:
-        return self._worker.engine.facts.info.namespace
+        return self._worker.model.engine.facts.info.namespace
 
     @contextmanager
     def loaded(self, *, num_sequences: int = 1, **_tokens: int) -> Iterator[None]:
@@ -92,7 +93,7 @@ class FleetMember:
     @contextmanager
     def slowed(self, seconds: float = 0.04) -> Iterator[None]:
         """Makes its engine rest before each step, so that the event loop keeps up with it."""
-        engine = self._worker.engine.handle.core  # type: ignore[attr-defined]
+        engine = self._worker.model.engine.handle.core  # type: ignore[attr-defined]
         planned = engine.on_planned
 
         def rest() -> None:
@@ -108,10 +109,10 @@ class FleetMember:
     async def kill(self) -> None:
         """Ends all its calls and closes its port at once, as the death of a process does."""
         self.is_lost = True
-        await self._worker.server.stop(0.0)
+        await self._worker.server.main.stop(0.0)
 
     async def drain(self) -> None:
-        await self._worker.drain()
+        await self._worker.membership.drain()
 
 
 class WorkerFleet(FakeFleet):
@@ -121,7 +122,7 @@ class WorkerFleet(FakeFleet):
         numbers = Counter[str]()
         members = []
         for member in crew.members:
-            role = member.worker.role
+            role = member.membership.role
             members.append(FleetMember(f"{role}-{numbers[role]}", member))
             numbers[role] += 1
         super().__init__(members)  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ class Pair:
         self._leases = prefill.component(KvExchange).leases
         self._promises = decode.component(DecodeService)
         self._names = itertools.count(1)
-        servers = [self.prefill.server, self.decode.server]
+        servers = [self.prefill.server.main, self.decode.server.main]
         endpoints = [s.endpoint for s in servers] + [s.admin_endpoint for s in servers]
         channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
         for channel in channels:
@@ -131,7 +131,7 @@ class Pair:
             "token_ids": prompt,
             "num_prompt_tokens": len(prompt),
             "sampling": params_to_message(params),
-            "decode_worker": self.decode.id,
+            "decode_worker": self.decode.membership.id,
             "has_several_sequences": several,
             **fields,
         }
@@ -183,7 +183,9 @@ class Pair:
         await until(lambda: not self._num_held(), within=within)
 
     def _num_held(self) -> int:
-        blocks = sum(w.engine.reading.stats.num_held_blocks for w in (self.prefill, self.decode))
+        blocks = sum(
+            w.model.engine.reading.stats.num_held_blocks for w in (self.prefill, self.decode)
+        )
         return blocks + len(self._leases) + self._promises.num_promised_blocks
 
 
@@ -191,12 +193,12 @@ def handle_of(
     worker: Worker, lease_id: bytes, num_tokens: int, integrity: kv_transfer_pb2.Integrity
 ) -> kv_transfer_pb2.KvHandle:
     """Returns the handle by which the KV of a prompt is fetched from `worker`."""
-    pairing = worker.pairing()
+    pairing = worker.component(KvExchange).pairing
     return kv_transfer_pb2.KvHandle(
         version=1,
-        source_worker=worker.id,
-        source_endpoint=worker.kv_server.endpoint,
-        source_epoch=worker.epoch,
+        source_worker=worker.membership.id,
+        source_endpoint=worker.server.kv.endpoint,
+        source_epoch=worker.membership.epoch,
         lease_id=lease_id,
         baton_version=pairing.version,
         fingerprint=pairing.fingerprint,
@@ -236,8 +238,7 @@ COMMON: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 96,
 async def start(stack: AsyncExitStack, *workers: Worker) -> None:
     """Closing the stack stops them."""
     for worker in workers:
-        for server in dict.fromkeys((worker.server, worker.kv_server)):
+        for server in dict.fromkeys((worker.server.main, worker.server.kv)):
             await server.start()
             stack.push_async_callback(server.stop, 0.0)
-        stack.push_async_callback(worker.channels.close)
         await worker.load(stack)
