@@ -77,11 +77,10 @@ class WorkerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         member = self._membership
-        yield gauge(
+        yield self._gauge(
             "baton_worker_ready",
             "Whether the worker is ready and not draining.",
-            {(member.role,): member.is_ready and not member.is_draining},
-            ("role",),
+            member.is_ready and not member.is_draining,
         )
         yield from redis_metrics(member.round_trips, member.staleness)
         yield gauge(
@@ -92,11 +91,10 @@ class WorkerMetrics:
         if member.is_ready:
             stats = self._model.engine.reading.stats
             yield from self._information()
-            yield gauge(
+            yield self._gauge(
                 "baton_worker_paused",
                 "Whether this worker starts no new request (baton pause --admin).",
-                {(member.role,): self._model.engine.is_paused},
-                ("role",),
+                self._model.engine.is_paused,
             )
             yield from self._sequences(stats)
             yield from self._blocks(stats)
@@ -148,7 +146,9 @@ class WorkerMetrics:
         for name, (text, labels) in _COUNTED.items():
             values = self._totals.of(name)
             if name == _HITS:
-                values = {(r, _source(r, kind)): n for (r, kind), n in values.items()}
+                values = {
+                    (r, f"{r}_local" if k == "local" else k): n for (r, k), n in values.items()
+                }
             yield counter(name, text, values, ("role", *labels))
 
     def _information(self) -> Iterable[Metric]:
@@ -159,84 +159,81 @@ class WorkerMetrics:
             {(member.id, member.role, self._model.name): 1},
             ("worker", "role", "model"),
         )
-        yield gauge(
+        yield self._gauge(
             "baton_step_token_budget",
             "Maximum tokens of one engine step.",
-            {(member.role,): engine.facts.max_num_batched_tokens},
-            ("role",),
+            engine.facts.max_num_batched_tokens,
         )
-        yield gauge(
+        yield self._gauge(
             "baton_sequence_budget",
             "Batch slots: the maximum of concurrently running sequences.",
-            {(member.role,): engine.facts.max_num_seqs},
-            ("role",),
+            engine.facts.max_num_seqs,
         )
 
-    def _sequences(self, stats: SchedulerStats) -> Iterable[Metric]:
-        numbers = {
-            "waiting": stats.num_waiting,
-            "running": stats.num_running,
-            "awaiting_kv": stats.num_awaiting_kv,
-            "swapped": stats.num_swapped,
-            "kept": stats.num_kept,
-        }
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        """Returns a gauge of the present role."""
+        return gauge(name, text, {(self._membership.role,): value}, ("role",))
+
+    def _gauges(self, name: str, text: str, by_state: Mapping[str, float]) -> Metric:
+        """Returns a gauge of the present role by state."""
         role = self._membership.role
-        yield gauge(
+        return gauge(name, text, {(role, s): n for s, n in by_state.items()}, ("role", "state"))
+
+    def _sequences(self, stats: SchedulerStats) -> Iterable[Metric]:
+        yield self._gauges(
             "baton_sequences",
             "Sequences in the engine: waiting for admission, running, awaiting their KV, swapped "
             "to host memory, or computed and kept for another worker.",
-            {(role, state): number for state, number in numbers.items()},
-            ("role", "state"),
+            {
+                "waiting": stats.num_waiting,
+                "running": stats.num_running,
+                "awaiting_kv": stats.num_awaiting_kv,
+                "swapped": stats.num_swapped,
+                "kept": stats.num_kept,
+            },
         )
 
     def _encoder(self, stats: SchedulerStats) -> Iterable[Metric]:
         """Yields the encoder's metrics; all zero for a model without one."""
-        role = self._membership.role
         num_held, num_cached = stats.num_held_encoder_blocks, stats.num_cached_encoder_blocks
-        yield gauge(
+        yield self._gauges(
             "baton_encoder_blocks",
             "Blocks of encoder outputs: held by sequences, leases or arriving outputs, cached and "
             "not held, or free.",
             {
-                (role, "held"): num_held,
-                (role, "cached"): num_cached,
-                (role, "free"): stats.num_encoder_blocks - num_held - num_cached,
+                "held": num_held,
+                "cached": num_cached,
+                "free": stats.num_encoder_blocks - num_held - num_cached,
             },
-            ("role", "state"),
         )
-        yield gauge(
+        yield self._gauge(
             "baton_waiting_encoder_tokens",
             "Tokens of encoder inputs that wait to be encoded for other workers.",
-            {(role,): stats.num_waiting_encoder_tokens},
-            ("role",),
+            stats.num_waiting_encoder_tokens,
         )
 
     def _blocks(self, stats: SchedulerStats) -> Iterable[Metric]:
-        role = self._membership.role
-        yield gauge(
+        yield self._gauges(
             "baton_kv_blocks",
             "KV blocks: held by sequences or leases, cached and not held, or free.",
             {
-                (role, "held"): stats.num_held_blocks,
-                (role, "cached"): stats.num_cached_blocks,
-                (role, "free"): stats.num_free_blocks,
+                "held": stats.num_held_blocks,
+                "cached": stats.num_cached_blocks,
+                "free": stats.num_free_blocks,
             },
-            ("role", "state"),
         )
-        yield gauge(
+        yield self._gauge(
             "baton_reserved_kv_blocks",
             "KV blocks, cached or free, that are reserved for prompts that have begun.",
-            {(role,): stats.num_reserved_blocks},
-            ("role",),
+            stats.num_reserved_blocks,
         )
-        yield gauge(
+        yield self._gauges(
             "baton_host_kv_blocks",
             "KV blocks in host memory: held by swapped sequences, or free.",
             {
-                (role, "held"): stats.num_held_host_blocks,
-                (role, "free"): stats.num_host_blocks - stats.num_held_host_blocks,
+                "held": stats.num_held_host_blocks,
+                "free": stats.num_host_blocks - stats.num_held_host_blocks,
             },
-            ("role", "state"),
         )
 
 
@@ -260,7 +257,3 @@ class RoleTotals:
     def of(self, name: str) -> dict[Labels, float]:
         """Returns the values of a counter by role and labels."""
         return self._by_role.get(name, {})
-
-
-def _source(role: str, kind: str) -> str:
-    return f"{role}_local" if kind == "local" else kind
