@@ -17,8 +17,8 @@ from baton.worker.worker import Worker
 
 
 class WorkerAdmin(pb_grpc.AdminServicer):
-    """Admin service of one worker. `ListWorkers`, `ExplainPlacement` and `GetRoleBalance` are the
-    router's."""
+    """Admin service of one worker. `ListWorkers`, `ExplainPlacement`, `ListRequests` and
+    `GetRoleBalance` are the router's."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -93,21 +93,6 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             worker=facts,
         )
 
-    async def ListWorkers(
-        self, _request: pb.ListWorkersRequest, _context: Any
-    ) -> pb.ListWorkersResponse:
-        raise NotImplementedError("a worker knows no other; ask the router")
-
-    async def ExplainPlacement(
-        self, _request: pb.ExplainPlacementRequest, _context: Any
-    ) -> pb.ExplainPlacementResponse:
-        raise NotImplementedError("a worker places no requests; ask the router")
-
-    async def ListRequests(
-        self, _request: pb.ListRequestsRequest, _context: Any
-    ) -> pb.ListRequestsResponse:
-        raise NotImplementedError("a worker knows parts of requests only; ask the router")
-
     async def Drain(self, _request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
         await self._membership.drain()
         num_requests = self._model.engine.num_streams if self._membership.is_ready else 0
@@ -137,11 +122,6 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             raise NotFoundError(f"this worker is {self._membership.id!r}, not {request.worker!r}")
         role = role_of(request.role)
         return pb.SetRoleResponse(epoch=await self._role_changes.set_role(role, request.epoch))
-
-    async def GetRoleBalance(
-        self, _request: pb.GetRoleBalanceRequest, _context: Any
-    ) -> pb.GetRoleBalanceResponse:
-        raise NotImplementedError("a worker knows no other; ask the router")
 
     async def GetMemory(self, _request: pb.GetMemoryRequest, _context: Any) -> pb.GetMemoryResponse:
         engine = self._model.engine

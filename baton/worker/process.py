@@ -31,7 +31,8 @@ def assemble(role: Role, settings: WorkerSettings, child: EngineChild | None = N
     engine; None: a thread."""
     worker = Worker(role, settings, child)
     worker.server.exposition.add(WorkerMetrics(worker.model, worker.membership))
-    worker.server.main.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
+    admin = WorkerAdmin(worker)  # type: ignore[abstract] # the rest is the router's
+    worker.server.main.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
     for each in roles():
         import_module(each.module).add_role(worker)
     return worker

@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from baton.cluster.prefix import hash_chain
@@ -10,12 +11,13 @@ from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as pb
+from baton.v1.admin_pb2_grpc import AdminStub
 from baton.worker.admin import WorkerAdmin
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.process import assemble
 from baton.worker.roles import settings_class
 from baton.worker.worker import Worker
-from tests.support.failures import failure_of
+from tests.support.failures import failure_of, status_of
 from tests.support.waiting import until
 from tests.support.worker.pair import COMMON, TIMEOUT, pair_of, rest_of
 
@@ -104,3 +106,18 @@ async def test_worker_is_starting_until_all_of_it_is_set_up() -> None:
     size = (Path(locate("tiny")) / "model.safetensors").stat().st_size
     progress = worker.model.progress
     assert (progress.num_loaded_bytes, progress.num_weight_bytes) == (size, size)
+
+
+@pytest.mark.parametrize(
+    "method", ["ListWorkers", "ExplainPlacement", "ListRequests", "GetRoleBalance"]
+)
+async def test_worker_leaves_calls_about_all_workers_to_router(method):
+    async with AsyncExitStack() as stack:
+        worker = assemble("decode", settings_class()(worker_id="w"))
+        await worker.server.start(stack)
+        endpoint = worker.server.main.admin_endpoint
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(endpoint))
+        call = getattr(AdminStub(channel), method)
+        status = await status_of(call(getattr(pb, f"{method}Request")()))
+    assert status.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert status.details() == f"/baton.v1.Admin/{method} is not offered here"
