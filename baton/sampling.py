@@ -1,5 +1,9 @@
 """Sampling parameters: the one set of fields and bounds that all packages share.
 
+Bounds are checked where a boundary of trust is: by the constructor, which the client and offline
+batches call, the router's APIs, and the workers, whose ports programs other than the router may
+reach (`baton.rpc.params.params_of`). A copy that a process decodes for its own engine is trusted.
+
 Independent of models, tokenizers and protobuf. The names of fields in errors are those of
 `baton.v1.SamplingParams`.
 """
@@ -9,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NoReturn
+from functools import wraps
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from baton.errors import InvalidArgumentError
 
@@ -53,6 +58,28 @@ class GrammarKind(Enum):
     EBNF = "ebnf"
 
 
+class _Bounded(Protocol):
+    def check(self) -> None: ...
+
+
+_AnyBounded = TypeVar("_AnyBounded", bound=_Bounded)
+
+
+def _checked_when_made(kind: type[_AnyBounded]) -> type[_AnyBounded]:
+    """Makes the constructor of a data class check its bounds. No `__post_init__` does, since
+    msgspec calls that of each trusted copy that it decodes."""
+    make: Callable[..., None] = kind.__init__
+
+    @wraps(make)
+    def make_checked(self: _AnyBounded, *values: Any, **fields: Any) -> None:
+        make(self, *values, **fields)
+        self.check()
+
+    kind.__init__ = make_checked  # type: ignore[assignment]
+    return kind
+
+
+@_checked_when_made
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """Grammar that the whole output must match. `text` is 1 to 65,536 bytes of UTF-8."""
@@ -60,10 +87,12 @@ class Grammar:
     kind: GrammarKind
     text: str
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises `InvalidArgumentError` beyond the bound."""
         _check_text(f"grammar.{self.kind.value}", self.text, MAX_GRAMMAR_BYTES)
 
 
+@_checked_when_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters of one request. Checked when made: `InvalidArgumentError` names field and
@@ -136,7 +165,8 @@ class SamplingParams:
     grammar: Grammar | None = None
     speculate: bool | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises `InvalidArgumentError`, which names field and bound, beyond one of the bounds."""
         for name, (is_within, bound) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not is_within(value):

@@ -1,11 +1,17 @@
 import dataclasses
+import sys
+from types import FrameType
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from baton.engine.core.commands import Add
+from baton.engine.messages import EngineRequest
+from baton.engine.process.command_codec import decode_command, encode_command
 from baton.errors import InvalidArgumentError
+from baton.rpc.params import params_of, params_to_message
 from baton.sampling import (
     MAX_GRAMMAR_BYTES,
     EarlyStopping,
@@ -240,3 +246,26 @@ def test_sampling_params_are_consistent_when_accepted(
     assert 1 <= params.n <= params.num_sequences <= 16
     assert params.num_sequences == 1 or params.beam_width or not params.is_greedy
     assert dataclasses.replace(params) == params
+
+
+def test_sampling_params_are_checked_at_each_edge_alone() -> None:
+    codes = {kind.check.__code__: kind for kind in (SamplingParams, Grammar)}
+    checked: list[type] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            checked.append(codes[frame.f_code])
+
+    sys.setprofile(note)
+    try:
+        params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a+"))  # by the client
+        for _ in ("router", "worker"):
+            params = params_of(params_to_message(params), default_seed=0)
+        add = Add(0, EngineRequest("a", (5,), params, 1))
+        decoded = decode_command(encode_command(add))  # by the engine's process
+    finally:
+        sys.setprofile(None)
+
+    assert checked == [Grammar, SamplingParams] * 3
+    assert isinstance(decoded, Add)
+    assert decoded.request.params == params

@@ -86,16 +86,9 @@ def test_from_proto_applies_defaults_and_seed_to_unset_fields():
     ("message", "field"),
     [
         (pb.SamplingParams(max_tokens=0), "sampling.max_tokens"),
-        (pb.SamplingParams(top_p=0.0), "sampling.top_p"),
-        (pb.SamplingParams(temperature=float("nan")), "sampling.temperature"),
-        (pb.SamplingParams(n=0), "sampling.n"),
-        (pb.SamplingParams(best_of=0), "sampling.best_of"),
-        (pb.SamplingParams(beam_width=1), "sampling.beam_width"),
-        (pb.SamplingParams(repetition_penalty=0), "sampling.repetition_penalty"),
         (pb.SamplingParams(early_stopping=7), "sampling.early_stopping"),
         (pb.SamplingParams(grammar=pb.Grammar()), "sampling.grammar"),
         (pb.SamplingParams(grammar=pb.Grammar(regex="")), "sampling.grammar.regex"),
-        (pb.SamplingParams(bad_token_ids=[pb.BadTokens()]), "sampling.bad_token_ids[0]"),
     ],
 )
 def test_from_proto_names_the_field_out_of_bounds(message, field):

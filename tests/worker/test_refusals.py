@@ -26,6 +26,20 @@ async def test_workers_refuse_grammar_that_does_not_compile(checkpoint):
             assert failure.field.startswith("sampling.grammar")
 
 
+async def test_workers_refuse_parameters_beyond_bounds(checkpoint):
+    async with pair_of(checkpoint("tiny")) as pair:
+        prefill = pair.prefill_request(prompt_of(9), GREEDY)
+        decode = pair.decode_request(prompt_of(9), GREEDY)
+        for method, request in (
+            (pair.to_prefill.Prefill, prefill),
+            (pair.to_decode.Generate, decode),
+        ):
+            request.sampling.temperature = -1.0
+            failure = await failure_of(method(request, timeout=TIMEOUT))
+            assert isinstance(failure, InvalidArgumentError)
+            assert failure.field == "sampling.temperature"
+
+
 async def test_prefill_worker_refuses_to_pool_by_name_of_model(checkpoint):
     async with pair_of(checkpoint("llama")) as pair:
         request = prefill_pb2.PoolRequest(request_id="r", token_ids=prompt_of(9))
