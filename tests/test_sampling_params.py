@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from baton.engine.core.commands import Add
-from baton.engine.messages import EngineRequest
-from baton.engine.process.command_codec import decode_command, encode_command
+from baton.engine.core.process.command_codec import decode_command, encode_command
+from baton.engine.request import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.rpc.params import params_of, params_to_message
 from baton.sampling import (

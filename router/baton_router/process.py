@@ -291,7 +291,6 @@ def _http_server(
     from baton_router.apis.openai.embeddings import PooledOutputs
     from baton_router.apis.openai.generations import Generations
     from baton_router.apis.openai.model_generations import ModelGenerations
-    from baton_router.apis.openai.schemas import EmbeddingRequest
     from baton_router.apis.page.timeline import timeline_for
     from baton_router.apis.responses.responses import Responses
     from baton_router.apis.responses.store import ResponseStore
@@ -311,10 +310,7 @@ def _http_server(
     )
     unknown = UnknownFields(refuses=settings.http.unknown_fields == "refuse")
     exposition.add(HttpMetrics(unknown))
-    of_inputs = bounds.of_inputs(settings.limits.max_inputs, settings.limits.max_input_tokens)
-    bodies = Bodies(
-        settings.http.max_body_bytes, bounds, large, unknown, {EmbeddingRequest: of_inputs}
-    )
+    bodies = Bodies(settings.http.max_body_bytes, bounds, large, unknown)
     access = None if settings.tls is None else Access(settings.by_token)
     hosts = allowed_hosts(settings.http.allowed_hosts, settings.host)
     routes = Routes(

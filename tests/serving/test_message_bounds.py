@@ -4,25 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.errors import InvalidArgumentError
-from baton.serving.grpc.message_bounds import MessageBounds
+from baton.serving.bounds import Bounds, BoundsError
+from baton.serving.grpc.message_bounds import check_message
 from baton.v1 import inference_pb2 as pb
 
-BOUNDS = MessageBounds(
-    {
+BOUNDS = Bounds(
+    max_elements_of={
         "baton.v1.GenerateRequest.continue_from": 2,
         "baton.v1.TokenIds.ids": 5,
         "baton.v1.Chat.messages": 3,
     },
-    max_others=10,
-    max_text_bytes=8,
+    max_elements=10,
+    max_bytes=8,
 )
 
 
-def refusal_of(data: bytes) -> InvalidArgumentError | None:
+def refusal_of(data: bytes) -> BoundsError | None:
     try:
-        BOUNDS.check(data, pb.GenerateRequest.DESCRIPTOR)
-    except InvalidArgumentError as error:
+        check_message(data, pb.GenerateRequest.DESCRIPTOR, BOUNDS)
+    except BoundsError as error:
         return error
     return None
 

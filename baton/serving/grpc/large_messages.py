@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.errors import InvalidArgumentError
+from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests
 from baton.serving.grpc.malformed import Deserializer, Malformed, descriptor_of, tolerant
-from baton.serving.grpc.message_bounds import MessageBounds
+from baton.serving.grpc.message_bounds import check_message
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class LargeMessages:
     loop."""
 
     def __init__(
-        self, requests: LargeRequests, bounds: MessageBounds, large_bytes: int = LARGE_BYTES
+        self, requests: LargeRequests, bounds: Bounds, large_bytes: int = LARGE_BYTES
     ) -> None:
         self._requests = requests
         self._bounds = bounds
@@ -41,7 +42,7 @@ class LargeMessages:
 
         def read(data: bytes) -> Any:
             try:
-                self._bounds.check(data, descriptor)
+                check_message(data, descriptor, self._bounds)
             except InvalidArgumentError as error:
                 return Malformed(error.with_traceback(None))  # which would keep the bytes
             return parse(data)

@@ -1,7 +1,7 @@
 """Bounds of what one request may hold, over gRPC and HTTP."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import (
@@ -9,8 +9,8 @@ from baton.sampling import (
     MAX_BAD_TOKEN_SEQUENCES,
     MAX_SEQUENCES,
 )
+from baton.serving.bounds import Bounds
 from baton.serving.grpc.channels import MAX_MESSAGE_BYTES
-from baton.serving.grpc.message_bounds import MessageBounds
 from baton.setting import setting
 from baton_router.text.images.image_limits import ImageLimits
 
@@ -50,7 +50,7 @@ def message_bounds(
     limits: RequestLimits,
     images: ImageLimits = _DEFAULT_IMAGES,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> MessageBounds:
+) -> Bounds:
     """Returns the bounds of messages for a model of this length in tokens."""
     max_prompt_bytes, max_tools, max_inputs = (
         limits.max_prompt_bytes,
@@ -76,10 +76,9 @@ def message_bounds(
         **{f"TextPair.{name}": max_inputs for name in ("first", "second")},
         "BadTokens.token_ids": MAX_BAD_TOKEN_SEQUENCES * MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     }
-    return MessageBounds(
-        {f"baton.v1.{name}": most for name, most in counts.items()},
-        {"baton.v1.EmbedRequest": {"baton.v1.TokenIds.ids": limits.max_input_tokens}},
-        max_text_bytes=max_prompt_bytes,
+    bounds = Bounds(
+        max_elements_of={f"baton.v1.{name}": most for name, most in counts.items()},
+        max_bytes=max_prompt_bytes,
         max_bytes_of={
             "baton.v1.Image.data": images.max_bytes,
             # In base64.
@@ -87,6 +86,9 @@ def message_bounds(
             "baton.v1.Tensor.data": max_message_bytes,
         },
     )
+    inputs = {**bounds.max_elements_of, "baton.v1.TokenIds.ids": limits.max_input_tokens}
+    of_inputs = replace(bounds, max_elements_of=inputs)
+    return replace(bounds, of_kind={"baton.v1.EmbedRequest": of_inputs})
 
 
 def check_text(field: str, text: str, max_bytes: int) -> None:

@@ -16,7 +16,6 @@ from baton_router.apis.edge.structure import (
     MAX_DEPTH,
     MAX_KEYS,
     Structure,
-    StructureError,
     bounds_of,
 )
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
@@ -74,12 +73,12 @@ async def test_http_body_must_be_json():
     assert BODY_SECONDS > 0
 
 
-def scan(body: bytes, piece: int = 7) -> StructureError | None:
+def scan(body: bytes, piece: int = 7) -> InvalidArgumentError | None:
     structure = Structure(BOUNDS)
     try:
         for begin in range(0, len(body), piece):
             structure.feed(body[begin : begin + piece])
-    except StructureError as error:
+    except InvalidArgumentError as error:
         return error
     return None
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import GrammarKind
-from baton.serving.grpc.message_bounds import MessageBounds
+from baton.serving.grpc.message_bounds import check_message
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
 from baton_router.call.generate_call import Conversation, Turn
@@ -227,7 +227,7 @@ def test_message_bounds_allow_more_ids_to_embed_than_to_continue():
     )
     ids = pb.TokenIds(ids=[5] * 60)
     taken = pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=ids)] * 3)
-    bounds.check(taken.SerializeToString(), taken.DESCRIPTOR)
+    check_message(taken.SerializeToString(), taken.DESCRIPTOR, bounds)
     many = pb.TokenIds(ids=[5] * 101)
     for message in (
         pb.GenerateRequest(token_ids=many),
@@ -236,14 +236,14 @@ def test_message_bounds_allow_more_ids_to_embed_than_to_continue():
         pb.ScoreRequest(pairs=[pb.TextPair(first="a")] * 4),
     ):
         with pytest.raises(InvalidArgumentError, match="too many elements"):
-            bounds.check(message.SerializeToString(), message.DESCRIPTOR)
+            check_message(message.SerializeToString(), message.DESCRIPTOR, bounds)
 
 
 def test_message_bounds_count_tools_and_calls():
-    bounds: MessageBounds = message_bounds(100, RequestLimits(max_tools=4))
+    bounds = message_bounds(100, RequestLimits(max_tools=4))
     tools = pb.GenerateRequest(parsing=pb.OutputParsing(tools=[TIME] * 5))
     calls = pb.ChatMessage(tool_calls=[pb.ToolCall(id="c")] * 101)
     many = pb.GenerateRequest(chat=pb.Chat(messages=[calls]))
     for message in (tools, many):
         with pytest.raises(InvalidArgumentError, match="too many elements"):
-            bounds.check(message.SerializeToString(), message.DESCRIPTOR)
+            check_message(message.SerializeToString(), message.DESCRIPTOR, bounds)

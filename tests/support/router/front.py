@@ -19,7 +19,6 @@ from baton_router.apis.edge.unknown_fields import UnknownFields
 from baton_router.apis.openai.embeddings import PooledOutputs
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.openai.model_generations import ModelGenerations
-from baton_router.apis.openai.schemas import EmbeddingRequest
 from baton_router.apis.page.timeline import timeline_for
 from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.apis.responses.responses import Responses
@@ -133,9 +132,7 @@ def routes_of(
     generations = ModelGenerations(models, of_model)
     store = ResponseStore(connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9))
     longest = max(model.max_model_len for model in cards.values())
-    bounds = bounds_of(longest)
-    of_inputs = {EmbeddingRequest: bounds.of_inputs(MAX_INPUTS, MAX_INPUT_TOKENS)}
-    bodies = Bodies(MAX_BODY_BYTES, bounds, LargeRequests(), unknown, of_inputs)
+    bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest, request=LIMITS), LargeRequests(), unknown)
     readiness = RouterReadiness({model.name: model.services.readiness for model in served})
     return Routes(
         models,

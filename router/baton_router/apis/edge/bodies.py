@@ -10,14 +10,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request
 
 from baton.errors import InvalidArgumentError, OverloadedError
+from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
 from baton_router.apis.edge.errors import (
     BodyOverloadError,
@@ -25,7 +24,7 @@ from baton_router.apis.edge.errors import (
     BodyTooLargeError,
     MediaTypeError,
 )
-from baton_router.apis.edge.structure import PIECE_BYTES, Bounds, Structure
+from baton_router.apis.edge.structure import PIECE_BYTES, Structure
 from baton_router.apis.edge.unknown_fields import Unknown, UnknownFields, find_unknown
 
 # Timeout for a body to arrive, in seconds, whatever its size.
@@ -50,10 +49,9 @@ class Bodies:
 
     Args:
         max_bytes: maximum bytes of one body.
-        bounds: bounds of its structure.
+        bounds: bounds of its structure; its kind is the name of its schema.
         large: budget and threads of large bodies.
         unknown: policy for unknown fields; None: they are ignored.
-        bounds_of: bounds of schemas that have their own.
     """
 
     def __init__(
@@ -62,13 +60,11 @@ class Bodies:
         bounds: Bounds,
         large: LargeRequests,
         unknown: UnknownFields | None = None,
-        bounds_of: Mapping[type[Struct], Bounds] = MappingProxyType({}),
     ) -> None:
         self._max_bytes = max_bytes
         self._bounds = bounds
         self._large = large
         self._unknown = unknown or UnknownFields()
-        self._bounds_of = bounds_of
 
     @asynccontextmanager
     async def read(
@@ -80,7 +76,7 @@ class Bodies:
         Raises the errors of `read_body` and `parse`, and for unknown fields that are refused.
         """
         with self._large.share() as share:
-            structure = Structure(self._bounds_of.get(schema, self._bounds))
+            structure = Structure(self._bounds.of_kind.get(schema.__name__, self._bounds))
             body = await read_body(
                 request.stream(), request.headers, self._max_bytes, structure, share
             )
@@ -105,8 +101,8 @@ async def read_body(
     """Returns the whole body, whose bytes `share` then holds. Keeps at most `max_bytes`, and reads
     nothing if more is announced. `structure` counts what arrives.
 
-    Raises `MediaTypeError`, `BodyTooLargeError`, `BodyTimeoutError`, `StructureError`,
-    `OverloadedError`.
+    Raises `MediaTypeError`, `BodyTooLargeError`, `BodyTimeoutError`, `BoundsError`,
+    `StructureError`, `OverloadedError`.
     """
     _check_media_type(headers)
     announced = headers.get("content-length", "")

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.serving.bounds import BoundsError
 from baton_router.apis.edge.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
 from baton_router.apis.edge.structure import StructureError
 
@@ -26,7 +27,7 @@ _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 64 * 2**20
 
 # Errors before the end of the body.
-_WHILE_READING = (BodyOverloadError, BodyTooLargeError, StructureError)
+_WHILE_READING = (BodyOverloadError, BodyTooLargeError, BoundsError, StructureError)
 
 # A browser must not guess another content type.
 _HEADERS = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]

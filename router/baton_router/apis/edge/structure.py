@@ -1,17 +1,19 @@
 """Structure scanner for JSON bodies: counts elements, keys and depth while the bytes arrive.
 
-It makes no object of what it counts, so that a body is refused before it costs memory. It finds
-what a JSON parser would find up to the first error of the syntax, and looks only for two errors:
-invalid UTF-8, and NaN and Infinity, which a parser would find after megabytes.
+An element is a string, list, object or comma. The field of the prompt has a bound of its own, and
+so has each list of token ids in it. The scanner makes no object of what it counts, so that a body
+is refused before it costs memory. It finds what a JSON parser would find up to the first error of
+the syntax, and looks only for two errors: invalid UTF-8, and NaN and Infinity, which a parser would
+find after megabytes.
 """
 
 import codecs
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import MAX_BIASED_TOKENS
+from baton.serving.bounds import Bounds, check_most
 from baton_router.apis.edge.settings import BodyLimits
 from baton_router.text.request_bounds import RequestLimits
 
@@ -22,6 +24,10 @@ MAX_KEYS = 128
 MAX_DEPTH = 64
 # Bytes that are scanned without a pause: at most 10 ms, of brackets alone.
 PIECE_BYTES = 12 * 2**10
+
+# What is too many, and what to do.
+_OF_BODY = " strings, lists, objects and commas: split the request"
+_OF_PROMPT = " token ids, the model's length: shorten the prompt"
 
 _SHOWN_BYTES = 40
 _QUOTE = ord('"')
@@ -45,55 +51,35 @@ _INNER = re.compile(rb"[\[{][^\[\]{}]*+[\]}]")
 
 
 class StructureError(InvalidArgumentError):
-    """Body with too many elements or one of the errors. Its client may still be sending it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bounds of a body's structure.
-
-    Attributes:
-        max_elements: strings, lists, objects and commas outside the prompt.
-        max_prompt_elements: the same inside it; nearly all are token ids.
-        max_prompt_ids: items of a list in the prompt.
-        max_items: items of other top-level fields that have a bound of their own.
-        id_fields: fields of prompts, which may hold a list of token ids.
-    """
-
-    max_elements: int
-    max_prompt_elements: int
-    max_prompt_ids: int
-    max_items: Mapping[str, int]
-    id_fields: tuple[str, ...] = ("prompt", "tokens")
-
-    def of_inputs(self, max_inputs: int, max_tokens: int) -> "Bounds":
-        """Returns the bounds of a body for embeddings of so many inputs, with so many tokens in
-        all."""
-        return replace(
-            self,
-            max_prompt_elements=2 * max_inputs + max_tokens,
-            max_prompt_ids=max(self.max_prompt_ids, max_inputs),
-            id_fields=("input",),
-        )
+    """Body with one of the errors. Its client may still be sending it."""
 
 
 def bounds_of(
     max_model_len: int, body: BodyLimits = _BODY, request: RequestLimits = _REQUEST
 ) -> Bounds:
-    """Returns the bounds for a model of this length in tokens, of which each message and each tool
-    takes one at least."""
+    """Returns the bounds of bodies for a model of this length in tokens, of which each message and
+    each tool takes one at least, by the names of their schemas."""
     num_messages = min(request.max_messages, max_model_len)
-    return Bounds(
-        body.max_body_elements,
-        2 * MAX_PROMPTS + max(body.max_prompt_ids, max_model_len),
-        max_model_len,
-        {
-            "messages": num_messages,
-            "input": num_messages,
-            "tools": min(request.max_tools, max_model_len),
-            "logit_bias": MAX_BIASED_TOKENS,
-        },
+    items = {
+        "messages": num_messages,
+        "input": num_messages,
+        "tools": min(request.max_tools, max_model_len),
+        "logit_bias": MAX_BIASED_TOKENS,
+    }
+    num_ids = 2 * MAX_PROMPTS + max(body.max_prompt_ids, max_model_len)
+    prompts = ("prompt", "tokens")
+    bounds = Bounds(
+        max_elements=body.max_body_elements,
+        max_elements_of=dict.fromkeys(prompts, num_ids),
+        max_items_of={**items, **dict.fromkeys(prompts, max_model_len)},
+        max_depth=MAX_DEPTH,
     )
+    of_inputs = replace(
+        bounds,
+        max_elements_of={"input": 2 * request.max_inputs + request.max_input_tokens},
+        max_items_of={**items, "input": max(max_model_len, request.max_inputs)},
+    )
+    return replace(bounds, of_kind={"EmbeddingRequest": of_inputs})
 
 
 def _without_escapes(data: bytes) -> bytes:
@@ -125,6 +111,7 @@ class Structure:
         self.num_elements = 0
         self._num_prompt_elements = 0
         self._field = ""
+        self._is_prompt = False
         self._key = b""
         self._expects_key = False
         self._in_string = False
@@ -132,8 +119,8 @@ class Structure:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, piece: bytes) -> None:
-        """Counts the elements of the next piece. Raises `StructureError` beyond a bound and for
-        the errors that are looked for."""
+        """Counts the elements of the next piece. Raises `BoundsError` beyond a bound, and
+        `StructureError` for the errors that are looked for."""
         try:
             self._decoder.decode(piece)
         except UnicodeDecodeError:
@@ -144,7 +131,7 @@ class Structure:
             self._count_separators(data, at, len(data))  # a long number or whitespace, perhaps
             return
         while True:
-            if 1 < len(self._num_commas) < MAX_DEPTH and not _BRACKETS.match(data, at):
+            if 1 < len(self._num_commas) < self._bounds.max_depth and not _BRACKETS.match(data, at):
                 at = self._count_run(data, at)
             token = _TOKEN.search(data, at)
             if token is None:
@@ -174,7 +161,7 @@ class Structure:
         element, and returns where it ends."""
         if any(bracket in data for bracket in _LISTS_AND_OBJECTS):
             # The items of each list in a prompt are counted.
-            run = (_FLAT if self._field in self._bounds.id_fields else _NESTED).match(data, begin)
+            run = (_FLAT if self._is_prompt else _NESTED).match(data, begin)
             assert run is not None, "the pattern matches nothing, too"
             end = run.end()
             between = _without_escapes(run[0]).split(b'"')
@@ -221,14 +208,12 @@ class Structure:
         """Notes the field that begins, if the string `key` is a key of the body."""
         if self._expects_key:
             self._field = key[:_SHOWN_BYTES].decode(errors="replace")
+            self._is_prompt = self._field in self._bounds.max_elements_of
             self._key, self._expects_key = b"", False
 
     def _open(self) -> None:
         self._count(1)
-        if len(self._num_commas) == MAX_DEPTH:
-            raise StructureError(
-                "body", f"is nested too deeply; expected at most {MAX_DEPTH} levels"
-            )
+        self._bounds.check_depth(len(self._num_commas) + 1, "body")
         self._expects_key = not self._num_commas
         self._num_commas.append(0)
 
@@ -239,33 +224,19 @@ class Structure:
         depth, num_items = len(self._num_commas), self._num_commas[-1] + 1
         if depth == 1:
             self._expects_key = True
-            if num_items > MAX_KEYS:
-                raise StructureError("body", f"has too many keys; expected at most {MAX_KEYS}")
-        elif self._field in self._bounds.id_fields:
-            if num_items > self._bounds.max_prompt_ids:
-                raise StructureError(
-                    self._field,
-                    f"has too many items; expected at most {self._bounds.max_prompt_ids} token "
-                    "ids, the model's length: shorten the prompt",
-                )
-        elif depth == 2 and num_items > self._bounds.max_items.get(self._field, num_items):
-            raise StructureError(
-                self._field,
-                f"has too many items; expected at most {self._bounds.max_items[self._field]}",
-            )
+            check_most(num_items, MAX_KEYS, "body", "keys")
+        elif self._is_prompt:
+            self._bounds.check_items(num_items, self._field, _OF_PROMPT)
+        elif depth == 2:
+            self._bounds.check_items(num_items, self._field)
         self._count(num)
 
     def _count(self, num: int) -> None:
         """Counts elements of the current field."""
-        if self._field in self._bounds.id_fields:
+        if self._is_prompt:
             self._num_prompt_elements += num
-            most, given = self._bounds.max_prompt_elements, self._num_prompt_elements
+            num = self._num_prompt_elements
         else:
             self.num_elements += num
-            most, given = self._bounds.max_elements, self.num_elements
-        if given > most:
-            raise StructureError(
-                self._field or "body",
-                f"has too many elements; expected at most {most} strings, lists, objects and "
-                "commas: split the request",
-            )
+            num = self.num_elements
+        self._bounds.check_elements(num, self._field, self._field or "body", _OF_BODY)
