@@ -1,11 +1,13 @@
 """Routes of the HTTP API: OpenAI's, and Anthropic's for messages.
 
-Requests become the same messages as those over gRPC, and are served by the same pipeline
-(`baton_router.lifecycle.inference`).
+Requests become the same calls as those over gRPC, and are served by the same pipeline
+(`baton_router.lifecycle.inference`). Each route has the table by which its API names fields in
+errors.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
 from baton.version import version
 from baton_router.apis.answers.exchange import Exchange
+from baton_router.apis.anthropic.conversion import MESSAGES
 from baton_router.apis.anthropic.errors import PATH as MESSAGES_PATH
 from baton_router.apis.anthropic.errors import error_body
 from baton_router.apis.anthropic.messages import Messages
@@ -36,11 +39,17 @@ from baton_router.apis.edge.caller import HttpCaller
 from baton_router.apis.edge.cors import cors
 from baton_router.apis.edge.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.apis.edge.errors import limit_headers
+from baton_router.apis.edge.field_names import FieldNames, InTerms
 from baton_router.apis.edge.middleware import Failures, disconnected
 from baton_router.apis.edge.unknown_fields import IgnoredHeader
 from baton_router.apis.openai.embeddings import PooledExchange, PooledOutputs
+from baton_router.apis.openai.field_names import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    SCORES,
+)
 from baton_router.apis.openai.model_generations import ModelGenerations
-from baton_router.apis.openai.sampling import in_openai_terms
 from baton_router.apis.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -55,6 +64,7 @@ from baton_router.apis.openai.schemas import (
     VersionResponse,
 )
 from baton_router.apis.page.page import page_response
+from baton_router.apis.responses.conversion import RESPONSES
 from baton_router.apis.responses.responses import Responses
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.lifecycle.in_flight import Requests
@@ -71,11 +81,16 @@ class _Answer(Response):
     """Response that writes an exchange and is cancelled when the client disconnects."""
 
     def __init__(
-        self, exchange: Exchange | PooledExchange, more_headers: Callable[[], dict[str, str]]
+        self,
+        exchange: Exchange | PooledExchange,
+        in_terms: InTerms,
+        more_headers: Callable[[], dict[str, str]],
     ) -> None:
-        """Adds the result of `more_headers`, called when the answer begins, to its headers."""
+        """Adds the result of `more_headers`, called when the answer begins, to its headers.
+        `in_terms`: names fields in errors."""
         super().__init__()
         self._exchange = exchange
+        self._in_terms = in_terms
         self._more_headers = more_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -85,7 +100,9 @@ class _Answer(Response):
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
-        await run_until(self._exchange.write(send_with_headers), disconnected(receive))
+        writing = self._exchange.write(send_with_headers, self._in_terms)
+        with _naming(self._in_terms):
+            await run_until(writing, disconnected(receive))
 
 
 class Routes:
@@ -249,13 +266,15 @@ class Routes:
         return found
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, CompletionRequest, _openai(self._generations.complete))
+        return await self._generate(
+            request, CompletionRequest, self._generations.complete, COMPLETIONS
+        )
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._generate(request, ChatRequest, _openai(self._generations.chat))
+        return await self._generate(request, ChatRequest, self._generations.chat, CHAT_COMPLETIONS)
 
     async def create_response(self, request: Request) -> Response:
-        return await self._generate(request, ResponsesRequest, self._responses.create)
+        return await self._generate(request, ResponsesRequest, self._responses.create, RESPONSES)
 
     async def response(self, request: Request) -> Response:
         """Returns a stored response."""
@@ -268,28 +287,27 @@ class Routes:
         return JSONResponse(answer)
 
     async def create_message(self, request: Request) -> Response:
-        return await self._generate(request, MessagesRequest, self._messages.create)
+        return await self._generate(request, MessagesRequest, self._messages.create, MESSAGES)
 
     async def count_tokens(self, request: Request) -> Response:
         """Counts the tokens of a prompt of the Messages API."""
         make = self._messages.count_tokens
-        num_tokens, tenant = await self._parsed(request, Conversation, make)
+        num_tokens, _, tenant = await self._parsed(request, Conversation, make, MESSAGES)
         self._limits.count_request(tenant)
         headers = limit_headers(self._limits.statuses(tenant))
         return JSONResponse({"input_tokens": num_tokens}, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
-        return await self._generate(request, EmbeddingRequest, self._pooled.embed)
+        return await self._generate(request, EmbeddingRequest, self._pooled.embed, EMBEDDINGS)
 
     async def score(self, request: Request) -> Response:
-        return await self._generate(request, ScoreRequest, self._pooled.score)
+        return await self._generate(request, ScoreRequest, self._pooled.score, SCORES)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._compute(request, TokenizeRequest, _openai(self._generations.tokenize))
+        return await self._compute(request, TokenizeRequest, self._generations.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        make = _openai(self._generations.detokenize)
-        return await self._compute(request, DetokenizeRequest, make)
+        return await self._compute(request, DetokenizeRequest, self._generations.detokenize)
 
     async def version(self, request: Request) -> Response:
         self._caller(request)
@@ -334,14 +352,16 @@ class Routes:
         request: Request,
         schema: type[_Body],
         make: "_Make[_Body, Exchange | PooledExchange]",
+        names: FieldNames,
     ) -> Response:
-        exchange, tenant = await self._parsed(request, schema, make)
-        return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
+        exchange, in_terms, tenant = await self._parsed(request, schema, make, names)
+        return _Answer(exchange, in_terms, lambda: limit_headers(self._limits.statuses(tenant)))
 
     async def _parsed(
-        self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]"
-    ) -> tuple[_Made, str]:
-        """Returns what `make` makes of the body, and the tenant."""
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]", names: FieldNames
+    ) -> tuple[_Made, InTerms, str]:
+        """Returns what `make` makes of the body, the function that names the body's fields in later
+        errors, and the tenant."""
         # Unknown callers and tenants over their limit are rejected before the body is read.
         caller = self._caller(request)
         tenant = self._tenants.of(caller).name
@@ -351,7 +371,9 @@ class Routes:
         try:
             count_bytes = partial(self._limits.count_bytes, tenant)
             async with self._bodies.read(request, schema, count_bytes) as parsed:
-                return await make(parsed, caller), tenant
+                in_terms = partial(names.renamed, parsed)
+                with _naming(in_terms):
+                    return await make(parsed, caller), in_terms, tenant
         except BatonError:
             self._limits.count_request(tenant)  # an invalid request has cost work, too
             raise
@@ -360,7 +382,7 @@ class Routes:
         self, request: Request, schema: type[_Body], make: "_Make[_Body, Struct]"
     ) -> Response:
         """Answers with what the router itself computes of the body."""
-        answer, tenant = await self._parsed(request, schema, make)
+        answer, _, tenant = await self._parsed(request, schema, make, CHAT_COMPLETIONS)
         self._limits.count_request(tenant)
         headers = limit_headers(self._limits.statuses(tenant))
         return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
@@ -402,13 +424,10 @@ class Routes:
         return {**self._model(self._models.of(name)), "id": name, "alias_of": weights}
 
 
-def _openai(make: "_Make[_Body, _Made]") -> "_Make[_Body, _Made]":
-    """Returns the function with OpenAI's names of fields in its errors."""
-
-    async def made(body: _Body, caller: Caller) -> _Made:
-        try:
-            return await make(body, caller)
-        except InvalidArgumentError as error:
-            raise in_openai_terms(error, body) from error
-
-    return made
+@contextmanager
+def _naming(in_terms: InTerms) -> Iterator[None]:
+    """Raises errors of fields in the terms of the request's API."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise in_terms(error) from error

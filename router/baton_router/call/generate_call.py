@@ -69,16 +69,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Conversation that a chat template renders.
+    """Conversation as a client gave it, which is normalised before a chat template renders it.
 
     Attributes:
         tools: described to the model.
         variables: of the template, which the client sets.
+        effort: of reasoning; "none" turns it off, None leaves it to the template.
+        is_of_items: each turn is one item: what the model thought, said and called in one turn is
+            in several, and instructions may lead in several.
     """
 
     turns: Sequence[Turn]
     tools: Sequence[Tool] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    is_of_items: bool = False
 
     @property
     def images(self) -> list[GivenImage]:

@@ -30,7 +30,13 @@ from baton_router.call.generate_call import (
 )
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.chat import ChatTokenizer, RenderedChat
-from baton_router.text.conversation import template_tools, template_turns, with_frames
+from baton_router.text.conversation import (
+    in_thread_if_long,
+    normalised,
+    template_tools,
+    template_turns,
+    with_frames,
+)
 from baton_router.text.images.expansion import ReadImage, encoder_inputs
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
 from baton_router.text.parsing import (
@@ -44,8 +50,6 @@ from baton_router.text.request_bounds import RequestLimits, check_text, request_
 
 # Fewer tokens are detokenized faster than a thread is dispatched.
 _THREAD_FROM_TOKENS = 256
-# Conversations above which a thread renders them, as it does all with tools.
-_THREAD_FROM_MESSAGES = 16
 # Last tokens of a prompt that tell whether it ends within reasoning.
 _END_TOKENS = 64
 
@@ -187,14 +191,16 @@ class Intake:
         self, chat: Conversation, tenant: Tenant | None
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a conversation and its text, with its images expanded."""
+        chat = await in_thread_if_long(len(chat.turns), normalised, chat)
         self._check_messages(len(chat.turns))
         check_text(_MESSAGES, "".join(_texts_of(chat)), self._max_prompt_bytes)
         if chat.tools:
             check_template_takes_tools(self._card)
         read = await self._read(chat.images, tenant)
         render = partial(self._rendered, chat, [len(frames) for frames in read])
-        is_long = len(chat.turns) > _THREAD_FROM_MESSAGES or chat.tools
-        rendered = await asyncio.to_thread(render) if is_long else render()
+        # Descriptions of tools may be long.
+        in_thread = asyncio.to_thread if chat.tools else partial(in_thread_if_long, len(chat.turns))
+        rendered = await in_thread(render)
         return await self._tokenized(rendered, read, _MESSAGES, self._chat.encode)
 
     async def _read(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind
-from baton_router.apis.openai.sampling import completion_sampling, in_openai_terms
+from baton_router.apis.openai.field_names import COMPLETIONS
+from baton_router.apis.openai.sampling import completion_sampling
 from baton_router.apis.openai.schemas import CompletionRequest
 from baton_router.apis.openai.structured_outputs import grammar_of
 from tests.support.router.bodies import parsed_body
@@ -126,4 +127,4 @@ def sampling_of(body: bytes) -> None:
     try:
         completion_sampling(request)
     except InvalidArgumentError as error:
-        raise in_openai_terms(error, request) from error
+        raise COMPLETIONS.renamed(request, error) from error

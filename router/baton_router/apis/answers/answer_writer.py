@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure
 
@@ -64,9 +63,6 @@ class AnswerWriter(Protocol):
 
     async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
         """Returns a whole answer from all its pieces."""
-
-    def in_terms(self, error: InvalidArgumentError) -> InvalidArgumentError:
-        """Returns the same error with the field names of the API."""
 
 
 def encoded(content: Any) -> bytes:

@@ -20,6 +20,7 @@ from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure, failure_of
+from baton_router.apis.edge.field_names import InTerms
 from baton_router.call.generate_call import GenerateCall
 from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference
@@ -63,19 +64,17 @@ class Exchange:
         self._writer = writer
         self._is_stream = is_stream
 
-    async def write(self, send: Send) -> None:
+    async def write(self, send: Send, in_terms: InTerms) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
-        fails; the failure of a stream is its last event."""
+        fails; the failure of a stream is its last event, `in_terms` of its API."""
+        # A client that does not read holds no resources beyond its deadline.
+        seconds = self._deadline.remaining() + ERROR_GRACE_SECONDS
         with in_trace_of(self._caller):
-            await self._write(send)
-
-    async def _write(self, send: Send) -> None:
-        try:
-            # A client that does not read holds no resources beyond its deadline.
-            async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
-                await (self._stream(send) if self._is_stream else self._send_at_once(send))
-        except InvalidArgumentError as error:
-            raise self._writer.in_terms(error) from error
+            async with asyncio.timeout(seconds):
+                if self._is_stream:
+                    await self._stream(send, in_terms)
+                else:
+                    await self._send_at_once(send)
 
     async def _send_at_once(self, send: Send) -> None:
         updates: list[SequenceDelta] = []
@@ -87,7 +86,7 @@ class Exchange:
         await self._start(send, b"application/json", headers)
         await send({"type": "http.response.body", "body": content})
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, in_terms: InTerms) -> None:
         has_begun = False
         try:
             async with aclosing(self._events()) as events:
@@ -105,16 +104,10 @@ class Exchange:
         except Exception as error:
             if not has_begun:
                 raise
-            rest = self._writer.failed(self._failure(error))
+            if isinstance(error, InvalidArgumentError):
+                error = in_terms(error)
+            rest = self._writer.failed(_failure(error))
         await send({"type": "http.response.body", "body": rest})
-
-    def _failure(self, error: BaseException) -> Failure:
-        if isinstance(error, InvalidArgumentError):
-            error = self._writer.in_terms(error)
-        failure = failure_of(error)
-        if failure.is_bug:
-            logger.error("a stream failed", exc_info=error)
-        return failure
 
     async def _start(self, send: Send, media_type: bytes, headers: _Headers) -> None:
         own = [(name.encode(), value.encode()) for name, value in self._writer.headers.items()]
@@ -162,6 +155,13 @@ class Exchange:
 
     def _generate(self, call: GenerateCall) -> AsyncGenerator[ClientEvent, None]:
         return self._inference.generate(call, self._caller, self._deadline)
+
+
+def _failure(error: Exception) -> Failure:
+    failure = failure_of(error)
+    if failure.is_bug:
+        logger.error("a stream failed", exc_info=error)
+    return failure
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Conversion of Messages requests to chat completions, and names of fields in errors back."""
+"""Conversion of Messages requests to conversations and options of chat completions, and names of
+fields in errors."""
 
 import json
-import re
 from collections.abc import Sequence
 
 from baton.errors import InvalidArgumentError
@@ -22,45 +22,40 @@ from baton_router.apis.anthropic.schemas import (
     ToolUse,
 )
 from baton_router.apis.anthropic.schemas import ToolChoice as OneTool
-from baton_router.apis.openai.conversation import text_or_parts
-from baton_router.apis.openai.sampling import in_openai_terms, renamed
+from baton_router.apis.edge.field_names import FieldNames
+from baton_router.apis.openai.conversation import joined_texts, with_options
 from baton_router.apis.openai.schemas import (
-    ChatMessage,
-    ChatRequest,
-    ContentPart,
+    ChatOptions,
     Function,
-    FunctionCall,
     FunctionName,
-    ImagePart,
     JsonSchema,
-    LocatedImage,
     NamedTool,
     SchemaFormat,
-    TextPart,
     Tool,
-    ToolCall,
     ToolChoice,
 )
+from baton_router.call import generate_call
+from baton_router.call.generate_call import GivenImage, ToolCall, Turn
 
-# Fields of chat completions that have another name in the Messages API.
-_NAMES = (
-    (re.compile(r"messages.*"), "messages"),
-    (re.compile(r"max_completion_tokens"), "max_tokens"),
-    (re.compile(r"stop\b(?!_)"), "stop_sequences"),
-    (re.compile(r"response_format"), "output_config.format"),
-    (re.compile(r"reasoning_effort"), "output_config.effort"),
-    (re.compile(r"thinking_token_budget"), "thinking.budget_tokens"),
-    (re.compile(r"(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
-    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
+MESSAGES = FieldNames(
+    {
+        r"input(\.chat.*)?$": "messages",
+        r"parsing\.tools(\[\d+\])\.parameters_json_schema": r"tools\1.input_schema",
+        r"parsing\.tools": "tools",
+        r"parsing\.tool_(choice|name)": "tool_choice",
+        r"parsing\.max_reasoning_tokens": "thinking.budget_tokens",
+        r"sampling\.stop\b": "stop_sequences",
+        r"sampling\.grammar.*": "output_config.format",
+        r"sampling\.": "",
+    }
 )
 
 
-def chat_request(body: MessagesRequest) -> ChatRequest:
-    """Returns the same request as a chat completion. Raises `InvalidArgumentError`, with the path
-    of the field."""
+def options_of(body: MessagesRequest) -> ChatOptions:
+    """Returns the request without its messages as options of a chat completion."""
     form = body.output_config.format
-    return ChatRequest(
-        **_conversation(body),
+    return ChatOptions(
+        **prompt_options(body),
         stream=body.stream,
         max_completion_tokens=body.max_tokens,
         temperature=body.temperature,
@@ -74,26 +69,10 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
     )
 
 
-def counted_request(body: Conversation) -> ChatRequest:
-    """Returns a chat completion with the same prompt, as `chat_request` does."""
-    return ChatRequest(**_conversation(body))
-
-
-def in_messages_terms(error: InvalidArgumentError, chat: ChatRequest) -> InvalidArgumentError:
-    """Returns an error of the chat completion with the field names of the Messages API."""
-    return renamed(in_openai_terms(error, chat), _NAMES)
-
-
-def _conversation(body: Conversation) -> Json:
-    """Returns the fields of a chat completion that make its prompt."""
-    _check(body.messages)
-    system = _text(body.system)
-    messages = [ChatMessage("system", system)] if system else []
-    for at, message in enumerate(body.messages):
-        messages += _converted(message, f"messages[{at}]")
+def prompt_options(body: Conversation) -> Json:
+    """Returns the options that make the prompt, and those about tools and thinking."""
     fields: Json = {
         "model": body.model,
-        "messages": messages,
         "tools": [Tool("function", _function(tool)) for tool in body.tools],
         "tool_choice": _tool_choice(body),
         "parallel_tool_calls": not body.tool_choice.disable_parallel_tool_use,
@@ -105,6 +84,16 @@ def _conversation(body: Conversation) -> Json:
         fields["thinking_token_budget"] = body.thinking.budget_tokens
         fields["chat_template_kwargs"] = {"enable_thinking": True, "thinking": True}
     return fields
+
+
+def conversation_of(body: Conversation, options: ChatOptions) -> generate_call.Conversation:
+    """Returns the conversation. Raises `InvalidArgumentError`, with the path of the field."""
+    _check(body.messages)
+    system = _text(body.system)
+    turns = [Turn("system", (system,))] if system else []
+    for at, message in enumerate(body.messages):
+        turns += _turns(message, f"messages[{at}]")
+    return with_options(turns, options)
 
 
 def _forbids_thinking(body: Conversation) -> bool:
@@ -140,54 +129,52 @@ def _blocks(message: Message) -> Sequence[object]:
     return message.content if isinstance(message.content, list) else ()
 
 
-def _converted(message: Message, place: str) -> list[ChatMessage]:
+def _turns(message: Message, place: str) -> list[Turn]:
+    """Returns the turns of a message: one for each result of a call, and of what is between."""
     if isinstance(message.content, str):
-        return [ChatMessage(message.role, message.content)]
+        return [Turn(message.role, (message.content,))]
     if message.role == "assistant":
-        return [_turn(message)]
-    messages: list[ChatMessage] = []
-    parts: list[ContentPart] = []
+        return [_answer(message)]
+    turns: list[Turn] = []
+    parts: list[str | GivenImage] = []
     for at, block in enumerate(message.content):
         field = f"{place}.content[{at}]"
         if isinstance(block, ToolResult):
             if parts:
-                messages.append(ChatMessage("user", text_or_parts(parts)))
+                turns.append(Turn("user", joined_texts(parts)))
                 parts = []
-            output: str | list[ContentPart]
-            if isinstance(block.content, str):
-                output = block.content
-            else:
-                inner = enumerate(block.content)
-                output = text_or_parts([_part(each, f"{field}.content[{i}]") for i, each in inner])
-            messages.append(ChatMessage("tool", output, tool_call_id=block.tool_use_id))
+            result = block.content
+            inner = [result] if isinstance(result, str) else _parts(result, field)
+            turns.append(Turn("tool", joined_texts(inner), tool_call_id=block.tool_use_id))
         elif isinstance(block, TextBlock | ImageBlock):
             parts.append(_part(block, field))
-    if parts or not messages:
-        messages.append(ChatMessage("user", text_or_parts(parts)))
-    return messages
+    if parts or not turns:
+        turns.append(Turn("user", joined_texts(parts)))
+    return turns
 
 
-def _part(block: TextBlock | ImageBlock, field: str) -> ContentPart:
+def _parts(blocks: Sequence[TextBlock | ImageBlock], field: str) -> list[str | GivenImage]:
+    return [_part(block, f"{field}.content[{at}]") for at, block in enumerate(blocks)]
+
+
+def _part(block: TextBlock | ImageBlock, field: str) -> str | GivenImage:
     if isinstance(block, TextBlock):
-        return TextPart(text=block.text)
-    image = LocatedImage(url=block.source.as_url, field=f"{field}.source")
-    return ImagePart(image_url=image)
+        return block.text
+    return GivenImage(block.source.as_url, f"{field}.source")
 
 
-def _turn(message: Message) -> ChatMessage:
+def _answer(message: Message) -> Turn:
     """Returns an answer of the model."""
     blocks = _blocks(message)
-    calls = [
-        ToolCall(id=block.id, function=FunctionCall(block.name, _arguments(block)))
-        for block in blocks
-        if isinstance(block, ToolUse)
-    ]
-    thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    return ChatMessage(
+    return Turn(
         "assistant",
-        _text([block for block in blocks if isinstance(block, TextBlock)]),
-        tool_calls=calls or None,
-        reasoning_content=thought or None,
+        (_text([block for block in blocks if isinstance(block, TextBlock)]),),
+        reasoning="".join(b.thinking for b in blocks if isinstance(b, ThinkingBlock)),
+        tool_calls=tuple(
+            ToolCall(block.id, block.name, _arguments(block))
+            for block in blocks
+            if isinstance(block, ToolUse)
+        ),
     )
 
 

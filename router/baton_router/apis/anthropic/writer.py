@@ -3,14 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change
 from baton_router.apis.answers.sequence_reader import SequenceDelta
-from baton_router.apis.anthropic.conversion import in_messages_terms
 from baton_router.apis.anthropic.errors import error_body
 from baton_router.apis.edge.errors import Failure
-from baton_router.apis.openai.schemas import ChatRequest
 
 # Type of a delta and the name of its piece, by the kind of block.
 _DELTAS = {
@@ -21,14 +18,9 @@ _DELTAS = {
 
 
 class MessageWriter:
-    """Writer of one message, an `AnswerWriter`.
+    """Writer of one message, an `AnswerWriter`."""
 
-    Args:
-        chat: the request as a chat completion.
-    """
-
-    def __init__(self, chat: ChatRequest, start: AnswerStart) -> None:
-        self._chat = chat
+    def __init__(self, start: AnswerStart) -> None:
         self._start = start
         self._blocks = Blocks(is_parsed=start.is_parsed)
         self._stop_sequence: str | None = None
@@ -66,9 +58,6 @@ class MessageWriter:
         if self._start.make_extra is not None:
             message["baton"] = self._start.make_extra(self._start.readers)
         return message
-
-    def in_terms(self, error: InvalidArgumentError) -> InvalidArgumentError:
-        return in_messages_terms(error, self._chat)
 
     def _note_end(self, update: SequenceDelta) -> None:
         if isinstance(update.stop_reason, str):

@@ -1,6 +1,5 @@
 """Conversion of clients' messages to calls of the router."""
 
-import asyncio
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -26,10 +25,7 @@ from baton_router.call.generate_call import (
 )
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
 from baton_router.lifecycle.worker_wire import reason_of
-from baton_router.text.conversation import check_variables
-
-# Conversations above which a thread converts them.
-_THREAD_FROM_MESSAGES = 16
+from baton_router.text.conversation import in_thread_if_long
 
 _CHOICES = {
     pb.TOOL_CHOICE_UNSPECIFIED: Choice.AUTO,
@@ -55,9 +51,7 @@ class CallReader:
 
     async def generation(self, message: pb.GenerateRequest) -> GenerateCall:
         """Returns the call; a thread reads one with a long conversation."""
-        if len(message.chat.messages) > _THREAD_FROM_MESSAGES:
-            return await asyncio.to_thread(self.generate_call, message)
-        return self.generate_call(message)
+        return await in_thread_if_long(len(message.chat.messages), self.generate_call, message)
 
     def generate_call(self, message: pb.GenerateRequest) -> GenerateCall:
         params = params_of(message.sampling, default_seed=secrets.randbits(64))
@@ -103,9 +97,7 @@ class CallReader:
 
 async def input_of(message: pb.TokenizeRequest | admin_pb2.FlushCacheRequest) -> PromptInput:
     """Returns the input of a message without parsing; a thread reads a long conversation."""
-    if len(message.chat.messages) > _THREAD_FROM_MESSAGES:
-        return await asyncio.to_thread(_input, message)
-    return _input(message)
+    return await in_thread_if_long(len(message.chat.messages), _input, message)
 
 
 def images_beside(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[GivenImage]:
@@ -157,9 +149,7 @@ def _conversation(
 ) -> Conversation:
     variables: dict[str, Any] = {}
     if parsing.template_variables:
-        field = "parsing.template_variables"
-        variables = _json_object(parsing.template_variables, field)
-        check_variables(variables, field)
+        variables = _json_object(parsing.template_variables, "parsing.template_variables")
     tools: Sequence[Tool] = ()
     if options is not None and options.choice is not Choice.NONE:
         tools = options.tools

@@ -3,12 +3,10 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import AnswerStart, Json, event
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.openai.choice_formats import Shape
-from baton_router.apis.openai.sampling import in_openai_terms
 from baton_router.apis.openai.schemas import GenerationRequest
 
 
@@ -51,9 +49,6 @@ class ChoiceWriter:
         if self._extra is not None:
             answer["baton"] = self._extra(self._readers)
         return answer
-
-    def in_terms(self, error: InvalidArgumentError) -> InvalidArgumentError:
-        return in_openai_terms(error, self._body)
 
     def _frame(self, name: str, choices: list[Json]) -> Json:
         return {

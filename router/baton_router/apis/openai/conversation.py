@@ -1,16 +1,14 @@
 """Conversations and tools of chat completions, as calls of the router have them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton_router.apis.openai.schemas import (
     AllowedTools,
     ChatMessage,
+    ChatOptions,
     ChatRequest,
-    ContentPart,
     ImagePart,
-    LocatedImage,
     NamedTool,
     TextPart,
     VideoPart,
@@ -18,7 +16,6 @@ from baton_router.apis.openai.schemas import (
 from baton_router.apis.openai.schemas import Tool as OpenAITool
 from baton_router.call.generate_call import Conversation, GivenClip, GivenImage, ToolCall, Turn
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
-from baton_router.text.conversation import check_variables
 from baton_router.text.model_card import ModelCard
 
 _CHOICES = {"auto": Choice.AUTO, "none": Choice.NONE, "required": Choice.REQUIRED}
@@ -27,7 +24,17 @@ _CHOICES = {"auto": Choice.AUTO, "none": Choice.NONE, "required": Choice.REQUIRE
 def conversation_of(body: ChatRequest) -> Conversation:
     """Returns the conversation. Raises `InvalidArgumentError`."""
     turns = [_turn(message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    return Conversation(turns, list(map(_tool, _tools(body))), _variables(body))
+    return with_options(turns, body)
+
+
+def with_options(
+    turns: Sequence[Turn], options: ChatOptions, *, are_items: bool = False
+) -> Conversation:
+    """Returns the conversation of these turns, with tools and variables. Raises
+    `InvalidArgumentError`."""
+    tools = list(map(_tool, _tools(options)))
+    effort = options.reasoning_effort
+    return Conversation(turns, tools, options.chat_template_kwargs, effort, are_items)
 
 
 def _turn(message: ChatMessage, field: str) -> Turn:
@@ -57,31 +64,17 @@ def _parts(message: ChatMessage, field: str) -> Sequence[str | GivenImage]:
 def _image(part: ImagePart | VideoPart, field: str) -> GivenImage:
     if isinstance(part, VideoPart):
         return GivenClip(part.video_url.url, f"{field}.video_url")
-    image = part.image_url
-    if isinstance(image, LocatedImage):
-        return GivenImage(image.url, image.field)
-    return GivenImage(image.url, f"{field}.image_url")
+    return GivenImage(part.image_url.url, f"{field}.image_url")
 
 
-def text_or_parts(parts: Sequence[ContentPart]) -> str | list[ContentPart]:
-    """Returns content as text if it has no images."""
-    texts = [part.text for part in parts if isinstance(part, TextPart)]
-    return "\n".join(texts) if len(texts) == len(parts) else list(parts)
-
-
-def _variables(body: ChatRequest) -> dict[str, Any]:
-    """Returns the variables of the chat template. Raises `InvalidArgumentError`."""
-    check_variables(body.chat_template_kwargs, "chat_template_kwargs")
-    effort = body.reasoning_effort
-    if effort is None:
-        return body.chat_template_kwargs
-    if effort == "none":  # the names by which templates turn thinking off
-        return {"enable_thinking": False, "thinking": False, **body.chat_template_kwargs}
-    return {"reasoning_effort": effort, **body.chat_template_kwargs}
+def joined_texts(parts: Sequence[str | GivenImage]) -> tuple[str | GivenImage, ...]:
+    """Returns the parts of a turn, as one if none is an image."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return ("\n".join(texts),) if len(texts) == len(parts) else tuple(parts)
 
 
 def parsing_of(
-    body: ChatRequest, card: ModelCard, *, has_free_grammar: bool
+    options: ChatOptions, card: ModelCard, *, has_free_grammar: bool
 ) -> ParsingOptions | None:
     """Returns the tools, and how the output is parsed; None: it is text alone.
 
@@ -89,41 +82,42 @@ def parsing_of(
         has_free_grammar: the output must match a grammar that is no JSON schema, from its beginning
             on: so there is no reasoning before it.
     """
-    tools, choice = _tools(body), _choice(body)
+    tools, choice = _tools(options), _choice(options)
     parses_reasoning = bool(card.reasoning_format) and not has_free_grammar
     is_forced = choice in (Choice.REQUIRED, Choice.NAMED)
-    if not (tools or is_forced or parses_reasoning or body.thinking_token_budget is not None):
+    if not (tools or is_forced or parses_reasoning or options.thinking_token_budget is not None):
         return None
-    named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else ""
+    named = options.tool_choice.function.name if isinstance(options.tool_choice, NamedTool) else ""
     return ParsingOptions(
         tuple(map(_tool, tools)),
         choice,
         named,
-        not body.parallel_tool_calls,
+        not options.parallel_tool_calls,
         parses_reasoning,
-        body.thinking_token_budget,
+        options.thinking_token_budget,
     )
 
 
-def _tools(body: ChatRequest) -> Sequence[OpenAITool]:
+def _tools(options: ChatOptions) -> Sequence[OpenAITool]:
     """Returns the tools that the model may call."""
-    if body.tool_choice == "none":
+    if options.tool_choice == "none":
         return ()
-    if not isinstance(body.tool_choice, AllowedTools):
-        return body.tools
-    names = [tool.function.name for tool in body.tool_choice.allowed_tools.tools]
-    known = {tool.function.name for tool in body.tools}
+    if not isinstance(options.tool_choice, AllowedTools):
+        return options.tools
+    names = [tool.function.name for tool in options.tool_choice.allowed_tools.tools]
+    known = {tool.function.name for tool in options.tools}
     for at, name in enumerate(names):
         if name not in known:
             raise InvalidArgumentError(
                 f"tool_choice.allowed_tools.tools[{at}].function.name",
                 f"is {name!r}; must be the name of one of the tools",
             )
-    return [tool for tool in body.tools if tool.function.name in names]
+    allowed = set(names)
+    return [tool for tool in options.tools if tool.function.name in allowed]
 
 
-def _choice(body: ChatRequest) -> Choice:
-    choice = body.tool_choice
+def _choice(options: ChatOptions) -> Choice:
+    choice = options.tool_choice
     if isinstance(choice, NamedTool):
         return Choice.NAMED
     return _CHOICES[choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice]

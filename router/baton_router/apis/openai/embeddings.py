@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +16,8 @@ from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.exchange import ERROR_GRACE_SECONDS, in_trace_of
-from baton_router.apis.openai.sampling import Names, renamed
+from baton_router.apis.edge.field_names import InTerms
+from baton_router.apis.openai.field_names import score_fields
 from baton_router.apis.openai.schemas import (
     BatonOptions,
     Embedding,
@@ -31,39 +31,26 @@ from baton_router.apis.openai.schemas import (
 from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.served.served_models import Models
 
-# Fields of errors that have another name here.
-_INPUTS = ((re.compile(r"inputs((?:\[[0-9]+\])*)(\.\w+)?$"), r"input\1"),)
-_FIRST, _PAIR = (re.compile(rf"pairs(\[[0-9]+\])?{of}$") for of in (r"\.first", r"(\.second)?"))
-
 
 class PooledExchange:
     """Exchange of one HTTP request and its answer, which is written at once.
 
     Args:
         answer: computes the answer.
-        names: of fields in errors, as of `renamed`.
     """
 
     def __init__(
-        self,
-        caller: Caller,
-        deadline: Deadline,
-        answer: Callable[[], Awaitable[Struct]],
-        names: Names,
+        self, caller: Caller, deadline: Deadline, answer: Callable[[], Awaitable[Struct]]
     ) -> None:
         self._caller = caller
         self._deadline = deadline
         self._answer = answer
-        self._names = names
 
-    async def write(self, send: Send) -> None:
+    async def write(self, send: Send, _in_terms: InTerms) -> None:
         """Writes the answer. Raises if the request is refused or fails."""
-        try:
-            with in_trace_of(self._caller):
-                async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
-                    content = msgspec.json.encode(await self._answer())
-        except InvalidArgumentError as error:
-            raise renamed(error, self._names) from error
+        with in_trace_of(self._caller):
+            async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
+                content = msgspec.json.encode(await self._answer())
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),
@@ -104,13 +91,12 @@ class PooledOutputs:
             usage = _usage(response.num_prompt_tokens)
             return EmbeddingResponse(data=data, model=response.model, usage=usage)
 
-        return PooledExchange(caller, deadline, answer, _INPUTS)
+        return PooledExchange(caller, deadline, answer)
 
     async def score(self, body: ScoreRequest, caller: Caller) -> PooledExchange:
         """Makes the exchange of `/v1/score`. Raises `InvalidArgumentError`."""
-        pairs, names = _pairs(body)
         deadline = self._deadline(body.baton)
-        call = ScoreCall(pairs, body.model, secrets.token_hex(8), body.baton.priority)
+        call = ScoreCall(_pairs(body), body.model, secrets.token_hex(8), body.baton.priority)
 
         async def answer() -> ScoreResponse:
             response = await self._models.score(call, caller, deadline)
@@ -122,8 +108,7 @@ class PooledOutputs:
                 usage=_usage(response.num_prompt_tokens),
             )
 
-        terms = ((_FIRST, names[0]), (_PAIR, names[1]))
-        return PooledExchange(caller, deadline, answer, terms)
+        return PooledExchange(caller, deadline, answer)
 
     def _deadline(self, options: BatonOptions) -> Deadline:
         given = options.timeout_s
@@ -136,9 +121,8 @@ def _inputs(given: str | list[Any]) -> Sequence[str | Sequence[int]]:
     return [items] if items and isinstance(items[0], int) else items
 
 
-def _pairs(body: ScoreRequest) -> tuple[list[tuple[str, str]], tuple[str, str]]:
-    """Returns the pairs, and the names of their fields."""
-    names = ("queries", "documents") if body.queries is not None else ("text_1", "text_2")
+def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
+    names = score_fields(body)
     firsts, seconds = (_texts(name, getattr(body, name)) for name in names)
     for name in {"text_1", "text_2", "queries", "documents"} - set(names):
         if getattr(body, name) is not None:
@@ -150,7 +134,7 @@ def _pairs(body: ScoreRequest) -> tuple[list[tuple[str, str]], tuple[str, str]]:
             names[0],
             f"has {len(firsts)} texts for {len(seconds)} of {names[1]}; expected 1 or as many",
         )
-    return list(zip(firsts, seconds, strict=True)), names
+    return list(zip(firsts, seconds, strict=True))
 
 
 def _texts(name: str, given: str | list[str] | None) -> list[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from baton.errors import InvalidArgumentError
 from baton.sampling import GrammarKind, SamplingParams
 from baton.serving.deadline import Deadline
-from baton.serving.tenant import Caller, Tenant
+from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
 from baton_router.apis.answers.exchange import Exchange
 from baton_router.apis.answers.sequence_reader import Prompt, Reader
@@ -18,6 +18,7 @@ from baton_router.apis.openai.choice_writer import ChoiceWriter
 from baton_router.apis.openai.conversation import conversation_of, parsing_of
 from baton_router.apis.openai.sampling import chat_sampling, completion_sampling
 from baton_router.apis.openai.schemas import (
+    ChatOptions,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -26,14 +27,12 @@ from baton_router.apis.openai.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from baton_router.call.generate_call import GenerateCall, PromptInput, PromptTokens
+from baton_router.call.generate_call import Conversation, GenerateCall, PromptInput
 from baton_router.call.output_format import ParsingOptions
 from baton_router.lifecycle.inference import Inference
+from baton_router.text.conversation import in_thread_if_long
 from baton_router.text.intake import Intake
 from baton_router.text.token_bytes import TokenBytes
-
-# Conversations above which a thread makes what the template reads.
-_THREAD_FROM_MESSAGES = 16
 
 ExtraOf = Callable[[Caller], Extra]
 
@@ -76,48 +75,48 @@ class Generations:
         writer_of = partial(ChoiceWriter, body, shape)
         return self._exchange(body, caller, deadline, request_id, calls, readers, writer_of)
 
-    async def chat(
-        self, body: ChatRequest, caller: Caller, writer_of: WriterOf | None = None
+    async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
+        """Makes the exchange of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
+        return await self.answer(body, await _conversation(body), caller)
+
+    async def answer(
+        self,
+        options: ChatOptions,
+        conversation: Conversation,
+        caller: Caller,
+        writer_of: WriterOf | None = None,
     ) -> Exchange:
         """Makes the exchange of a conversation. `writer_of` makes the writer of its answer; None:
         that of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
-        _check_stream(body)
-        deadline = self._deadline(body)
+        _check_stream(options)
+        deadline = self._deadline(options)
         await self._inference.wait_for_workers(deadline)
+        tenant = self._inference.tenant_of(caller)
         async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
-            prompt = await self._prompt_of_chat(body, self._inference.tenant_of(caller))
+            prompt = await self._intake.prompt_of(conversation, tenant=tenant)
         num_tokens = len(prompt.token_ids)
         num_left = self._inference.max_model_len - num_tokens
         if num_left < 1:
             raise InvalidArgumentError(
-                "messages",
+                "input.chat.messages",
                 f"have {num_tokens} tokens; the model's length is "
                 f"{self._inference.max_model_len}, and an answer needs one at least",
             )
         request_id = _new_id()
-        params = chat_sampling(body, num_left)
+        params = chat_sampling(options, num_left)
         grammar = params.grammar
         has_free_grammar = grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
-        parsing = parsing_of(body, self._inference.card, has_free_grammar=has_free_grammar)
-        call = _call(body, request_id, prompt, params, parsing)
+        parsing = parsing_of(options, self._inference.card, has_free_grammar=has_free_grammar)
+        call = _call(options, request_id, prompt, params, parsing)
         if writer_of is None:
             shape = ChatShape(self._tokens, is_parsed=parsing is not None)
-            writer_of = partial(ChoiceWriter, body, shape)
-        readers = [Reader(0, body.n)]
-        return self._exchange(body, caller, deadline, request_id, [call], readers, writer_of)
+            writer_of = partial(ChoiceWriter, options, shape)
+        readers = [Reader(0, options.n)]
+        return self._exchange(options, caller, deadline, request_id, [call], readers, writer_of)
 
-    async def tokens_of_chat(self, body: ChatRequest) -> Sequence[int]:
+    async def tokens_of_chat(self, conversation: Conversation) -> Sequence[int]:
         """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
-        return (await self._prompt_of_chat(body)).token_ids
-
-    async def _prompt_of_chat(
-        self, body: ChatRequest, tenant: Tenant | None = None
-    ) -> PromptTokens:
-        is_long = len(body.messages) > _THREAD_FROM_MESSAGES or body.tools
-        conversation = (
-            await asyncio.to_thread(conversation_of, body) if is_long else conversation_of(body)
-        )
-        return await self._intake.prompt_of(conversation, tenant=tenant)
+        return (await self._intake.prompt_of(conversation)).token_ids
 
     async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
         """Answers `/tokenize`. Raises `InvalidArgumentError`."""
@@ -133,14 +132,12 @@ class Generations:
                 "add_special_tokens", "is True; the chat template adds those of messages"
             )
         else:
-            token_ids = await self.tokens_of_chat(
-                ChatRequest(
-                    model=body.model,
-                    messages=body.messages,
-                    tools=body.tools,
-                    chat_template_kwargs=body.chat_template_kwargs,
-                )
+            chat = ChatRequest(
+                messages=body.messages,
+                tools=body.tools,
+                chat_template_kwargs=body.chat_template_kwargs,
             )
+            token_ids = await self.tokens_of_chat(await _conversation(chat))
         names = None
         if body.return_token_strs:
             names = [self._inference.card.tokenizer.id_to_token(i) or "" for i in token_ids]
@@ -188,6 +185,10 @@ class Generations:
             return Prompt(prompt)
         token_ids, _ = await self._intake.tokenize(prompt)
         return Prompt(prompt, token_ids)
+
+
+async def _conversation(body: ChatRequest) -> Conversation:
+    return await in_thread_if_long(len(body.messages), conversation_of, body)
 
 
 def _call(

@@ -11,6 +11,7 @@ from baton_router.apis.answers.answer_writer import WriterOf
 from baton_router.apis.answers.exchange import Exchange
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.openai.schemas import (
+    ChatOptions,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -18,9 +19,12 @@ from baton_router.apis.openai.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from baton_router.call.generate_call import Conversation
 from baton_router.served.served_models import Models
 
-_Body = TypeVar("_Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_Body = TypeVar(
+    "_Body", CompletionRequest, ChatOptions, ChatRequest, TokenizeRequest, DetokenizeRequest
+)
 
 
 class ModelGenerations:
@@ -40,18 +44,24 @@ class ModelGenerations:
         of_model = self._named(body)
         return await self._of[of_model.model].complete(of_model, caller)
 
-    async def chat(
-        self, body: ChatRequest, caller: Caller, writer_of: WriterOf | None = None
-    ) -> Exchange:
-        """Makes the exchange of a conversation. Raises `ModelNotFoundError` and as
+    async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
+        """Makes the exchange of `/v1/chat/completions`. Raises `ModelNotFoundError` and as
         `Generations.chat`."""
         of_model = self._named(body)
-        return await self._of[of_model.model].chat(of_model, caller, writer_of)
+        return await self._of[of_model.model].chat(of_model, caller)
 
-    async def tokens_of_chat(self, body: ChatRequest) -> Sequence[int]:
-        """Returns the tokens of a conversation. Raises as `chat`."""
-        of_model = self._named(body)
-        return await self._of[of_model.model].tokens_of_chat(of_model)
+    async def answer(
+        self, options: ChatOptions, conversation: Conversation, caller: Caller, writer_of: WriterOf
+    ) -> Exchange:
+        """Makes the exchange of a conversation. Raises `ModelNotFoundError` and as
+        `Generations.answer`."""
+        of_model = self._named(options)
+        return await self._of[of_model.model].answer(of_model, conversation, caller, writer_of)
+
+    async def tokens_of_chat(self, model: str, conversation: Conversation) -> Sequence[int]:
+        """Returns the tokens of a conversation. Raises `ModelNotFoundError` and as
+        `Generations.tokens_of_chat`."""
+        return await self._of[self._name(model)].tokens_of_chat(conversation)
 
     async def tokenize(self, body: TokenizeRequest, caller: Caller) -> TokenizeResponse:
         """Answers `/tokenize`. Raises `ModelNotFoundError` and as `Generations.tokenize`."""
@@ -65,6 +75,9 @@ class ModelGenerations:
 
     def _named(self, body: _Body) -> _Body:
         """Returns the body with the name of the model that answers it."""
-        # Requests over HTTP do not resume at another router, so that any id may draw the model.
-        name = self._models.of(body.model, secrets.token_hex(8)).name
+        name = self._name(body.model)
         return body if body.model == name else replace(body, model=name)
+
+    def _name(self, given: str) -> str:
+        # Requests over HTTP do not resume at another router, so that any id may draw the model.
+        return self._models.of(given, secrets.token_hex(8)).name

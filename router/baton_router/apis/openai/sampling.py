@@ -1,42 +1,18 @@
-"""Sampling parameters of OpenAI's API as Baton's, and field names of errors mapped back.
+"""Sampling parameters of OpenAI's API as Baton's.
 
 The bounds are those of `baton.sampling`; only the defaults differ, which are OpenAI's.
 """
 
 import re
 import secrets
-from collections.abc import Sequence
 from typing import Any
-
-from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import DEFAULT_MAX_TOKENS, SamplingParams
-from baton_router.apis.openai.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
-from baton_router.apis.openai.structured_outputs import field_of_grammar, grammar_of
-from baton_router.text.images.image_source import ImageError
+from baton_router.apis.openai.schemas import ChatOptions, CompletionRequest, GenerationRequest
+from baton_router.apis.openai.structured_outputs import grammar_of
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
-
-Names = Sequence[tuple[re.Pattern[str], str]]
-"""Names of fields in the terms of an API: patterns, and what stands for each in its place."""
-
-# Fields of errors that have another name in OpenAI's API.
-_NAMES = {
-    "parsing.tools": "tools",
-    "parsing.tool_choice": "tool_choice",
-    "parsing.tool_name": "tool_choice",
-    "parsing.max_reasoning_tokens": "thinking_token_budget",
-    "input.chat.messages": "messages",
-    "input.chat": "messages",
-    "input.text": "prompt",
-    "input.token_ids": "prompt",
-    "input": "prompt",
-}
 
 
 def completion_sampling(body: CompletionRequest) -> SamplingParams:
@@ -52,7 +28,7 @@ def completion_sampling(body: CompletionRequest) -> SamplingParams:
     )
 
 
-def chat_sampling(body: ChatRequest, num_tokens_left: int) -> SamplingParams:
+def chat_sampling(body: ChatOptions, num_tokens_left: int) -> SamplingParams:
     """Returns the parameters. `max_tokens` is `num_tokens_left` after the prompt if unset."""
     given = body.max_completion_tokens
     if given is not None and body.max_tokens not in (None, given):
@@ -95,41 +71,3 @@ def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
         if not _TOKEN_ID.fullmatch(token_id):
             raise InvalidArgumentError("logit_bias", f"has the key {token_id!r}, no token id")
     return tuple((int(token_id), bias) for token_id, bias in given.items())
-
-
-def in_openai_terms(error: InvalidArgumentError, body: Struct) -> InvalidArgumentError:
-    """Returns the same error with the client's field names."""
-    if isinstance(error, ImageError):  # has the path in the client's own terms
-        return error
-    return InvalidArgumentError(
-        _their_name(error.field, body), error.problem.replace("sampling.", "")
-    )
-
-
-def renamed(error: InvalidArgumentError, names: Names) -> InvalidArgumentError:
-    """Returns the same error of a field that the first pattern that matches it renames."""
-    if isinstance(error, ImageError):
-        return error
-    for pattern, name in names:
-        if pattern.match(error.field):
-            return InvalidArgumentError(pattern.sub(name, error.field, count=1), error.problem)
-    return error
-
-
-def _their_name(field: str, body: Struct) -> str:
-    if field.startswith("sampling.grammar") and isinstance(body, GenerationRequest):
-        return field_of_grammar(body)
-    for ours, theirs in _NAMES.items():
-        if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
-            rest = field.removeprefix(ours)
-            if theirs == "tools":
-                rest = rest.replace("].", "].function.").replace(
-                    "parameters_json_schema", "parameters"
-                )
-            return theirs + (rest if rest.startswith("[") else "")
-    name = field.removeprefix("sampling.")
-    if isinstance(body, CompletionRequest) and name in ("top_logprobs", "prompt_logprobs"):
-        return "logprobs"
-    if name == "max_tokens" and isinstance(body, ChatRequest):
-        return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return name

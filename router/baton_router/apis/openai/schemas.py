@@ -158,16 +158,6 @@ class ImageUrl(_Schema, frozen=True, forbid_unknown_fields=False):
     detail: str | None = None
 
 
-class LocatedImage(ImageUrl, frozen=True, kw_only=True):
-    """Image of a request of another API.
-
-    Attributes:
-        field: path of the field that has it there.
-    """
-
-    field: str
-
-
 class ImagePart(
     _Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="image_url"
 ):
@@ -269,15 +259,14 @@ class AllowedTools(_Schema, frozen=True, tag_field="type", tag="allowed_tools"):
 ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
 
 
-class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """Request body of `/v1/chat/completions`.
+class ChatOptions(GenerationRequest, frozen=True, kw_only=True):
+    """Request fields of chat completions beside the conversation.
 
     Attributes:
         reasoning_effort: variable of the chat template; "none" also turns thinking off.
         thinking_token_budget: maximum tokens of reasoning, after which it is ended.
     """
 
-    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
@@ -290,6 +279,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     # Extension, under the name that other servers use.
     thinking_token_budget: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+
+
+class ChatRequest(ChatOptions, frozen=True, kw_only=True):
+    """Request body of `/v1/chat/completions`."""
+
+    messages: list[ChatMessage]
 
 
 class TokenizeRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -1,33 +1,26 @@
-"""Conversion of Responses requests to chat completions, and names of fields in errors back."""
+"""Conversion of Responses requests to conversations and options of chat completions, and names of
+fields in errors."""
 
-import re
 from collections.abc import Sequence
 from typing import TypeGuard
 
 from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
 from baton_router.apis.edge.bodies import convert
-from baton_router.apis.openai.conversation import text_or_parts
-from baton_router.apis.openai.sampling import in_openai_terms, renamed
+from baton_router.apis.edge.field_names import FieldNames
+from baton_router.apis.openai.conversation import joined_texts, with_options
 from baton_router.apis.openai.schemas import (
     AllowedTools,
-    ChatMessage,
-    ChatRequest,
-    ContentPart,
+    ChatOptions,
     Function,
-    FunctionCall,
     FunctionName,
-    ImagePart,
     JsonSchema,
-    LocatedImage,
     NamedTool,
     ObjectFormat,
     ResponseFormat,
     SchemaFormat,
     SomeTools,
-    TextPart,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from baton_router.apis.responses.schemas import (
@@ -47,16 +40,23 @@ from baton_router.apis.responses.schemas import (
     ResponsesRequest,
     TextOptions,
 )
+from baton_router.call.generate_call import Conversation, GivenImage, ToolCall, Turn
 
 Part = InputText | InputImage | OutputText | Refusal
 
-# Fields of chat completions that have another name in the Responses API.
-_NAMES = (
-    (re.compile(r"messages.*"), "input"),
-    (re.compile(r"max_tokens|max_completion_tokens"), "max_output_tokens"),
-    (re.compile(r"response_format"), "text.format"),
-    (re.compile(r"reasoning_effort"), "reasoning.effort"),
-    (re.compile(r"(tools\[\d+\])\.function\b"), r"\1"),
+_RULES = ("system", "developer")
+
+RESPONSES = FieldNames(
+    {
+        r"input\.chat.*": "input",
+        r"parsing\.tools(\[\d+\])\.parameters_json_schema": r"tools\1.parameters",
+        r"parsing\.tools": "tools",
+        r"parsing\.tool_(choice|name)": "tool_choice",
+        r"parsing\.template_variables": "chat_template_kwargs",
+        r"sampling\.max_tokens": "max_output_tokens",
+        r"sampling\.grammar.*": "text.format",
+        r"sampling\.": "",
+    }
 )
 
 
@@ -72,10 +72,10 @@ def items_of(body: ResponsesRequest) -> list[Json]:
     ]
 
 
-def chat_request(
-    body: ResponsesRequest, earlier: Sequence[Json], given: Sequence[Json]
-) -> ChatRequest:
-    """Returns the same request as a chat completion.
+def conversation_of(
+    options: ChatOptions, body: ResponsesRequest, earlier: Sequence[Json], given: Sequence[Json]
+) -> Conversation:
+    """Returns the conversation of items.
 
     Args:
         earlier: items of the previous response's conversation, and of its output.
@@ -87,15 +87,21 @@ def chat_request(
     before: list[Item] = convert(list(earlier), list[Item], "previous_response_id")
     items: list[Item] = convert(list(given), list[Item], "input")
     _check_outputs(before, items)
-    return ChatRequest(
+    places = ["previous_response_id"] * len(before) + [f"input[{at}]" for at in range(len(items))]
+    turns = [Turn("system", (body.instructions,))] if body.instructions else []
+    leads = True
+    for item, place in zip([*before, *items], places, strict=True):
+        leads = leads and isinstance(item, Message) and item.role in _RULES
+        turn = _turn(item, place, leads=leads)
+        if turn is not None:
+            turns.append(turn)
+    return with_options(turns, options, are_items=True)
+
+
+def options_of(body: ResponsesRequest) -> ChatOptions:
+    """Returns the rest of the request as options of a chat completion."""
+    return ChatOptions(
         model=body.model,
-        messages=_messages(
-            body.instructions,
-            [
-                *((item, "previous_response_id") for item in before),
-                *((item, f"input[{at}]") for at, item in enumerate(items)),
-            ],
-        ),
         stream=body.stream,
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
@@ -121,11 +127,6 @@ def chat_request(
     )
 
 
-def in_responses_terms(error: InvalidArgumentError, chat: ChatRequest) -> InvalidArgumentError:
-    """Returns an error of the chat completion with the field names of the Responses API."""
-    return renamed(in_openai_terms(error, chat), _NAMES)
-
-
 def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
     """Raises `InvalidArgumentError` for the output of a call that is not in the conversation."""
     call_ids = {item.call_id for item in before if _is_whole_call(item)}
@@ -144,102 +145,40 @@ def _is_whole_call(item: Item) -> TypeGuard[FunctionCallItem]:
     return isinstance(item, FunctionCallItem) and item.status != "incomplete"
 
 
-def _messages(instructions: str, items: Sequence[tuple[Item, str]]) -> list[ChatMessage]:
-    """Returns the messages of a conversation, for chat templates that take one system message at
-    its beginning, and the calls and the text of a turn in one message.
-
-    Args:
-        items: with the path of each in the request.
-    """
-    rules = [instructions] if instructions else []
-    num_leading = 0
-    for item, place in items:
-        if not (isinstance(item, Message) and item.role in ("system", "developer")):
-            break
-        rules.append(_text(item.content, f"{place}.content"))
-        num_leading += 1
-    messages = _Messages()
-    if rules:
-        messages.add(ChatMessage("system", "\n\n".join(rules)))
-    for item, place in items[num_leading:]:
-        _add(messages, item, place)
-    return messages.end()
-
-
-def _add(messages: "_Messages", item: Item, place: str) -> None:
+def _turn(item: Item, place: str, *, leads: bool) -> Turn | None:
+    """Returns the turn of an item at `place` of the request; None if the model gets nothing of it.
+    `leads`: it is one of the instructions that the conversation begins with."""
     match item:
-        case Message(role="assistant"):
-            messages.say(_text(item.content, f"{place}.content"))
-        case Message():
-            role = "system" if item.role == "developer" else item.role
-            messages.add(ChatMessage(role, _content(item.content, f"{place}.content")))
         case FunctionCallItem(status="incomplete"):
-            pass  # its arguments end somewhere
+            return None  # its arguments end somewhere
         case FunctionCallItem():
-            call = FunctionCall(item.name, item.arguments)
-            messages.call(ToolCall(id=item.call_id, function=call))
+            call = ToolCall(item.call_id, item.name, item.arguments)
+            return Turn("assistant", tool_calls=(call,))
         case FunctionCallOutput():
-            output = _content(item.output, f"{place}.output")
-            messages.add(ChatMessage("tool", output, tool_call_id=item.call_id))
+            parts = _parts(item.output, f"{place}.output")
+            return Turn("tool", parts, tool_call_id=item.call_id)
         case ReasoningItem():
-            messages.think("".join(part.text for part in item.content or ()))
+            thought = "".join(part.text for part in item.content or ())
+            return Turn("assistant", reasoning=thought)
+    field = f"{place}.content"
+    if leads or item.role == "assistant":
+        return Turn(item.role, (_text(item.content, field),))
+    return Turn(item.role, _parts(item.content, field))
 
 
-class _Messages:
-    """Messages of a conversation. Adjacent items of the model are one message."""
-
-    def __init__(self) -> None:
-        self._messages: list[ChatMessage] = []
-        self._thoughts: list[str] = []
-        self._text: str | None = None
-        self._calls: list[ToolCall] = []
-
-    def add(self, message: ChatMessage) -> None:
-        self._end_turn()
-        self._messages.append(message)
-
-    def think(self, text: str) -> None:
-        if self._text is not None or self._calls:
-            self._end_turn()
-        self._thoughts.append(text)
-
-    def say(self, text: str) -> None:
-        if self._text is not None:
-            self._end_turn()
-        self._text = text
-
-    def call(self, call: ToolCall) -> None:
-        self._calls.append(call)
-
-    def end(self) -> list[ChatMessage]:
-        self._end_turn()
-        return self._messages
-
-    def _end_turn(self) -> None:
-        if self._text is not None or self._calls:
-            message = ChatMessage(
-                "assistant",
-                self._text,
-                tool_calls=self._calls or None,
-                reasoning_content="".join(self._thoughts) or None,
-            )
-            self._messages.append(message)
-        self._thoughts, self._text, self._calls = [], None, []
-
-
-def _content(content: str | Sequence[Part], field: str) -> str | list[ContentPart]:
-    """Returns the content of a message, at `field` of the request."""
+def _parts(content: str | Sequence[Part], field: str) -> tuple[str | GivenImage, ...]:
+    """Returns the content of an item, at `field` of the request."""
     if isinstance(content, str):
-        return content
+        return (content,)
     is_earlier = field.startswith("previous_response_id")
-    parts: list[ContentPart] = []
+    parts: list[str | GivenImage] = []
     for at, part in enumerate(content):
         if isinstance(part, InputImage):
             place = "previous_response_id" if is_earlier else f"{field}[{at}].image_url"
-            parts.append(ImagePart(image_url=LocatedImage(url=part.image_url, field=place)))
+            parts.append(GivenImage(part.image_url, place))
         else:
-            parts.append(TextPart(text=part.text))
-    return text_or_parts(parts)
+            parts.append(part.text)
+    return joined_texts(parts)
 
 
 def _text(content: str | Sequence[Part], field: str) -> str:

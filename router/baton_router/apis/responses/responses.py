@@ -1,24 +1,20 @@
 """OpenAI's Responses API: answers conversations of items by the pipeline of chat completions, and
 keeps responses for a while."""
 
-import asyncio
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from baton.errors import InvalidArgumentError
 from baton.serving.tenant import Caller, Tenants
 from baton_router.apis.answers.answer_writer import Json, encoded
 from baton_router.apis.answers.exchange import Exchange
 from baton_router.apis.openai.model_generations import ModelGenerations
-from baton_router.apis.responses.conversion import chat_request, in_responses_terms, items_of
+from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.store import ResponseStore
 from baton_router.apis.responses.writer import ResponseWriter
-
-# Items above which a thread converts them.
-_THREAD_FROM_ITEMS = 16
+from baton_router.text.conversation import in_thread_if_long
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -43,18 +39,16 @@ class Responses:
         previous response `NotFoundError` or `UnavailableError`."""
         given = items_of(body)
         earlier = await self._items_before(body, caller)
-        if len(earlier) + len(given) > _THREAD_FROM_ITEMS:
-            chat = await asyncio.to_thread(chat_request, body, earlier, given)
-        else:
-            chat = chat_request(body, earlier, given)
+        num_items = len(earlier) + len(given)
+        options = options_of(body)
+        conversation = await in_thread_if_long(
+            num_items, conversation_of, options, body, earlier, given
+        )
         save = None
         if body.store and self._store.is_on:
             save = partial(self._save, self._tenants.of(caller).name, [*earlier, *given])
-        try:
-            writer_of = partial(ResponseWriter, body, chat, save)
-            return await self._generations.chat(chat, caller, writer_of)
-        except InvalidArgumentError as error:
-            raise in_responses_terms(error, chat) from error
+        writer_of = partial(ResponseWriter, body, save)
+        return await self._generations.answer(options, conversation, caller, writer_of)
 
     async def get(self, response_id: str, caller: Caller) -> bytes:
         """Returns a stored response, as JSON. Raises `NotFoundError`, `UnavailableError`."""

@@ -5,13 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
-from baton_router.apis.openai.schemas import ChatRequest
-from baton_router.apis.responses.conversion import in_responses_terms
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.store import new_response_id
 
@@ -30,15 +27,11 @@ class ResponseWriter:
     """Writer of one response, an `AnswerWriter`.
 
     Args:
-        chat: `body` as a chat completion.
         save: stores the response once it has ended; None: it is not to be stored.
     """
 
-    def __init__(
-        self, body: ResponsesRequest, chat: ChatRequest, save: Save | None, start: AnswerStart
-    ) -> None:
+    def __init__(self, body: ResponsesRequest, save: Save | None, start: AnswerStart) -> None:
         self._body = body
-        self._chat = chat
         self._start = start
         self._save = save
         self._id = new_response_id(start.request_id)
@@ -73,9 +66,6 @@ class ResponseWriter:
             for _ in self._blocks.feed(update):
                 pass
         return await self._finished()
-
-    def in_terms(self, error: InvalidArgumentError) -> InvalidArgumentError:
-        return in_responses_terms(error, self._chat)
 
     # The response.
 
