@@ -290,19 +290,13 @@ def _http_server(
     from baton_router.apis.edge.unknown_fields import UnknownFields
     from baton_router.apis.openai.embeddings import PooledOutputs
     from baton_router.apis.openai.generations import Generations
-    from baton_router.apis.openai.model_generations import ModelGenerations
     from baton_router.apis.page.timeline import timeline_for
     from baton_router.apis.responses.responses import Responses
     from baton_router.apis.responses.store import ResponseStore
     from baton_router.apis.routes import Routes
 
     timeout = settings.default_timeout_s
-    of_model = {}
-    for model in models:
-        services = model.services
-        extra_of = partial(timeline_for, tenants=tenants, placer=services.placer)
-        of_model[model.name] = Generations(model.inference, services.intake, timeout, extra_of)
-    generations = ModelGenerations(models, of_model)
+    generations = Generations(models, timeout, partial(timeline_for, tenants=tenants))
     responses = Responses(generations, ResponseStore(redis, settings.responses), tenants)
     render = exposition.render if settings.metrics else None
     bounds = bounds_of(

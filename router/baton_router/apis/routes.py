@@ -49,7 +49,7 @@ from baton_router.apis.openai.field_names import (
     EMBEDDINGS,
     SCORES,
 )
-from baton_router.apis.openai.model_generations import ModelGenerations
+from baton_router.apis.openai.generations import Generations
 from baton_router.apis.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -119,7 +119,7 @@ class Routes:
     def __init__(
         self,
         models: Models,
-        generations: ModelGenerations,
+        generations: Generations,
         responses: Responses,
         messages: Messages,
         pooled: PooledOutputs,

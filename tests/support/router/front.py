@@ -18,7 +18,6 @@ from baton_router.apis.edge.structure import bounds_of
 from baton_router.apis.edge.unknown_fields import UnknownFields
 from baton_router.apis.openai.embeddings import PooledOutputs
 from baton_router.apis.openai.generations import Generations
-from baton_router.apis.openai.model_generations import ModelGenerations
 from baton_router.apis.page.timeline import timeline_for
 from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.apis.responses.responses import Responses
@@ -120,16 +119,7 @@ def routes_of(
     ]
     controllers += [model.services.admission_controller for model in served]
     models = Models(served, tenants, limits, lambda: aliases)
-    of_model = {
-        model.name: Generations(
-            model.inference,
-            model.services.intake,
-            SECONDS,
-            partial(timeline_for, tenants=tenants, placer=model.services.placer),
-        )
-        for model in served
-    }
-    generations = ModelGenerations(models, of_model)
+    generations = Generations(models, SECONDS, partial(timeline_for, tenants=tenants))
     store = ResponseStore(connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9))
     longest = max(model.max_model_len for model in cards.values())
     bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest, request=LIMITS), LargeRequests(), unknown)

@@ -5,7 +5,7 @@ from baton_router.apis.answers.exchange import Exchange
 from baton_router.apis.anthropic.conversion import conversation_of, options_of, prompt_options
 from baton_router.apis.anthropic.schemas import Conversation, MessagesRequest
 from baton_router.apis.anthropic.writer import MessageWriter
-from baton_router.apis.openai.model_generations import ModelGenerations
+from baton_router.apis.openai.generations import Generations
 from baton_router.apis.openai.schemas import ChatOptions
 from baton_router.call.generate_call import Conversation as GivenConversation
 from baton_router.text.conversation import in_thread_if_long
@@ -14,7 +14,7 @@ from baton_router.text.conversation import in_thread_if_long
 class Messages:
     """Messages API over the pipeline of chat completions."""
 
-    def __init__(self, generations: ModelGenerations) -> None:
+    def __init__(self, generations: Generations) -> None:
         self._generations = generations
 
     async def create(self, body: MessagesRequest, caller: Caller) -> Exchange:

@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tokenizers import Tokenizer
+
 from baton.errors import InvalidArgumentError
 from baton.sampling import GrammarKind, SamplingParams
 from baton.serving.deadline import Deadline
@@ -29,33 +31,32 @@ from baton_router.apis.openai.schemas import (
 )
 from baton_router.call.generate_call import Conversation, GenerateCall, PromptInput
 from baton_router.call.output_format import ParsingOptions
-from baton_router.lifecycle.inference import Inference
+from baton_router.routing.placement.placer import Placer
+from baton_router.served.served_models import Models, ServedModel
 from baton_router.text.conversation import in_thread_if_long
-from baton_router.text.intake import Intake
 from baton_router.text.token_bytes import TokenBytes
 
-ExtraOf = Callable[[Caller], Extra]
+ExtraOf = Callable[[Caller, Placer], Extra]
 
 
 class Generations:
-    """Factory of exchanges for completions and chat completions.
+    """Factory of exchanges for completions and chat completions of all models. Each method raises
+    `ModelNotFoundError` and `InvalidArgumentError`.
 
     Args:
         timeout: seconds, for a request that sets no deadline.
         extra_of: makes the timeline for a caller that asks for it.
     """
 
-    def __init__(
-        self, inference: Inference, intake: Intake, timeout: float, extra_of: ExtraOf
-    ) -> None:
-        self._inference = inference
-        self._intake = intake
+    def __init__(self, models: Models, timeout: float, extra_of: ExtraOf) -> None:
+        self._models = models
         self._timeout = timeout
         self._extra_of = extra_of
-        self._tokens = TokenBytes(inference.card.tokenizer)
+        self._tokens = {model.name: TokenBytes(_tokenizer(model)) for model in models}
 
     async def complete(self, body: CompletionRequest, caller: Caller) -> Exchange:
-        """Makes the exchange of `/v1/completions`. Raises `InvalidArgumentError`."""
+        """Makes the exchange of `/v1/completions`."""
+        model = self._model(body.model)
         _check_stream(body)
         deadline = self._deadline(body)
         request_id = _new_id()
@@ -64,19 +65,19 @@ class Generations:
         params = completion_sampling(body)
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
-            calls.append(_call(body, own_id, prompt, params))
-            echo = await self._echo(body, prompt) if body.echo else None
+            calls.append(_call(body, model, own_id, prompt, params))
+            echo = await _echo(body, model, prompt) if body.echo else None
             readers.append(Reader(at * body.n, body.n, echo))
         if len(calls) > 1:  # or the valid ones would cost compute before one is refused
-            await self._inference.wait_for_workers(deadline)
+            await model.inference.wait_for_workers(deadline)
             for call in calls:
-                await self._inference.check(call, caller)
-        shape = CompletionShape(self._tokens)
+                await model.inference.check(call, caller)
+        shape = CompletionShape(self._tokens[model.name])
         writer_of = partial(ChoiceWriter, body, shape)
-        return self._exchange(body, caller, deadline, request_id, calls, readers, writer_of)
+        return self._exchange(body, model, caller, deadline, request_id, calls, readers, writer_of)
 
     async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
-        """Makes the exchange of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
+        """Makes the exchange of `/v1/chat/completions`."""
         return await self.answer(body, await _conversation(body), caller)
 
     async def answer(
@@ -87,46 +88,53 @@ class Generations:
         writer_of: WriterOf | None = None,
     ) -> Exchange:
         """Makes the exchange of a conversation. `writer_of` makes the writer of its answer; None:
-        that of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
+        that of `/v1/chat/completions`."""
+        model = self._model(options.model)
+        inference, card = model.inference, model.services.card
         _check_stream(options)
         deadline = self._deadline(options)
-        await self._inference.wait_for_workers(deadline)
-        tenant = self._inference.tenant_of(caller)
+        await inference.wait_for_workers(deadline)
+        tenant = inference.tenant_of(caller)
         async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
-            prompt = await self._intake.prompt_of(conversation, tenant=tenant)
+            prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
         num_tokens = len(prompt.token_ids)
-        num_left = self._inference.max_model_len - num_tokens
+        num_left = inference.max_model_len - num_tokens
         if num_left < 1:
             raise InvalidArgumentError(
                 "input.chat.messages",
                 f"have {num_tokens} tokens; the model's length is "
-                f"{self._inference.max_model_len}, and an answer needs one at least",
+                f"{inference.max_model_len}, and an answer needs one at least",
             )
         request_id = _new_id()
         params = chat_sampling(options, num_left)
         grammar = params.grammar
         has_free_grammar = grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
-        parsing = parsing_of(options, self._inference.card, has_free_grammar=has_free_grammar)
-        call = _call(options, request_id, prompt, params, parsing)
+        parsing = parsing_of(options, card, has_free_grammar=has_free_grammar)
+        calls = [_call(options, model, request_id, prompt, params, parsing)]
         if writer_of is None:
-            shape = ChatShape(self._tokens, is_parsed=parsing is not None)
+            shape = ChatShape(self._tokens[model.name], is_parsed=parsing is not None)
             writer_of = partial(ChoiceWriter, options, shape)
         readers = [Reader(0, options.n)]
-        return self._exchange(options, caller, deadline, request_id, [call], readers, writer_of)
+        return self._exchange(
+            options, model, caller, deadline, request_id, calls, readers, writer_of
+        )
 
-    async def tokens_of_chat(self, conversation: Conversation) -> Sequence[int]:
-        """Returns the token ids of a conversation's prompt. Raises `InvalidArgumentError`."""
-        return (await self._intake.prompt_of(conversation)).token_ids
+    async def tokens_of_chat(self, model: str, conversation: Conversation) -> Sequence[int]:
+        """Returns the token ids of a conversation's prompt."""
+        return (await self._model(model).services.intake.prompt_of(conversation)).token_ids
 
     async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
-        """Answers `/tokenize`. Raises `InvalidArgumentError`."""
+        """Answers `/tokenize`."""
+        model = self._model(body.model)
         if body.prompt is not None and body.messages is not None:
             raise InvalidArgumentError("messages", "is set beside prompt; give one of them")
         if body.messages is None:
             if body.prompt is None:
                 raise InvalidArgumentError("prompt", "is missing; set it, or messages")
             has_special = body.add_special_tokens is not False
-            token_ids, _ = await self._intake.tokenize(body.prompt, add_special_tokens=has_special)
+            token_ids, _ = await model.services.intake.tokenize(
+                body.prompt, add_special_tokens=has_special
+            )
         elif body.add_special_tokens:
             raise InvalidArgumentError(
                 "add_special_tokens", "is True; the chat template adds those of messages"
@@ -137,20 +145,26 @@ class Generations:
                 tools=body.tools,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
-            token_ids = await self.tokens_of_chat(await _conversation(chat))
+            token_ids = await self.tokens_of_chat(model.name, await _conversation(chat))
         names = None
         if body.return_token_strs:
-            names = [self._inference.card.tokenizer.id_to_token(i) or "" for i in token_ids]
-        limit = self._inference.max_model_len
+            names = [_tokenizer(model).id_to_token(i) or "" for i in token_ids]
+        limit = model.inference.max_model_len
         return TokenizeResponse(list(token_ids), len(token_ids), limit, names)
 
     async def detokenize(self, body: DetokenizeRequest, _caller: Caller) -> DetokenizeResponse:
-        """Answers `/detokenize`. Raises `InvalidArgumentError`."""
-        return DetokenizeResponse(await self._intake.detokenize(body.tokens))
+        """Answers `/detokenize`."""
+        intake = self._model(body.model).services.intake
+        return DetokenizeResponse(await intake.detokenize(body.tokens))
+
+    def _model(self, name: str) -> ServedModel:
+        # Requests over HTTP do not resume at another router, so that any id may draw the model.
+        return self._models.of(name, _new_id())
 
     def _exchange(
         self,
         body: GenerationRequest,
+        model: ServedModel,
         caller: Caller,
         deadline: Deadline,
         request_id: str,
@@ -158,33 +172,32 @@ class Generations:
         readers: Sequence[Reader],
         writer_of: WriterOf,
     ) -> Exchange:
-        extra = self._extra_of(caller) if body.baton.timeline else None
+        has_extra = body.baton.timeline
+        extra = self._extra_of(caller, model.services.placer) if has_extra else None
         is_parsed = calls[0].parsing is not None
-        start = AnswerStart(request_id, self._inference.card.name, readers, is_parsed, extra)
-        writer = writer_of(start)
+        writer = writer_of(AnswerStart(request_id, model.name, readers, is_parsed, extra))
         return Exchange(
-            self._inference,
-            caller,
-            deadline,
-            calls,
-            readers,
-            writer,
-            is_stream=body.stream,
+            model.inference, caller, deadline, calls, readers, writer, is_stream=body.stream
         )
 
     def _deadline(self, body: GenerationRequest) -> Deadline:
         given = body.baton.timeout_s
         return Deadline.after(self._timeout if given is None else given)
 
-    async def _echo(self, body: CompletionRequest, prompt: str | Sequence[int]) -> Prompt:
-        """Returns the prompt to repeat, with its tokens if they are to be scored."""
-        if not isinstance(prompt, str):
-            text = self._inference.card.tokenizer.decode(prompt, skip_special_tokens=False)
-            return Prompt(text, prompt if body.logprobs is not None else ())
-        if body.logprobs is None:
-            return Prompt(prompt)
-        token_ids, _ = await self._intake.tokenize(prompt)
-        return Prompt(prompt, token_ids)
+
+async def _echo(body: CompletionRequest, model: ServedModel, prompt: str | Sequence[int]) -> Prompt:
+    """Returns the prompt to repeat, with its tokens if they are to be scored."""
+    if not isinstance(prompt, str):
+        text = _tokenizer(model).decode(prompt, skip_special_tokens=False)
+        return Prompt(text, prompt if body.logprobs is not None else ())
+    if body.logprobs is None:
+        return Prompt(prompt)
+    token_ids, _ = await model.services.intake.tokenize(prompt)
+    return Prompt(prompt, token_ids)
+
+
+def _tokenizer(model: ServedModel) -> Tokenizer:
+    return model.services.card.tokenizer
 
 
 async def _conversation(body: ChatRequest) -> Conversation:
@@ -193,12 +206,13 @@ async def _conversation(body: ChatRequest) -> Conversation:
 
 def _call(
     body: GenerationRequest,
+    model: ServedModel,
     request_id: str,
     prompt: PromptInput,
     params: SamplingParams,
     parsing: ParsingOptions | None = None,
 ) -> GenerateCall:
-    return GenerateCall(prompt, params, body.model, request_id, body.baton.priority, parsing)
+    return GenerateCall(prompt, params, model.name, request_id, body.baton.priority, parsing)
 
 
 def _new_id() -> str:

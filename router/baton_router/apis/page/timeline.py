@@ -22,7 +22,7 @@ _USAGE = (
 )
 
 
-def timeline_for(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
+def timeline_for(caller: Caller, placer: Placer, tenants: Tenants) -> Extra:
     """Returns the function that makes the timeline of each request from how it ended and the
     decision about its placement."""
     tenant = tenants.of(caller).name

@@ -9,7 +9,7 @@ import msgspec
 from baton.serving.tenant import Caller, Tenants
 from baton_router.apis.answers.answer_writer import Json, encoded
 from baton_router.apis.answers.exchange import Exchange
-from baton_router.apis.openai.model_generations import ModelGenerations
+from baton_router.apis.openai.generations import Generations
 from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.store import ResponseStore
@@ -27,9 +27,7 @@ class _Stored(msgspec.Struct, frozen=True):
 class Responses:
     """Responses of all tenants."""
 
-    def __init__(
-        self, generations: ModelGenerations, store: ResponseStore, tenants: Tenants
-    ) -> None:
+    def __init__(self, generations: Generations, store: ResponseStore, tenants: Tenants) -> None:
         self._generations = generations
         self._store = store
         self._tenants = tenants
