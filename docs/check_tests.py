@@ -34,7 +34,10 @@ PATCHES: Mapping[str, tuple[int, str]] = {
     "tests/kernels/test_compile.py": (2, "the capability of a GPU that is not there"),
     "tests/kernels/test_decode_inputs.py": (1, "a library that cannot be built"),
     "tests/kernels/test_gpu.py": (1, "properties of a GPU that is not there"),
-    "tests/kvtransfer/test_nixl.py": (2, "two events in an order that no peer can cause at will"),
+    "tests/kvtransfer/connectors/nixl/test_nixl.py": (
+        2,
+        "two events in an order that no peer can cause at will",
+    ),
     "tests/router/lifecycle/test_inference.py": (1, "the thread that makes an answer"),
     "tests/support/engine/by_handle.py": (1, "CUDA IPC of a CPU, in every engine of a process"),
     "tests/support/kernels/interpreter.py": (1, "products of Triton's interpreter"),
